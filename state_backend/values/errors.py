@@ -1,0 +1,125 @@
+"""Errors, grouped by what the caller does next.
+
+Every message says what happened, where, what was expected, what was found, and what to do. The groups are classes, so
+that an Airflow operator can decide between retrying, failing for good and asking a person without parsing text.
+"""
+
+from __future__ import annotations
+
+
+class CairnError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+# --- wait and retry: the same call may succeed later -------------------------------------------------------------------
+
+
+class RetryableError(CairnError):
+    """Nothing was changed, or the change is idempotent; call again."""
+
+
+class StorageUnavailable(RetryableError):
+    """The storage could not be reached, refused for load, or has no room or permission now."""
+
+
+class UnknownOutcome(RetryableError):
+    """A write may or may not have taken effect. Whoever catches this deletes nothing."""
+
+
+# --- begin again: the attempt is lost, a new one may succeed -------------------------------------------------------------
+
+
+class AttemptLost(CairnError):
+    """This attempt can't be committed any more; the interval may be processed again by a new attempt."""
+
+
+class Fenced(AttemptLost):
+    """Another attempt committed this interval, or one that overlaps it, first."""
+
+
+class BaseMoved(AttemptLost):
+    """The checkpoint that this attempt started from is no longer the base of its interval."""
+
+
+class Swept(AttemptLost):
+    """A sweep abandoned this attempt after it began; its files may be gone."""
+
+
+# --- restore older: the state that was asked for can't be used -----------------------------------------------------------
+
+
+class StateUnusable(CairnError):
+    """State is missing or damaged; the message names what can be restored instead."""
+
+
+class CorruptFile(StateUnusable):
+    """A durable file is missing, truncated, or not what its handle says."""
+
+
+class CorruptRecord(CorruptFile):
+    """A record, manifest or other metadata file can't be decoded."""
+
+
+class StateGapError(StateUnusable):
+    """No checkpoint ends where the interval starts; the message names the command that fills the gap."""
+
+
+class StaleStateError(StateUnusable):
+    """The base was made stale by a later re-run; the message names the intervals to run again."""
+
+
+class ValidationRefused(StateUnusable):
+    """A checkpoint was restored and found wrong; it is quarantined."""
+
+
+# --- fix the call: the pipeline, its options or its data must change -------------------------------------------------------
+
+
+class UsageError(CairnError):
+    """The call, the pipeline or the configuration is wrong; calling again unchanged can't help."""
+
+
+class StateSchemaError(UsageError):
+    """A state descriptor does not fit the recorded one."""
+
+
+class StateTypeError(UsageError, TypeError):
+    """A value does not fit its state's schema; names state, field, expected and found type."""
+
+
+class KeyTypeError(UsageError):
+    """A key column's type has no single canonical encoding."""
+
+
+class SourceError(UsageError):
+    """The input of an interval is missing, unreadable, or lacks a column."""
+
+
+class ProcessorError(UsageError):
+    """User code raised; the original exception is the cause. Names key and interval."""
+
+
+# --- a bug -------------------------------------------------------------------------------------------------------------------
+
+
+class InvariantViolated(CairnError):
+    """Something that can't happen did; please report it with the message."""
+
+
+# --- answers of the storage port, meant for its callers inside this package -----------------------------------------------------
+
+
+class StorageError(CairnError):
+    """An answer of the storage that its caller must decide about."""
+
+
+class NotFound(StorageError):
+    """No file has that path."""
+
+
+class AlreadyExists(StorageError):
+    """Create-if-absent found a file at that path."""
+
+
+class PreconditionFailed(StorageError):
+    """A generation-matched write or delete found another generation."""

@@ -1,0 +1,26 @@
+"""What names a durable file, and how much state lies where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """A file by content: path relative to its root (``/`` separators), size, and crc32c (unsigned, Castagnoli)."""
+
+    path: str
+    size_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """What a storage says of a file. ``generation`` changes with every write to the path; ``modified_ms`` is the
+    storage's own clock. ``crc32c`` is None where the storage keeps none (local files)."""
+
+    path: str
+    size_bytes: int
+    generation: int
+    modified_ms: int
+    crc32c: int | None

@@ -1,0 +1,56 @@
+"""Key groups and shards: who owns which key.
+
+Source: Flink's KeyGroupRangeAssignment; the hash is Spark's ``xxhash64``, so that Spark routes rows by SQL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from state_backend.values.errors import UsageError
+
+MAX_MAX_PARALLELISM = 32_768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyGroupRange:
+    """Key groups ``first .. last``, both inclusive."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last < MAX_MAX_PARALLELISM:
+            raise UsageError(f"not a key-group range: {self.first} .. {self.last}")
+
+    def __contains__(self, key_group: int) -> bool:
+        return self.first <= key_group <= self.last
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def intersect(self, other: KeyGroupRange) -> KeyGroupRange | None:
+        """The key groups in both, or None."""
+        first, last = max(self.first, other.first), min(self.last, other.last)
+        return KeyGroupRange(first=first, last=last) if first <= last else None
+
+
+def check_parallelism(parallelism: int, max_parallelism: int) -> None:
+    """Refuses what can't be: 1 <= parallelism <= max parallelism <= 32,768."""
+    if not 1 <= parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
+        raise UsageError(
+            f"parallelism {parallelism} and max_parallelism {max_parallelism} must satisfy "
+            f"1 <= parallelism <= max_parallelism <= {MAX_MAX_PARALLELISM}"
+        )
+
+
+def shard_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
+    """The shard, 0 .. parallelism-1, that owns a key group."""
+    return key_group * parallelism // max_parallelism
+
+
+def range_of(shard: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
+    """The key groups of a shard: exactly those that ``shard_of`` maps to it."""
+    first = -(-shard * max_parallelism // parallelism)
+    last = -(-(shard + 1) * max_parallelism // parallelism) - 1
+    return KeyGroupRange(first=first, last=last)
