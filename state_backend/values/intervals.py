@@ -1,4 +1,4 @@
-"""Data intervals: half-open spans of time, in milliseconds since the epoch, UTC."""
+"""Data intervals: half-open spans between two instants."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ from datetime import UTC, datetime
 from state_backend.values.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Interval:
-    """Airflow's data interval ``[start, end)``. Both ends are milliseconds since 1970-01-01T00:00Z; start < end."""
+    """Airflow's data interval ``[start, end)``: two instants, start < end, kept as plain UTC datetimes of whole
+    milliseconds. A datetime without time zone is refused, since it names no instant."""
 
-    start_ms: int
-    end_ms: int
+    start: datetime
+    end: datetime
 
     def __post_init__(self) -> None:
-        if not self.start_ms < self.end_ms:
-            raise UsageError(f"an interval needs start < end; got {format_ms(self.start_ms)} .. {format_ms(self.end_ms)}")
+        object.__setattr__(self, "start", from_ms(to_ms(self.start)))
+        object.__setattr__(self, "end", from_ms(to_ms(self.end)))
+        if not self.start < self.end:
+            raise UsageError(f"an interval needs start < end; got {self}")
 
     def __str__(self) -> str:
-        return f"[{format_ms(self.start_ms)}, {format_ms(self.end_ms)})"
+        return f"[{format_instant(self.start)}, {format_instant(self.end)})"
+
+    @property
+    def start_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return to_ms(self.start)
+
+    @property
+    def end_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return to_ms(self.end)
 
     def overlaps(self, other: Interval) -> bool:
         """Whether some instant belongs to both."""
-        return self.start_ms < other.end_ms and other.start_ms < self.end_ms
-
-    @staticmethod
-    def between(start: datetime, end: datetime) -> Interval:
-        """The interval between two instants; a datetime without zone is refused, since it names no instant."""
-        return Interval(start_ms=to_ms(start), end_ms=to_ms(end))
+        return self.start < other.end and other.start < self.end
 
 
 def to_ms(instant: datetime) -> int:
@@ -47,8 +55,7 @@ def from_ms(ms: int) -> datetime:
     return datetime.fromtimestamp(ms // 1000, tz=UTC).replace(microsecond=ms % 1000 * 1000)
 
 
-def format_ms(ms: int) -> str:
-    """For people and paths: ``2013-01-01T00:00:00Z``, with milliseconds only where there are some."""
-    instant = from_ms(ms)
-    text = instant.strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}.{ms % 1000:03d}Z" if ms % 1000 else f"{text}Z"
+def format_instant(instant: datetime) -> str:
+    """For people: ``2013-01-01T00:00:00Z``, with milliseconds only where there are some."""
+    text = instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{instant.microsecond // 1000:03d}Z" if instant.microsecond else f"{text}Z"
