@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from state_backend.values.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
@@ -24,3 +26,11 @@ class FileInfo:
     generation: int
     modified_ms: int
     crc32c: int | None
+
+
+def check_path(path: str) -> str:
+    """The path itself, if it is a plain relative one: segments joined by ``/``, none empty, ``.`` or ``..``, and neither
+    backslash nor control character. Else UsageError: a path from a record must never lead out of its root."""
+    if not path or any(s in ("", ".", "..") for s in path.split("/")) or "\\" in path or any(ord(c) < 32 for c in path):
+        raise UsageError(f"not a relative path inside the root: {path!r}")
+    return path

@@ -1,0 +1,85 @@
+"""Every durable path is built, and read back, here.
+
+    checkpoints/00000000000000000042.json                            the log
+    shared/<attempt>/<shard>-<n>.sst|.log|.manifest                  immutable
+    attempts/<attempt>/prepared.json
+    output/<interval>/<attempt>/part-<shard>.parquet, late-<shard>.parquet
+    published/<interval>/<id>.json
+    quarantine/00000000000000000042.json
+
+``<interval>`` is ``20130101T000000000Z_20130102T000000000Z``: sorts by time, and has no character that a shell, a URL or a
+file system minds.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+
+CHECKPOINTS = "checkpoints/"
+SHARED = "shared/"
+ATTEMPTS = "attempts/"
+OUTPUT = "output/"
+PUBLISHED = "published/"
+QUARANTINE = "quarantine/"
+SAVEPOINT_RECORD = "savepoint.json"
+
+_ID = re.compile(r"(\d{20})\.json")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def check_name(name: str) -> str:
+    """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100, else UsageError."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
+    return name
+
+
+def record(checkpoint_id: int) -> str:
+    return f"{CHECKPOINTS}{checkpoint_id:020d}.json"
+
+
+def record_id(path: str) -> int | None:
+    """The id that a path of the log names, or None if it is none of ours."""
+    match = _ID.fullmatch(path.removeprefix(CHECKPOINTS))
+    return int(match[1]) if match else None
+
+
+def prepared(attempt: str) -> str:
+    return f"{ATTEMPTS}{attempt}/prepared.json"
+
+
+def shared(attempt: str, shard: int, number: int, suffix: str) -> str:
+    """``suffix`` is sst, log or manifest."""
+    return f"{SHARED}{attempt}/{shard}-{number}.{suffix}"
+
+
+def attempt_of(path: str) -> str | None:
+    """The attempt in whose scope a path lies, or None."""
+    parts = path.split("/")
+    if parts[0] in ("shared", "attempts") and len(parts) == 3:
+        return parts[1]
+    return parts[2] if parts[0] == "output" and len(parts) == 4 else None
+
+
+def output(interval: Interval, attempt: str, shard: int, *, late: bool = False) -> str:
+    return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}.parquet"
+
+
+def published(interval: Interval, checkpoint_id: int) -> str:
+    return f"{PUBLISHED}{interval_name(interval)}/{checkpoint_id}.json"
+
+
+def quarantine(checkpoint_id: int) -> str:
+    return f"{QUARANTINE}{checkpoint_id:020d}.json"
+
+
+def interval_name(interval: Interval) -> str:
+    return f"{_compact(interval.start)}_{_compact(interval.end)}"
+
+
+def _compact(instant: datetime) -> str:
+    return instant.strftime("%Y%m%dT%H%M%S") + f"{instant.microsecond // 1000:03d}Z"

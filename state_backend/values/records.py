@@ -1,0 +1,275 @@
+"""What is written down: the content of attempts, checkpoints, tombstones and marks.
+
+These are values only. ``formats/record_codec.py`` turns them into bytes and back, strictly; ``checkpoint/`` decides about
+them. Times are UTC datetimes, durations whole microseconds, digests unsigned 64-bit sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval
+from state_backend.values.key_groups import KeyGroupRange
+
+Kind = Literal["interval", "consolidate", "restore", "sweep"]
+StateKind = Literal["value", "list", "map", "timers"]
+TimeMode = Literal["none", "processing", "event"]
+
+# --- what a shard's state is ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaVersion:
+    """One schema that values of a state were written with. Schemas are Spark's ``StructType`` as JSON."""
+
+    version: int
+    value: dict[str, Any]
+    user_key: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDescriptor:
+    """A state variable. ``state_id`` is its byte in every key; it is never given to another name."""
+
+    name: str
+    kind: StateKind
+    state_id: int
+    ttl_ms: int | None
+    versions: tuple[SchemaVersion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFile:
+    """A RocksDB file: the name that the DB knows it by, and the shared file that holds its bytes. The number in the name
+    is local: two restores of one checkpoint write different files under the same number."""
+
+    name: str
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineFile:
+    """A small file that belongs to this manifest alone, carried in it."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyGroupState:
+    """What one key group holds: entries (values, list elements, map entries, timers) and the sum of their hashes."""
+
+    key_group: int
+    entries: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardManifest:
+    """All that is needed to open one shard. ``key_group_states`` lists the non-empty key groups, ascending."""
+
+    shard: int
+    key_groups: KeyGroupRange
+    files: tuple[LocalFile, ...]
+    inline_files: tuple[InlineFile, ...]
+    key_group_states: tuple[KeyGroupState, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of state: shared and inlined files."""
+        return sum(f.handle.size_bytes for f in self.files) + sum(len(f.data) for f in self.inline_files)
+
+    @property
+    def entries(self) -> int:
+        return sum(s.entries for s in self.key_group_states)
+
+    @property
+    def digest(self) -> int:
+        return sum(s.digest for s in self.key_group_states) % 2**64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRef:
+    """A shard of a checkpoint: its manifest inline, or where it is. ``files`` names every shared file that the manifest
+    needs only when it is inline; else the manifest itself has to be read."""
+
+    shard: int
+    manifest: Handle | None
+    inline: ShardManifest | None
+
+
+# --- what an attempt did -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRef:
+    """Which try of which Airflow run this is. Order of tries within one run: (clear_number, try_number)."""
+
+    run_id: str
+    clear_number: int
+    try_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """What the caller allowed at begin; recorded, since it explains the state."""
+
+    allow_gap: bool = False
+    allow_stale_base: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFile:
+    """One immutable Parquet file of an attempt; late rows lie apart."""
+
+    handle: Handle
+    rows: int
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalTime:
+    """The clock of the interval. ``watermark_ms`` is None before any event was seen, and outside event time."""
+
+    mode: TimeMode
+    processing_time_ms: int
+    watermark_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts of the interval and of the state that it left.
+
+    ``changed_bytes``: keys and values of the entries that the interval changed; ``uploaded_bytes``: what was written to the
+    storage for them; ``state_bytes``: all files of the state; ``state_files``: how many there are.
+    """
+
+    input_rows: int
+    output_rows: int
+    late_rows: int
+    keys_touched: int
+    keys: int
+    entries: int
+    changed_bytes: int
+    uploaded_bytes: int
+    uploaded_files: int
+    state_bytes: int
+    state_files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What an attempt made, before and after it is committed. ``base_id`` is None for a start from empty.
+
+    ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase; ``code_hash`` is over the
+    sources of the processor and what it imports from the user's own modules.
+    """
+
+    kind: Kind
+    pipeline: str
+    pipeline_start_ms: int
+    interval: Interval
+    run: RunRef
+    attempt: str
+    base_id: int | None
+    permissions: Permissions
+    parallelism: int
+    max_parallelism: int
+    key_schema: dict[str, Any]
+    states: tuple[StateDescriptor, ...]
+    time: LogicalTime
+    source_position: dict[str, Any]
+    code_hash: str
+    totals: Totals
+    digest: int
+    shards: tuple[ShardRef, ...]
+    outputs: tuple[OutputFile, ...]
+    durations_us: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All shards of an attempt have acked. ``h0`` is the highest id at its begin (0: none)."""
+
+    h0: int
+    content: Content
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retained:
+    """A checkpoint that is completed as of the record that lists it, and the id that made it stale, if any."""
+
+    id: int
+    stale_by: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``."""
+
+    id: int
+    retained: tuple[Retained, ...]
+    content: Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRecord:
+    """Names the attempts that a sweep abandons: none of them can be committed after it. It is no checkpoint, but it is in
+    the log, and carries ``retained`` forward."""
+
+    id: int
+    retained: tuple[Retained, ...]
+    sweep: str
+    abandoned: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output."""
+
+    id: int
+    kind: Kind
+    interval: Interval | None
+    run: RunRef | None
+    attempt: str
+    base_id: int | None
+    digest: int
+    watermark_ms: int | None
+    descriptors_hash: str
+    reproduces: int | None
+    outputs: tuple[OutputFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A checkpoint that validation refused, and why."""
+
+    id: int
+    reason: str
+    findings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The sink hook has run for this checkpoint."""
+
+    id: int
+    interval: Interval
+
+
+# --- savepoints ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savepoint:
+    """Self-contained and owned by the user: every handle is relative to the savepoint's own directory."""
+
+    savepoint: str
+    format: Literal["native"]
+    checkpoint_id: int
+    content: Content
