@@ -1,9 +1,9 @@
 """Every durable path is built, and read back, here.
 
     checkpoints/00000000000000000042.json                            the log
-    shared/<attempt>/<shard>-<n>.sst|.log|.manifest                  immutable
+    shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest           immutable
     attempts/<attempt>/prepared.json
-    output/<interval>/<attempt>/part-<shard>.parquet, late-<shard>.parquet
+    output/<interval>/<attempt>/part-<shard>-<task>.parquet, late-<shard>-<task>.parquet
     published/<interval>/<id>.json
     quarantine/00000000000000000042.json
 
@@ -52,9 +52,9 @@ def prepared(attempt: str) -> str:
     return f"{ATTEMPTS}{attempt}/prepared.json"
 
 
-def shared(attempt: str, shard: int, number: int, suffix: str) -> str:
+def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
     """``suffix`` is sst, log or manifest."""
-    return f"{SHARED}{attempt}/{shard}-{number}.{suffix}"
+    return f"{SHARED}{attempt}/{shard}-{task}-{number}.{suffix}"
 
 
 def attempt_of(path: str) -> str | None:
@@ -65,8 +65,8 @@ def attempt_of(path: str) -> str | None:
     return parts[2] if parts[0] == "output" and len(parts) == 4 else None
 
 
-def output(interval: Interval, attempt: str, shard: int, *, late: bool = False) -> str:
-    return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}.parquet"
+def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
+    return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:

@@ -20,7 +20,16 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from state_backend.values.errors import CorruptRecord, UsageError
 from state_backend.values.handles import Handle, check_path
-from state_backend.values.records import Prepared, Published, Quarantine, Record, Savepoint, ShardManifest, SweepRecord, Tombstone
+from state_backend.values.records import (
+    Prepared,
+    Published,
+    Quarantine,
+    Record,
+    Savepoint,
+    ShardManifest,
+    SweepRecord,
+    Tombstone,
+)
 
 FORMAT = 1
 MAX_BYTES = 64 * 1024 * 1024
@@ -44,7 +53,12 @@ T = TypeVar("T")
 def encode(value: object) -> bytes:
     """The durable bytes of a record, manifest or mark."""
     body = _adapter(type(value)).dump_python(value, mode="json")
-    envelope = {"cairn": _NAMES[type(value)], "format": FORMAT, "crc32c": f"{google_crc32c.value(_compact(body)):08x}", "body": body}
+    envelope = {
+        "cairn": _NAMES[type(value)],
+        "format": FORMAT,
+        "crc32c": f"{google_crc32c.value(_compact(body)):08x}",
+        "body": body,
+    }
     return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -66,7 +80,9 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
     if cls not in expected or cls is None:
         raise CorruptRecord(f"{path}: expected a {wanted} record, found {envelope['cairn']!r}")
     if envelope["format"] != FORMAT:
-        raise CorruptRecord(f"{path}: format {envelope['format']!r} is unknown here (known: {FORMAT}); written by a newer version?")
+        raise CorruptRecord(
+            f"{path}: format {envelope['format']!r} is unknown here (known: {FORMAT}); written by a newer version?"
+        )
     found = f"{google_crc32c.value(_compact(envelope['body'])):08x}"
     if envelope["crc32c"] != found:
         raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")

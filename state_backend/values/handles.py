@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from state_backend.values.errors import UsageError
 
+TEMP_FOLDER = ".tmp"
+"""No path may have a segment of this name: adapters keep unfinished files there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
@@ -29,8 +32,12 @@ class FileInfo:
 
 
 def check_path(path: str) -> str:
-    """The path itself, if it is a plain relative one: segments joined by ``/``, none empty, ``.`` or ``..``, and neither
-    backslash nor control character. Else UsageError: a path from a record must never lead out of its root."""
-    if not path or any(s in ("", ".", "..") for s in path.split("/")) or "\\" in path or any(ord(c) < 32 for c in path):
-        raise UsageError(f"not a relative path inside the root: {path!r}")
+    """The path, if it names a file inside a root: printable non-empty segments between ``/``, none of them ``.``,
+    ``..`` or the adapters' ``.tmp``, no backslash. UsageError otherwise: a path from a record must never lead out."""
+    segments = path.split("/")
+    if not path.isprintable() or "\\" in path or any(s in ("", ".", "..", TEMP_FOLDER) for s in segments):
+        raise UsageError(
+            f"not a storage path: {path!r}; expected a relative path of printable segments separated by single '/', "
+            f"none of them '.', '..' or '{TEMP_FOLDER}', and no backslash"
+        )
     return path

@@ -59,10 +59,11 @@ class InlineFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroupState:
-    """What one key group holds: entries (values, list elements, map entries, timers) and the sum of their hashes."""
+    """What one key group holds: entries by state name (values, list elements, map entries; timers are ``$timers``), and
+    the sum of the hashes of all of them."""
 
     key_group: int
-    entries: int
+    entries: dict[str, int]
     digest: int
 
 
@@ -83,7 +84,8 @@ class ShardManifest:
 
     @property
     def entries(self) -> int:
-        return sum(s.entries for s in self.key_group_states)
+        """Entries of all states."""
+        return sum(sum(s.entries.values()) for s in self.key_group_states)
 
     @property
     def digest(self) -> int:
@@ -143,7 +145,8 @@ class Totals:
     """Counts of the interval and of the state that it left.
 
     ``changed_bytes``: keys and values of the entries that the interval changed; ``uploaded_bytes``: what was written to the
-    storage for them; ``state_bytes``: all files of the state; ``state_files``: how many there are.
+    storage for them; ``state_bytes``: all files of the state; ``state_files``: how many there are; ``keys``: entries of the
+    fullest value state, so the keys that hold it, and 0 where a pipeline has none.
     """
 
     input_rows: int

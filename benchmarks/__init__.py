@@ -1,0 +1,1 @@
+"""Runs the whole: the demo, and the servers that it and the integration tests start."""

@@ -1,0 +1,294 @@
+"""A whole Airflow on the loopback interface, and the few calls of its REST API that the demo and the tests need."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.owned_process import OwnedProcesses, free_port
+
+_ENDED = ("success", "failed")
+# Nothing here defers, so no triggerer. The log servers bind to every interface and can't be told not to; task logs lie
+# on this machine, so they are not needed either.
+_COMPONENTS = {
+    "api-server": ["api-server"],
+    "scheduler": ["scheduler", "--skip-serve-logs"],
+    "dag-processor": ["dag-processor"],
+}
+
+
+class RestError(Exception):
+    """Airflow's API refused; ``status`` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"HTTP {status}: {message}")
+        self.status = status
+
+
+class AirflowClient:
+    """Airflow's REST API. Method names follow what is asked for, values are Airflow's own JSON."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._token: str | None = None
+        # Never through a proxy of the environment: this is our own machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer, None for an empty one; RestError for a refusal, OSError if nobody answers."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if path != "/auth/token":
+            headers["Authorization"] = f"Bearer {self._token or self._fetch_token()}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        try:
+            with self._opener.open(request, timeout=30) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise RestError(error.code, error.read().decode(errors="replace")[:2000]) from None
+        return json.loads(text) if text else None
+
+    def _fetch_token(self) -> str:
+        self._token = self.call("GET", "/auth/token")["access_token"]
+        return self._token
+
+    def healthy(self) -> bool:
+        """Whether API server, scheduler and DAG processor all say so."""
+        try:
+            health = self.call("GET", "/api/v2/monitor/health")
+        except (OSError, RestError):
+            return False
+        return all(health[part]["status"] == "healthy" for part in ("metadatabase", "scheduler", "dag_processor"))
+
+    def has_dag(self, dag_id: str) -> bool:
+        """Whether the DAG is there; RuntimeError with the import errors if there are any."""
+        if errors := self.call("GET", "/api/v2/importErrors")["import_errors"]:
+            raise RuntimeError("\n".join(f"{e['filename']}: {e['stack_trace']}" for e in errors))
+        try:
+            self.call("GET", f"/api/v2/dags/{dag_id}")
+        except RestError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def unpause(self, dag_id: str) -> None:
+        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
+
+    def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
+        """A manual run; ``more``: data_interval_start, data_interval_end, conf."""
+        run: dict[str, Any] = self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": logical_date, **more})
+        return run
+
+    def backfill(
+        self,
+        dag_id: str,
+        first: str,
+        last: str,
+        *,
+        max_active_runs: int = 1,
+        reprocess_behavior: str = "completed",
+        timeout_s: float = 60,
+    ) -> dict[str, Any]:
+        """Backfills the logical dates from ``first`` to ``last``, both included.
+
+        Airflow answers 503 if SQLite is locked at that moment, and 409 up to 30 s after a former backfill has ended.
+        """
+        body = {
+            "dag_id": dag_id,
+            "from_date": first,
+            "to_date": last,
+            "max_active_runs": max_active_runs,
+            "reprocess_behavior": reprocess_behavior,
+        }
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                backfill: dict[str, Any] = self.call("POST", "/api/v2/backfills", body)
+                return backfill
+            except RestError as error:
+                if error.status not in (409, 503) or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(1)
+
+    def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
+        found = self.call("GET", f"/api/v2/backfills?dag_id={dag_id}&limit=100")["backfills"]
+        return [backfill for backfill in found if backfill["completed_at"] is None]
+
+    def cancel_backfill(self, backfill_id: int) -> None:
+        self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
+
+    def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """Up to 1000 runs, oldest logical date first."""
+        runs: list[dict[str, Any]] = []
+        while len(runs) < 1000:
+            page = f"limit=100&offset={len(runs)}&order_by=logical_date"
+            answer = self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?{page}")
+            runs += answer["dag_runs"]
+            if not answer["dag_runs"] or len(runs) >= answer["total_entries"]:
+                break
+        return runs
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances")["task_instances"]
+        return found
+
+    def tries(self, dag_id: str, run_id: str, task_id: str) -> list[dict[str, Any]]:
+        """All tries of a task, the present one included, also those from before a clear."""
+        found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances/{task_id}/tries")["task_instances"]
+        return found
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
+        """What the task returned; None if nothing."""
+        path = f"{_run(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/return_value?deserialize=true"
+        try:
+            return self.call("GET", path)["value"]
+        except RestError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
+        """The lines of a task's log."""
+        path = f"{_run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}?full_content=true"
+        content = self.call("GET", path)["content"]
+        return [line if isinstance(line, str) else _log_line(line) for line in content]
+
+    def clear(self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = True) -> None:
+        self.call(
+            "POST",
+            f"/api/v2/dags/{dag_id}/clearTaskInstances",
+            {
+                "dry_run": False,
+                "dag_run_id": run_id,
+                "task_ids": list(task_ids),
+                "only_failed": False,
+                "include_downstream": downstream,
+            },
+        )
+
+    def fail_run(self, dag_id: str, run_id: str) -> None:
+        self.call("PATCH", _run(dag_id, run_id), {"state": "failed"})
+
+    def wait_for_runs(
+        self,
+        dag_id: str,
+        run_ids: Iterable[str],
+        *,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> dict[str, str]:
+        """State by run id, once all have ended; TimeoutError if they don't."""
+        wanted, deadline_s = set(run_ids), time.monotonic() + timeout_s
+        while True:
+            check()
+            states = {run["dag_run_id"]: run["state"] for run in self.dag_runs(dag_id) if run["dag_run_id"] in wanted}
+            if states.keys() == wanted and all(state in _ENDED for state in states.values()):
+                return states
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"runs of {dag_id} did not end in {timeout_s} s: {states}")
+            time.sleep(1)
+
+
+class AirflowServer:
+    """``with AirflowServer(repo_root, home=...) as airflow: airflow.client``. ``start`` alone does not wait until it is
+    healthy: other things can start meanwhile, until ``wait_until_ready``.
+
+    ``home`` is AIRFLOW_HOME, for its database and logs; configuration, DAGs and plugins are always the repository's.
+    """
+
+    def __init__(
+        self, repo_root: Path, *, home: Path, port: int = 0, log_dir: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.repo_root = repo_root
+        self.port = free_port(port)
+        self.client = AirflowClient(f"http://127.0.0.1:{self.port}")
+        self.processes = OwnedProcesses(log_dir or home / "logs" / "components")
+        self._env = {
+            **os.environ,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW_CONFIG": str(repo_root / "airflow.cfg"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(repo_root / "dags"),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(repo_root / "plugins"),
+            "AIRFLOW__API__PORT": str(self.port),
+            # Tasks call back here, not to [api] host and port.
+            "AIRFLOW__API__BASE_URL": self.client.url,
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            # Every worker imports Airflow anew before its first task: as many as there are cores, no more.
+            "AIRFLOW__CORE__PARALLELISM": "2",
+            "PYTHONPATH": str(repo_root),
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
+            **(env or {}),
+        }
+        home.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Creates or migrates the database (some seconds), starts the components."""
+        migrate = [sys.executable, "-c", "from airflow.utils.db import initdb; initdb()"]
+        self.processes.start("database", migrate, env=self._env, cwd=self.repo_root)
+        if code := self.processes.wait("database"):
+            tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
+        for name, arguments in _COMPONENTS.items():
+            command = [sys.executable, "-m", "airflow", *arguments]
+            self.processes.start(name, command, env=self._env, cwd=self.repo_root)
+
+    def wait_until_ready(self, timeout_s: float = 180) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.client.healthy():
+            self.processes.check_alive()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"Airflow is not healthy after {timeout_s} s; logs: {self.processes.log_dir}")
+            time.sleep(0.5)
+
+    def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.client.has_dag(dag_id):
+            self.processes.check_alive()
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"Airflow found no DAG {dag_id} in {timeout_s} s; logs: {self.processes.log_dir}")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """The scheduler waits for running tasks; after 20 s they are killed."""
+        self.processes.stop(grace_s=20)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """A timestamp of the API."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _run(dag_id: str, run_id: str) -> str:
+    return f"/api/v2/dags/{dag_id}/dagRuns/{urllib.parse.quote(run_id, safe='')}"
+
+
+def _log_line(entry: dict[str, Any]) -> str:
+    """One structured log entry as a line; what an exception says comes from its last cause."""
+    text = f"{str(entry.get('level', '')).upper():8}{entry.get('event', '')}"
+    for problem in entry.get("error_detail") or []:
+        text += f"\n    {problem.get('exc_type')}: {problem.get('exc_value')}"
+    return text

@@ -1,0 +1,108 @@
+"""Long-running children that never outlive the program that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from cairn_operators.die_with_parent import die_with_parent
+
+# Every process below one that we start inherits this variable. So they can be found, and told from anybody else's, even
+# if they made a session of their own (Airflow's tasks and Spark's drivers do).
+OWNER_VARIABLE = "CAIRN_OWNER"
+
+
+class OwnedProcesses:
+    """A few children with one owner mark; ``stop`` ends all of them and all that they started. Start them from a thread
+    that lives as long as they shall: the kernel ends them with it."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.log_dir = log_dir
+        self.owner = uuid.uuid4().hex
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+        """Starts a child whose output goes to ``<log_dir>/<name>.log``: a pipe that nobody reads would block it."""
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        with self.log_path(name).open("wb") as log:
+            self._children[name] = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env={**env, OWNER_VARIABLE: self.owner},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+
+    def log_path(self, name: str) -> Path:
+        return self.log_dir / f"{name}.log"
+
+    def check_alive(self) -> None:
+        """RuntimeError with the end of its log if a child has ended."""
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                tail = self.log_path(name).read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"{name} ended with code {child.returncode}; the end of its log:\n{tail}")
+
+    def wait(self, name: str) -> int:
+        """The return code of a child that ends by itself; it is no longer checked after that."""
+        return self._children.pop(name).wait()
+
+    def stop(self, *, grace_s: float = 20) -> None:
+        """SIGTERM to the children; after the grace SIGKILL to whatever still carries the mark."""
+        for child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                child.terminate()
+        deadline_s = time.monotonic() + grace_s
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline_s - time.monotonic()))
+        while left := list(owned_pids(self.owner)):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for child in self._children.values():
+                child.poll()
+            time.sleep(0.05)
+        for child in self._children.values():
+            child.wait()
+        self._children.clear()
+
+
+def owned_pids(owner: str) -> Iterator[int]:
+    """The living processes that carry the mark. Linux only; elsewhere none are found."""
+    mark = f"{OWNER_VARIABLE}={owner}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Not ours to read, or gone while we look: not ours. A zombie has an empty environment.
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def free_port(preferred: int = 0) -> int:
+    """A port that nobody listens on: the preferred one, else any."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", preferred))
+        except OSError:
+            return free_port()
+        port: int = probe.getsockname()[1]
+        return port

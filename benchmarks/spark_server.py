@@ -1,0 +1,93 @@
+"""A Spark Connect server on the loopback interface, in the foreground so that its process is ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.owned_process import OwnedProcesses, free_port
+
+_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_NAME = "spark-connect"
+
+
+class SparkConnectServer:
+    """``with SparkConnectServer(root, log_dir=...) as spark: spark.url``. ``start`` alone does not wait: other things can
+    start meanwhile, until ``wait_until_ready``."""
+
+    def __init__(self, repo_root: Path, *, log_dir: Path, port: int = 0, cores: int = 2) -> None:
+        self.repo_root = repo_root
+        self.port = free_port(port)
+        self.cores = cores
+        self._processes = OwnedProcesses(log_dir)
+
+    @property
+    def url(self) -> str:
+        return f"sc://127.0.0.1:{self.port}"
+
+    @property
+    def airflow_connection(self) -> str:
+        """The Airflow connection to it, for an environment variable ``AIRFLOW_CONN_...``."""
+        return f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {self.port}}}'
+
+    def start(self) -> None:
+        spec = find_spec("pyspark")
+        assert spec is not None and spec.origin is not None
+        home = Path(spec.origin).parent
+        conf = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.sql.session.timeZone": "UTC",
+            # Two cores and small intervals: the default of 200 shuffle partitions is all overhead here.
+            "spark.sql.shuffle.partitions": str(self.cores),
+        }
+        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        self._processes.start(
+            _NAME,
+            [str(home / "bin/spark-submit"), "--master", f"local[{self.cores}]", *options]
+            + ["--class", _CLASS, "--name", "Cairn demo", "spark-internal"],
+            env={
+                **os.environ,
+                "SPARK_HOME": str(home),
+                "PYTHONPATH": str(self.repo_root),
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            cwd=self.repo_root,
+        )
+
+    def wait_until_ready(self, timeout_s: float = 120) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._processes.check_alive()
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}") from None
+                time.sleep(0.3)
+
+    def stop(self) -> None:
+        self._processes.stop(grace_s=10)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()

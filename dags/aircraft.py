@@ -1,0 +1,44 @@
+"""The life of every aircraft, one day of 2013 after the other. Wiring only: the pipeline is jobs/pipelines/aircraft.py."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from airflow.sdk import CronDataIntervalTimetable
+
+from cairn_operators import stateful_pipeline
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+dag = stateful_pipeline(
+    "aircraft",
+    pipeline="jobs.pipelines.aircraft:AIRCRAFT",
+    root=os.environ.get("CAIRN_ROOT", f"file://{DATA}/state"),
+    savepoints=os.environ.get("CAIRN_SAVEPOINTS", f"file://{DATA}/savepoints"),
+    docs_dir=os.environ.get("CAIRN_DOCS", f"{DATA}/docs"),
+    # Not "@daily" alone: that would tick with empty intervals unless airflow.cfg says otherwise.
+    schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
+    start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    end_date=datetime(2013, 12, 31, tzinfo=UTC),
+    tags=["cairn"],
+    doc_md="""
+### What it does
+Reads one day of flights from New York, keeps the history of every aircraft (by tail number) as keyed state in RocksDB,
+and commits state, source position and output of the day together as one checkpoint.
+
+`process` runs the day on Spark · `checkpoint` commits it · `validate` restores the checkpoint and checks it with Great
+Expectations · `savepoint` writes a copy of the state that nothing deletes, once a week.
+
+### How to run it
+Every day starts from the checkpoint of the day before, so begin with 1 January:
+
+* **Backfill** (UI: Trigger › Backfill; choose to reprocess *All runs* or *Missing and Errored Runs*, max active runs 1), or
+  `airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 --reprocess-behavior completed`
+* **Trigger** one day: with a *logical date*. A manual run covers the day that ends there; without a date it is refused.
+* **Re-run** a day: clear its `process` task with downstream. If the result differs, the later days are stale: the next
+  run that would start from one of them is refused and names the days to run again.
+* **Clearing `checkpoint` alone** publishes again, or says why it can't.
+
+The parameters `allow_gap` and `allow_stale_base` give one run the permission to start from other state than its own.
+""",
+)

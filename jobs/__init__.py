@@ -1,0 +1,1 @@
+"""What runs on Spark: the runtime, and the pipelines themselves."""

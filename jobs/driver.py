@@ -1,0 +1,183 @@
+"""The driver program that Airflow's operators start: one command, one result file.
+
+    python -m jobs.driver process|savepoint|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
+
+The result is JSON, ``{"ok": {...}}`` or ``{"error": {"type": ..., "message": ...}}`` with exit code 1. A driver that is killed
+leaves no result. Lines on stdout are the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import sys
+import time
+import traceback
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jobs.pipeline import Interval, Pipeline
+from state_backend.adapters.open_storage import join_url
+from state_backend.values.errors import CairnError, ProcessorError, UsageError
+from state_backend.values.records import Permissions, RunRef
+
+log = logging.getLogger("cairn")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; 0 or 1."""
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    options = _parser().parse_args(arguments)
+    try:
+        result = {"ok": options.command(options)}
+    except Exception as error:
+        _print_error(error)
+        name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
+        result = {"error": {"type": name, "message": str(error)}}
+    # Whole or not at all: the operator takes a missing file for a killed driver.
+    partial = options.result.with_suffix(".partial")
+    partial.write_text(json.dumps(result))
+    partial.replace(options.result)
+    return 0 if "ok" in result else 1
+
+
+def _process(options: argparse.Namespace) -> dict[str, Any]:
+    from jobs.run_interval import process_interval
+    from jobs.spark import connect
+
+    pipeline = load_pipeline(options.pipeline)
+    interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
+    started = time.monotonic()
+    spark = connect(options.spark, f"cairn {pipeline.name} {interval}")
+    prepared = process_interval(
+        spark,
+        pipeline,
+        interval,
+        options.root,
+        options.mode,
+        attempt=options.attempt,
+        run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
+        permissions=Permissions(allow_gap=options.allow_gap, allow_stale_base=options.allow_stale_base),
+    )
+    content = prepared.content
+    return {
+        "attempt": content.attempt,
+        "checkpoint_base": content.base_id,
+        "interval": str(interval),
+        "input_rows": content.totals.input_rows,
+        "output_rows": content.totals.output_rows,
+        "keys": content.totals.keys,
+        "changed_bytes": content.totals.changed_bytes,
+        "uploaded_bytes": content.totals.uploaded_bytes,
+        "state_bytes": content.totals.state_bytes,
+        "counts": content.source_position.get("counts", {}),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
+    from jobs.run_interval import coordinator_of
+    from jobs.runtime.keyed_state import parse_checkpoint
+    from jobs.savepoint import take_savepoint
+    from jobs.spark import connect
+
+    pipeline = load_pipeline(options.pipeline)
+    record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
+    spark = connect(options.spark, f"cairn {pipeline.name} savepoint")
+    savepoint = take_savepoint(spark, pipeline, join_url(options.root, pipeline.name), record, options.to)
+    manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
+    files = sum(len(m.files) for m in manifests)
+    size_bytes = sum(m.size_bytes for m in manifests)
+    log.info("savepoint of checkpoint %d: %d files, %d bytes in %s", record.id, files, size_bytes, options.to)
+    return {"savepoint": options.to, "checkpoint": record.id, "files": files, "bytes": size_bytes}
+
+
+def _validate(options: argparse.Namespace) -> dict[str, Any]:
+    from jobs.run_interval import coordinator_of
+    from jobs.runtime.keyed_state import parse_checkpoint
+    from jobs.spark import connect
+    from jobs.validate import validate_checkpoint
+
+    pipeline = load_pipeline(options.pipeline)
+    record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
+    spark = connect(options.spark, f"cairn {pipeline.name} validate")
+    validation = validate_checkpoint(spark, pipeline, options.root, record, docs=options.docs)
+    for finding in validation.findings:
+        log.info("finding: %s", finding)
+    log.info(
+        "checkpoint %d restored in processes %s: %d entries, %d expectations, %s",
+        *(record.id, ", ".join(map(str, validation.pids)), validation.entries, validation.expectations),
+        "all well" if validation.success else f"{len(validation.findings)} findings: quarantined",
+    )
+    return {
+        "success": validation.success,
+        "checkpoint": record.id,
+        "findings": list(validation.findings),
+        "entries": validation.entries,
+        "keys": record.content.totals.keys,
+        "expectations": validation.expectations,
+        "docs": validation.docs,
+    }
+
+
+def load_pipeline(reference: str) -> Pipeline:
+    """The Pipeline that ``module:NAME`` names; UsageError if it is none."""
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"can't load the pipeline {reference!r}: {error}; expected module:NAME") from error
+    if not isinstance(found, Pipeline):
+        raise UsageError(f"{reference!r} is a {type(found).__name__}, not a Pipeline")
+    return found
+
+
+def _print_error(error: Exception) -> None:
+    """User code's own traceback, ours in one line; anything else whole, since it is unexpected."""
+    if isinstance(error, CairnError):
+        cause = error.__cause__
+        if isinstance(error, ProcessorError) and cause is not None:
+            traceback.print_exception(cause, file=sys.stdout)
+        for note in getattr(error, "__notes__", []):
+            print(note)
+        print(f"{type(error).__name__}: {error}")
+    else:
+        traceback.print_exception(error, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jobs.driver")
+    commands = parser.add_subparsers(required=True)
+
+    def command(name: str, run: Any) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name)
+        sub.set_defaults(command=run)
+        for option in ("--pipeline", "--root", "--spark"):
+            sub.add_argument(option, required=True)
+        sub.add_argument("--result", required=True, type=Path)
+        return sub
+
+    process = command("process", _process)
+    for option in ("--start", "--end", "--run-id", "--attempt"):
+        process.add_argument(option, required=True)
+    for option in ("--clear-number", "--try-number"):
+        process.add_argument(option, required=True, type=int)
+    process.add_argument("--mode", default="incremental")
+    process.add_argument("--allow-gap", action="store_true")
+    process.add_argument("--allow-stale-base", action="store_true")
+    savepoint = command("savepoint", _savepoint)
+    savepoint.add_argument("--checkpoint", default="latest")
+    savepoint.add_argument("--to", required=True)
+    validate = command("validate", _validate)
+    validate.add_argument("--checkpoint", default="latest")
+    validate.add_argument("--docs", type=Path)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

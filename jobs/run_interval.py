@@ -1,0 +1,203 @@
+"""One interval of a pipeline: plan it, run it on Spark, commit it.
+
+``process_interval`` is what Airflow's ``process`` task does, up to *prepared*; ``commit_attempt`` is what ``checkpoint`` does,
+without Spark; ``run_interval`` does both, for use without Airflow.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructType
+
+from jobs.pipeline import Interval, Pipeline
+from jobs.runtime.first_cause import first_cause
+from jobs.runtime.interval_task import IntervalTask
+from jobs.runtime.keyed_state import KeyedState
+from jobs.runtime.processor_handle import DeclaringHandle
+from jobs.runtime.routing import key_schema_of, route
+from jobs.runtime.shipping import code_hash, ship
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.state.plan_states import plan_states
+from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
+from state_backend.values.intervals import to_ms
+from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("cairn")
+
+MODES = ("incremental", "full")
+
+
+def run_interval(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    interval: Interval,
+    root: str,
+    mode: str = "incremental",
+    *,
+    allow_gap: bool = False,
+    allow_stale_base: bool = False,
+    run: RunRef | None = None,
+) -> Record:
+    """Processes one interval and commits it; returns the committed checkpoint's record.
+
+    root: ``file:///...`` or an absolute path; the pipeline's folder is made below it.
+    Raises: the errors of ``state_backend.values.errors``; nothing is committed then.
+    """
+    attempt = str(uuid.uuid4())
+    run = run or RunRef(run_id=f"direct__{attempt}", clear_number=0, try_number=1)
+    permissions = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base)
+    process_interval(spark, pipeline, interval, root, mode, attempt=attempt, run=run, permissions=permissions)
+    coordinator = coordinator_of(pipeline, root)
+    result = coordinator.commit(attempt)
+    coordinator.publish(pipeline.sink_hook(spark, join_url(root, pipeline.name)))
+    coordinator.clean_up()
+    return result.record
+
+
+def process_interval(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    interval: Interval,
+    root: str,
+    mode: str,
+    *,
+    attempt: str,
+    run: RunRef,
+    permissions: Permissions,
+) -> Prepared:
+    """Runs the interval on Spark, from its base to *prepared*. Nothing is committed."""
+    if mode not in MODES:
+        raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    started_ns = time.monotonic_ns()
+    pipeline_root = join_url(root, pipeline.name)
+    coordinator = coordinator_of(pipeline, root)
+    begun = coordinator.begin(
+        interval, run=run, permissions=permissions, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt
+    )
+    base = begun.base.content if begun.base is not None else None
+    log.info(
+        "%s %s: attempt %s, from %s",
+        pipeline.name,
+        interval,
+        attempt,
+        f"checkpoint {begun.base.id} ({base.totals.entries} entries)" if begun.base and base else "empty state",
+    )
+    rows, position = _read(spark, pipeline, interval)
+    key_schema = key_schema_of(rows.schema, pipeline.key, pipeline.name)
+    output_schema = parse_ddl(spark, pipeline.output_schema)
+    states = _plan_states(spark, pipeline, base)
+    _check_unchanged(pipeline, base, key_schema)
+    if position:
+        log.info("%s %s: source position %s", pipeline.name, interval, position)
+    task = IntervalTask(
+        pipeline=pipeline.name,
+        pipeline_start_ms=to_ms(pipeline.start),
+        root=pipeline_root,
+        attempt=attempt,
+        h0=begun.h0,
+        base_id=begun.base.id if begun.base is not None else None,
+        base=base.shards if base is not None else (),
+        interval=interval,
+        run=run,
+        permissions=permissions,
+        mode=mode,
+        parallelism=pipeline.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+        key_schema=key_schema.jsonValue(),
+        input_schema=rows.schema.jsonValue(),
+        output_schema=output_schema.jsonValue(),
+        states=states,
+        time=LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None),
+        source_position=position,
+        code_hash=code_hash(pipeline.processor),
+        processor=pipeline.processor,
+        engine=pipeline.engine,
+        plan_us=(time.monotonic_ns() - started_ns) // 1000,
+    )
+    routed = route(
+        spark,
+        rows,
+        key=pipeline.key,
+        order_by=pipeline.order_by,
+        parallelism=pipeline.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+    )
+    spark.dataSource.register(KeyedState)
+    option = ship(task, pipeline.processor)
+    with first_cause():
+        routed.write.format("keyed_state").mode("append").option("task", option).save()
+    prepared = coordinator.load_prepared(attempt)
+    totals = prepared.content.totals
+    log.info(
+        "%s %s: prepared: %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, state %d bytes in %d files",
+        *(pipeline.name, interval, totals.input_rows, totals.output_rows, totals.keys_touched),
+        *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
+    )
+    return prepared
+
+
+def coordinator_of(pipeline: Pipeline, root: str) -> Coordinator:
+    """The coordinator of the pipeline's folder under a root."""
+    return Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name)
+
+
+def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
+    """A DDL schema, parsed by Spark; UsageError quotes one that can't be."""
+    parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl  # type: ignore[attr-defined]
+    try:
+        schema = parse(ddl)
+    except Exception as error:
+        raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error
+    if not isinstance(schema, StructType):
+        raise UsageError(f"not a schema of columns: {ddl!r}")
+    return schema
+
+
+def _read(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+    read: Any = pipeline.source(spark, interval)
+    rows, position = read if isinstance(read, tuple) else (read, {})
+    try:
+        rows.schema  # noqa: B018 - Spark Connect looks at the input only now
+    except CairnError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{pipeline.name} {interval}: the input can't be read: {str(error).strip().splitlines()[0]}") from error
+    return rows, position
+
+
+def _plan_states(spark: SparkSession, pipeline: Pipeline, base: Content | None) -> tuple[StateDescriptor, ...]:
+    handle = DeclaringHandle(lambda ddl: parse_ddl(spark, ddl), pipeline.time_mode)
+    try:
+        processor = pipeline.processor()
+        processor.init(handle)
+        processor.close()
+    except CairnError:
+        raise
+    except Exception as error:
+        raise ProcessorError(f"{pipeline.processor.__name__}.init on the driver: {type(error).__name__}: {error}") from error
+    return plan_states(pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()))
+
+
+def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType) -> None:
+    if base is None:
+        return
+    for what, recorded, now in (
+        ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
+        ("time_mode", base.time.mode, pipeline.time_mode),
+        ("start", base.pipeline_start_ms, to_ms(pipeline.start)),
+        ("key types", _types(base.key_schema), _types(key_schema.jsonValue())),
+    ):
+        if recorded != now:
+            raise UsageError(f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change")
+
+
+def _types(schema: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(f["name"], f["type"]) for f in schema["fields"]]

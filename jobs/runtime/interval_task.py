@@ -1,0 +1,366 @@
+"""One interval on one shard, and what the driver makes of all shards.
+
+In each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then once: all acks -> prepared.
+If a task stops at any point, its local folder and some files under the attempt are left; no record names them. If Spark
+runs a task twice, both write under different names, and only the successful one's ack counts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.types import StructType
+
+from jobs.runtime.input_rows import KeyedInput
+from jobs.runtime.output_rows import OutputRows
+from jobs.runtime.processor_handle import HandleState, ProcessorHandle, row_maker
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.formats import paths, record_codec
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.restore import RestoredShard, manifest_of, restore_shard
+from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import (
+    CairnError,
+    InvariantViolated,
+    ProcessorError,
+    RetryableError,
+    SourceError,
+    StateUnusable,
+)
+from state_backend.values.intervals import Interval
+from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.records import (
+    Content,
+    LogicalTime,
+    OutputFile,
+    Permissions,
+    Prepared,
+    RunRef,
+    ShardManifest,
+    ShardRef,
+    StateDescriptor,
+    Totals,
+)
+
+# Manifests lie in the record while all of them together stay below this; else each is a file of its own.
+INLINE_MANIFESTS_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAck:
+    """What a shard did. Manifest None: the shard did not change, and its manifest in the base stays right.
+
+    ``process_us`` etc. are microseconds; ``pid`` is the worker's process.
+    """
+
+    shard: int
+    manifest: ShardManifest | None
+    output: OutputFile | None
+    input_rows: int
+    keys_touched: int
+    changed_bytes: int
+    uploaded_bytes: int
+    uploaded_files: int
+    downloaded_bytes: int
+    durations_us: dict[str, int]
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalTask:
+    """All that the shards of one attempt need; travels to the workers with the processor by value.
+
+    ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing.
+    """
+
+    pipeline: str
+    pipeline_start_ms: int
+    root: str
+    attempt: str
+    h0: int
+    base_id: int | None
+    base: tuple[ShardRef, ...]
+    interval: Interval
+    run: RunRef
+    permissions: Permissions
+    mode: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: dict[str, Any]
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any]
+    states: tuple[StateDescriptor, ...]
+    time: LogicalTime
+    source_position: dict[str, Any]
+    code_hash: str
+    processor: type
+    engine: EngineOptions
+    plan_us: int
+
+    # --- in a Spark task -----------------------------------------------------------------------------------------------------
+
+    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
+        """Processes the interval on one shard. ``task``: unique among everything that this attempt runs."""
+        storage = open_storage(self.root)
+        owned = range_of(shard, self.parallelism, self.max_parallelism)
+        clock = _StopWatch()
+        with work_folder(f"{self.pipeline}-{shard}-") as work:
+            with clock.phase("restore"):
+                manifests = [manifest_of(ref, storage) for ref in self.base]
+                restored = restore_shard(owned, manifests, storage, work / "db", self.engine)
+            try:
+                return self._process(batches, shard, task, owned, manifests, restored, storage, work, clock)
+            finally:
+                restored.store.close()
+
+    def _process(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        shard: int,
+        task: int,
+        owned: KeyGroupRange,
+        base: list[ShardManifest],
+        restored: RestoredShard,
+        storage: Storage,
+        work: Path,
+        clock: _StopWatch,
+    ) -> ShardAck:
+        state = ShardState(
+            restored.store, key_groups=restored.key_group_states, descriptors=self.states, now_ms=self.time.processing_time_ms
+        )
+        keys = KeyCodec(parse_struct(self.key_schema))
+        rows = KeyedInput(batches, keys, StructType.fromJson(self.input_schema), state, owned)
+        output = OutputRows(StructType.fromJson(self.output_schema), work / "output.parquet")
+        runner = _RowRunner(self, state, keys, output)
+        with clock.phase("process"):
+            runner.process(rows)
+        if rows.ticks != 1:
+            raise InvariantViolated(f"shard {shard} got {rows.ticks} ticks: rows were not placed one shard to a partition")
+        with clock.phase("timers"):
+            runner.fire_timers()
+            runner.close()
+            state.expire()
+        same_layout = len(base) == self.parallelism and all(m.key_groups == owned for m in base if m.shard == shard)
+        manifest: ShardManifest | None = None
+        snapshot: Snapshot | None = None
+        with clock.phase("upload"):
+            written = output.finish(storage, paths.output(self.interval, self.attempt, shard, task))
+            if state.changed_bytes or not same_layout or self.mode == "full":
+                snapshot = take_snapshot(
+                    restored.store,
+                    storage,
+                    image=work / "image",
+                    attempt=self.attempt,
+                    shard=shard,
+                    task=task,
+                    key_groups=owned,
+                    key_group_states=state.key_group_states(),
+                    opened=restored.opened,
+                    opened_inline=restored.opened_inline,
+                    full=self.mode == "full",
+                    inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
+                )
+                manifest = snapshot.manifest
+        return ShardAck(
+            shard=shard,
+            manifest=manifest,
+            output=written,
+            input_rows=rows.input_rows,
+            keys_touched=rows.keys,
+            changed_bytes=state.changed_bytes,
+            uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
+            uploaded_files=snapshot.uploaded_files if snapshot else 0,
+            downloaded_bytes=restored.downloaded_bytes,
+            durations_us=clock.durations_us,
+            pid=os.getpid(),
+        )
+
+    # --- once, when all shards have acked -----------------------------------------------------------------------------------------
+
+    def finish(self, acks: list[ShardAck]) -> None:
+        """Writes ``prepared.json``. Refuses acks that are not exactly one per shard."""
+        acks = sorted(acks, key=lambda ack: ack.shard)
+        if [ack.shard for ack in acks] != list(range(self.parallelism)):
+            raise InvariantViolated(f"expected one ack of each of {self.parallelism} shards, got {[a.shard for a in acks]}")
+        expected_rows = self.source_position.get("counts", {}).get("rows")
+        input_rows = sum(ack.input_rows for ack in acks)
+        if expected_rows is not None and expected_rows != input_rows:
+            raise SourceError(
+                f"{self.pipeline} {self.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
+                "processor; did the input change while it was read?"
+            )
+        storage = open_storage(self.root)
+        previous = {ref.shard: ref for ref in self.base}
+        manifests = [ack.manifest or manifest_of(previous[ack.shard], storage) for ack in acks]
+        outputs = tuple(ack.output for ack in acks if ack.output is not None)
+        content = Content(
+            kind="interval",
+            pipeline=self.pipeline,
+            pipeline_start_ms=self.pipeline_start_ms,
+            interval=self.interval,
+            run=self.run,
+            attempt=self.attempt,
+            base_id=self.base_id,
+            permissions=self.permissions,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            key_schema=self.key_schema,
+            states=self.states,
+            time=self.time,
+            source_position=self.source_position,
+            code_hash=self.code_hash,
+            totals=self._totals(acks, manifests, outputs),
+            digest=sum(m.digest for m in manifests) % 2**64,
+            shards=self._refs(acks, manifests, previous, storage),
+            outputs=outputs,
+            durations_us={"plan": self.plan_us, **_slowest(acks)},
+        )
+        Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))
+
+    def _refs(
+        self, acks: list[ShardAck], manifests: list[ShardManifest], previous: dict[int, ShardRef], storage: Storage
+    ) -> tuple[ShardRef, ...]:
+        encoded = [record_codec.encode(m) for m in manifests]
+        if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
+            return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
+        refs = []
+        for ack, data in zip(acks, encoded, strict=True):
+            kept = previous.get(ack.shard)
+            if ack.manifest is None and kept is not None and kept.manifest is not None:
+                refs.append(kept)
+            else:
+                handle = storage.create(paths.shared(self.attempt, ack.shard, 0, 0, "manifest"), data)
+                refs.append(ShardRef(shard=ack.shard, manifest=handle, inline=None))
+        return tuple(refs)
+
+    def _totals(self, acks: list[ShardAck], manifests: list[ShardManifest], outputs: tuple[OutputFile, ...]) -> Totals:
+        entries: dict[str, int] = {}
+        for m in manifests:
+            for s in m.key_group_states:
+                for name, count in s.entries.items():
+                    entries[name] = entries.get(name, 0) + count
+        values = [entries.get(d.name, 0) for d in self.states if d.kind == "value"]
+        return Totals(
+            input_rows=sum(a.input_rows for a in acks),
+            output_rows=sum(o.rows for o in outputs if not o.late),
+            late_rows=sum(o.rows for o in outputs if o.late),
+            keys_touched=sum(a.keys_touched for a in acks),
+            keys=max(values, default=0),
+            entries=sum(entries.values()),
+            changed_bytes=sum(a.changed_bytes for a in acks),
+            uploaded_bytes=sum(a.uploaded_bytes for a in acks),
+            uploaded_files=sum(a.uploaded_files for a in acks),
+            state_bytes=sum(m.size_bytes for m in manifests),
+            state_files=sum(len(m.files) + sum(f.name.endswith(".sst") for f in m.inline_files) for m in manifests),
+        )
+
+
+class _RowRunner:
+    """Drives a processor of the row API over one shard, in Spark's order of calls."""
+
+    def __init__(self, task: IntervalTask, state: ShardState, keys: KeyCodec, output: OutputRows) -> None:
+        self._state = state
+        self._keys = keys
+        self._output = output
+        self._interval = task.interval
+        self._timed = task.time.mode != "none"
+        now_ms, watermark_ms = task.time.processing_time_ms, task.time.watermark_ms
+        # As Spark gives them: (-1, -1) without a clock, watermark 0 in processing time.
+        self._timer_values = TimerValues(now_ms, watermark_ms or 0) if self._timed else TimerValues(-1, -1)
+        self._due_ms = watermark_ms if task.time.mode == "event" else now_ms
+        self._row_key = row_maker(tuple(f["name"] for f in task.key_schema["fields"]))
+        with self._user_code("init", None):
+            self._processor = task.processor()
+            self._handle = ProcessorHandle(state, task.time.mode)
+            self._processor.init(self._handle)
+        self._handle.state = HandleState.INITIALIZED
+
+    def process(self, rows: KeyedInput) -> None:
+        state, add, handler, timer_values = self._state, self._output.add, self._processor.handleInputRows, self._timer_values
+        for segment, key_rows in rows:
+            state.set_key(segment.key_group, segment.encoded_key)
+            with self._user_code("handleInputRows", segment.key):
+                for row in _iterable(handler(segment.key, key_rows, timer_values), "handleInputRows"):
+                    add(row)
+        self._handle.state = HandleState.DATA_PROCESSED
+
+    def fire_timers(self) -> None:
+        if self._timed and self._due_ms is not None:
+            for due in self._state.due_timers(self._due_ms):
+                key = self._row_key(self._keys.decode(due.key))
+                with self._user_code("handleExpiredTimer", key):
+                    rows = self._processor.handleExpiredTimer(
+                        key=key, timerValues=self._timer_values, expiredTimerInfo=ExpiredTimerInfo(due.expiry_ms)
+                    )
+                    for row in _iterable(rows, "handleExpiredTimer"):
+                        self._output.add(row)
+                self._state.delete_timer(due.expiry_ms)
+        self._handle.state = HandleState.TIMER_PROCESSED
+
+    def close(self) -> None:
+        self._state.set_key(-1, b"")
+        with self._user_code("close", None):
+            self._processor.close()
+        self._handle.state = HandleState.CLOSED
+        self._state.flush()
+
+    @contextmanager
+    def _user_code(self, call: str, key: Any) -> Iterator[None]:
+        """Names key and interval in what user code raises; the original error stays the cause, its traceback first."""
+        try:
+            yield
+        except (InvariantViolated, StateUnusable, RetryableError):
+            raise  # the engine's, not the user's
+        except Exception as error:
+            where = f"{call}, key {tuple(key)!r}" if key is not None else call
+            what = str(error) if isinstance(error, CairnError) else f"{type(error).__name__}: {error}"
+            raise ProcessorError(f"{where}, interval {self._interval}: {what}") from error
+
+
+def _iterable(rows: Any, call: str) -> Any:
+    if rows is None:
+        raise TypeError(f"{call} returned None; it must return an iterator of rows, iter([]) for none")
+    return rows
+
+
+def _slowest(acks: list[ShardAck]) -> dict[str, int]:
+    """Microseconds of each phase on the shard where it took longest: shards run side by side."""
+    return {phase: max(a.durations_us.get(phase, 0) for a in acks) for phase in ("restore", "process", "timers", "upload")}
+
+
+class _StopWatch:
+    def __init__(self) -> None:
+        self.durations_us: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.durations_us[name] = (time.monotonic_ns() - started) // 1000
+
+
+@contextmanager
+def work_folder(prefix: str) -> Iterator[Path]:
+    """A local folder of this task alone, gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix=f"cairn-{prefix}"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

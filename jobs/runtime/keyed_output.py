@@ -1,0 +1,88 @@
+"""``format("keyed_output")``: published output as a table.
+
+Options ``root`` and ``pipeline``; optional ``late`` ("true" reads the late rows instead), ``start`` and ``end`` (ISO instants:
+only intervals inside). Which files are current is what the checkpoint log says when the query is planned, so a reader never
+sees half an interval, also where a folder can't be swapped in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from jobs.runtime.interval_task import work_folder
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.handles import Handle
+from state_backend.values.records import OutputFile
+
+
+@dataclass
+class _File(InputPartition):
+    handle: Handle
+
+
+class KeyedOutput(DataSource):
+    """The data source; its options are in the module's docstring."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "keyed_output"
+
+    def schema(self) -> StructType:
+        files = self._files()
+        if not files:
+            raise StateUnusable(f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet")
+        with work_folder("schema-") as work:
+            open_storage(self._root()).download(files[0].handle, work / "file.parquet")
+            schema: StructType = from_arrow_schema(pq.read_schema(work / "file.parquet"))
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _OutputReader(self._root(), self._files())
+
+    def _files(self) -> list[OutputFile]:
+        late = str(self.options.get("late", "false")).lower() == "true"
+        start, end = self.options.get("start"), self.options.get("end")
+        outputs = read_log(open_storage(self._root())).current_outputs()
+        return [
+            file
+            for interval, (_, files) in sorted(outputs.items())
+            for file in files
+            if file.late == late
+            and (start is None or interval.start >= datetime.fromisoformat(start))
+            and (end is None or interval.end <= datetime.fromisoformat(end))
+        ]
+
+    def _root(self) -> str:
+        return join_url(self._option("root"), self._option("pipeline"))
+
+    def _option(self, name: str) -> str:
+        value = self.options.get(name)
+        if value is None:
+            raise UsageError(f'format("keyed_output") needs the option {name!r}: root and pipeline')
+        return str(value)
+
+
+class _OutputReader(DataSourceReader):
+    def __init__(self, root: str, files: list[OutputFile]) -> None:
+        self._root = root
+        self._files = files
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_File(f.handle) for f in self._files]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _File)
+        with work_folder("output-") as work:
+            local = work / "file.parquet"
+            open_storage(self._root).download(partition.handle, local)
+            yield from pq.ParquetFile(local).iter_batches(batch_size=10_000)

@@ -1,0 +1,197 @@
+"""PySpark's ``StatefulProcessorHandle`` and states over a shard's own state, in process.
+
+Subclasses PySpark's public classes, as its own test kit does, so that type hints and ``isinstance`` in user code hold. The
+processor class is the one that runs under Spark streaming, unmodified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.streaming import stateful_processor as spark_api
+from pyspark.sql.types import Row, StructType
+
+from state_backend.state import shard_state
+from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
+from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
+
+ParseDdl = Callable[[str], StructType]
+
+
+class HandleState(Enum):
+    """Where in its life a handle is; what may be called depends on it. Source: Spark's StatefulProcessorHandleState."""
+
+    CREATED = "CREATED"
+    INITIALIZED = "INITIALIZED"
+    DATA_PROCESSED = "DATA_PROCESSED"
+    TIMER_PROCESSED = "TIMER_PROCESSED"
+    CLOSED = "CLOSED"
+
+
+def row_maker(names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Row]:
+    """A function from values to PySpark rows with these field names; what ``Row(**...)`` does, without its cost."""
+    new, fields = tuple.__new__, list(names)
+
+    def make(values: tuple[Any, ...]) -> Row:
+        row: Row = new(Row, values)
+        row.__fields__ = fields
+        return row
+
+    return make
+
+
+class RowValueState(shard_state.ValueState, spark_api.ValueState):
+    """PySpark's ``ValueState``: the methods are the shard's own."""
+
+
+class RowListState(shard_state.ListState, spark_api.ListState):
+    """PySpark's ``ListState``."""
+
+    def put(self, newState: Any) -> None:
+        shard_state.ListState.put(self, _not_empty(self._name, newState))
+
+    def appendList(self, newState: Any) -> None:
+        self.append_list(_not_empty(self._name, newState))
+
+    appendValue = shard_state.ListState.append_value
+
+
+class RowMapState(shard_state.MapState, spark_api.MapState):
+    """PySpark's ``MapState``. ``getValue`` gives a Row and the iterators plain tuples, as Spark's do."""
+
+    _as_row: Callable[[tuple[Any, ...]], Row]
+
+    def __init__(self, shard: shard_state.ShardState, descriptor: StateDescriptor) -> None:
+        shard_state.MapState.__init__(self, shard, descriptor)
+        self._as_row = row_maker(tuple(f["name"] for f in descriptor.versions[-1].value["fields"]))
+
+    def getValue(self, key: Any) -> Row | None:
+        value = self.get_value(key)
+        return None if value is None else self._as_row(value)
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        return (key for key, _ in self.iterator())
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        return (value for _, value in self.iterator())
+
+    containsKey = shard_state.MapState.contains_key
+    updateValue = shard_state.MapState.update_value
+    removeKey = shard_state.MapState.remove_key
+
+
+def _not_empty(name: str, rows: Any) -> Any:
+    if not len(rows):
+        raise StateTypeError(f"list state {name!r}: an empty list can't be stored; call clear() instead")
+    return rows
+
+
+class ProcessorHandle(spark_api.StatefulProcessorHandle):
+    """The handle that ``init`` gets in a shard task."""
+
+    def __init__(self, shard: shard_state.ShardState, time_mode: TimeMode) -> None:
+        self._shard = shard
+        self._time_mode = time_mode
+        self.state = HandleState.CREATED
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowValueState:
+        _check_state(self.state, "getValueState", HandleState.CREATED)
+        return self._shard.value(stateName, RowValueState)
+
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
+        _check_state(self.state, "getListState", HandleState.CREATED)
+        return self._shard.list(stateName, RowListState)
+
+    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None) -> RowMapState:
+        _check_state(self.state, "getMapState", HandleState.CREATED)
+        return self._shard.map(stateName, RowMapState)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        _check_state(self.state, "deleteIfExists", HandleState.CREATED)
+        _refuse_delete(stateName)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        self._check_timers("registerTimer")
+        self._shard.register_timer(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        self._check_timers("deleteTimer")
+        self._shard.delete_timer(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        self._check_timers("listTimers")
+        return iter(self._shard.timers())
+
+    def _check_timers(self, call: str) -> None:
+        if self._time_mode == "none":
+            raise PySparkRuntimeError(
+                f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_TIME_MODE] {call} needs "
+                "time_mode 'processing' or 'event'; the pipeline has 'none'"
+            )
+        _check_state(self.state, call, HandleState.INITIALIZED, HandleState.DATA_PROCESSED)
+
+
+class DeclaringHandle(spark_api.StatefulProcessorHandle):
+    """The handle that ``init`` gets on the driver, to learn which states there are. The states that it hands out can't be
+    used: ``init`` runs again in every shard task."""
+
+    def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode) -> None:
+        self._parse_ddl = parse_ddl
+        self._time_mode = time_mode
+        self.declared: dict[str, StateDescriptor] = {}
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        return self._declare(stateName, "value", schema, None, ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        return self._declare(stateName, "list", schema, None, ttlDurationMs)
+
+    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None) -> Any:
+        return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        _refuse_delete(stateName)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
+
+    def listTimers(self) -> Iterator[int]:
+        _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
+        return iter(())
+
+    def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> None:
+        if not name or name != name.strip() or name == "default" or name.startswith("$"):
+            raise StateSchemaError(f"{name!r} can't name a state: not empty, no spaces around it, not 'default', no leading '$'")
+        if name in self.declared:
+            raise StateSchemaError(f"state {name!r} is declared twice in init()")
+        if ttl_ms is not None and ttl_ms < 0:
+            raise StateSchemaError(f"state {name!r}: ttlDurationMs is {ttl_ms}; it must be positive, or 0 or None for no expiry")
+        if ttl_ms and self._time_mode != "processing":
+            raise StateSchemaError(f"state {name!r}: expiry goes by processing time, but time_mode is {self._time_mode!r}")
+        version = SchemaVersion(version=1, value=self._schema(schema), user_key=None if user_key is None else self._schema(user_key))
+        self.declared[name] = StateDescriptor(
+            name=name, kind=kind, state_id=len(self.declared) + 1, ttl_ms=ttl_ms or None, versions=(version,)
+        )
+
+    def _schema(self, schema: Any) -> dict[str, Any]:
+        struct = schema if isinstance(schema, StructType) else self._parse_ddl(schema)
+        value: dict[str, Any] = struct.jsonValue()
+        return value
+
+
+def _check_state(state: HandleState, call: str, *allowed: HandleState) -> None:
+    if state not in allowed:
+        raise PySparkRuntimeError(
+            f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] {call} can't be called when the handle "
+            f"is {state.value}; it may be {' or '.join(s.value for s in allowed)}"
+        )
+
+
+def _refuse_delete(name: str) -> None:
+    raise UsageError(f"deleteIfExists({name!r}) is not built yet; keep declaring the state until it is")

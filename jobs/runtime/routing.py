@@ -1,0 +1,113 @@
+"""Which row goes to which shard, and in which order: all of it in Spark's JVM.
+
+One DataFrame of ticks and input rows is made:
+
+    __key_group int | __kind tinyint | __key struct<key columns> | __input struct<source columns>
+
+A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
+drop or merge it. Rows are placed by ``repartitionById`` and sorted by key group, key, kind, ``order_by`` and then every
+other column, so that the order within a key is total and depends on neither file splits nor shuffle order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, MapType, StructType, VariantType
+
+from state_backend.formats.key_codec import check_key_schema
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import SourceError, UsageError
+from state_backend.values.key_groups import range_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+TICK, INITIAL, INPUT = 0, 1, 2
+
+
+def key_schema_of(schema: StructType, key: Sequence[str], pipeline: str) -> StructType:
+    """The key columns' part of the input's schema. SourceError if one is missing, KeyTypeError if its type can't be a key."""
+    missing = [name for name in key if name not in schema.names]
+    if missing:
+        raise SourceError(
+            f"pipeline {pipeline!r}: the input lacks the key column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+            f"found: {', '.join(schema.names)}"
+        )
+    key_schema = StructType([schema[name] for name in key])
+    check_key_schema(parse_struct(key_schema.jsonValue()))
+    return key_schema
+
+
+def route(
+    spark: SparkSession,
+    rows: DataFrame,
+    *,
+    key: Sequence[str],
+    order_by: Sequence[str],
+    parallelism: int,
+    max_parallelism: int,
+) -> DataFrame:
+    """The ticks and rows of all shards, each shard one sorted partition; partition number = shard."""
+    schema = rows.schema
+    unknown = [name for name in order_by if name not in schema.names]
+    if unknown:
+        raise UsageError(f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}")
+    key_group = F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int")
+    keys = F.struct(*[_column(name) for name in key])
+    inputs = rows.select(
+        key_group.alias("__key_group"),
+        F.lit(INPUT).cast("tinyint").alias("__kind"),
+        keys.alias("__key"),
+        F.struct(*[_column(name) for name in schema.names]).alias("__input"),
+    )
+    typed_ticks = _tick_rows(spark, parallelism, max_parallelism).select(
+        "__key_group",
+        F.lit(TICK).cast("tinyint").alias("__kind"),
+        F.lit(None).cast(inputs.schema["__key"].dataType).alias("__key"),
+        F.lit(None).cast(inputs.schema["__input"].dataType).alias("__input"),
+    )
+    ordered = list(dict.fromkeys([*order_by, *schema.names]))
+    return (
+        typed_ticks.unionByName(inputs)
+        .repartitionById(parallelism, _shard(parallelism, max_parallelism))
+        .sortWithinPartitions(
+            F.col("__key_group"),
+            F.col("__key"),
+            F.col("__kind"),
+            *[_sortable(F.col("__input").getField(name), schema[name].dataType) for name in ordered if name not in key],
+        )
+    )
+
+
+def ticks(spark: SparkSession, *, parallelism: int, max_parallelism: int) -> DataFrame:
+    """One row per shard, each in its own partition: for tasks that have no input."""
+    rows = _tick_rows(spark, parallelism, max_parallelism)
+    return rows.repartitionById(parallelism, _shard(parallelism, max_parallelism))
+
+
+def _tick_rows(spark: SparkSession, parallelism: int, max_parallelism: int) -> DataFrame:
+    firsts = [range_of(shard, parallelism, max_parallelism).first for shard in range(parallelism)]
+    return spark.createDataFrame([(first,) for first in firsts], "__key_group int")
+
+
+def _shard(parallelism: int, max_parallelism: int) -> Column:
+    return F.expr(f"cast(__key_group as bigint) * {parallelism} div {max_parallelism}").cast("int")
+
+
+def _column(name: str) -> Column:
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _sortable(column: Column, data_type: DataType) -> Column:
+    """Maps and variants have no order of their own; their JSON text has one."""
+    return F.to_json(column) if _unordered(data_type) else column
+
+
+def _unordered(data_type: DataType) -> bool:
+    if isinstance(data_type, StructType):
+        return any(_unordered(f.dataType) for f in data_type.fields)
+    element = getattr(data_type, "elementType", None)
+    return isinstance(data_type, MapType | VariantType) or (element is not None and _unordered(element))

@@ -1,0 +1,94 @@
+"""How code reaches the workers, and which code it was.
+
+A Spark server lives longer than one interval, and its workers may have imported yesterday's processor. So the user's modules
+travel by value with every task: an edited file counts from the next interval on. The runtime itself is imported by the
+workers; a task refuses to run on a server whose runtime differs from the driver's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pyspark import cloudpickle
+
+import jobs
+import state_backend
+from state_backend.values.errors import UsageError
+
+_RUNTIME = ("jobs.runtime", "jobs.pipeline", "jobs.run_interval", "jobs.driver", "jobs.cli", "state_backend", "cairn_operators")
+
+
+def user_modules(cls: type) -> list[ModuleType]:
+    """The module of a class and what it uses, directly or not, of modules that neither Python, an installed package nor
+    this runtime brings; sorted by name."""
+    found: dict[str, ModuleType] = {}
+    pending = [cls.__module__]
+    while pending:
+        name = pending.pop()
+        module = sys.modules.get(name)
+        if module is None or name in found or not _is_users(module):
+            continue
+        found[name] = module
+        for value in vars(module).values():
+            pending.append(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
+    return [found[name] for name in sorted(found)]
+
+
+def code_hash(cls: type) -> str:
+    """SHA-256, hex, over the sources of the user's modules."""
+    digest = hashlib.sha256(cls.__qualname__.encode())
+    for module in user_modules(cls):
+        digest.update(module.__name__.encode() + b"\0")
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()
+
+
+def ship(task: object, processor: type | None) -> str:
+    """The task as an option of a data source: pickled, with the processor's modules by value."""
+    modules = [m for m in user_modules(processor) if m.__name__ != "__main__"] if processor else []
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        payload = cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task)))
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+    return base64.b64encode(payload).decode()
+
+
+def unship(option: str) -> Any:
+    """The task, in a worker. UsageError if the worker's runtime is another version."""
+    version, task = cloudpickle.loads(base64.b64decode(option))
+    if version != runtime_version():
+        raise UsageError(
+            "the Spark server runs another version of this project than the driver; restart the server, so that its workers "
+            f"import the current one (driver {version}, server {runtime_version()})"
+        )
+    return cloudpickle.loads(task)
+
+
+@cache
+def runtime_version() -> str:
+    """16 hex digits over the runtime's own sources, as this process imported them (read at first use)."""
+    digest = hashlib.sha256()
+    roots = [Path(p) for p in (*state_backend.__path__, *(str(Path(j) / "runtime") for j in jobs.__path__))]
+    for root in roots:
+        for file in sorted(root.rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _is_users(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    name = module.__name__
+    if file is None or any(name == r or name.startswith(r + ".") for r in _RUNTIME):
+        return False
+    installed = [sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return not any(Path(file).is_relative_to(p) for p in installed)

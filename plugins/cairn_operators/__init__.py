@@ -1,0 +1,15 @@
+"""Airflow operators for stateful pipelines. Importing this needs neither Spark nor RocksDB: those run in the driver."""
+
+from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
+from cairn_operators.micro_batch import StatefulMicroBatchOperator
+from cairn_operators.pipeline import stateful_pipeline
+from cairn_operators.savepoint import SavepointOperator
+from cairn_operators.validate_state import ValidateStateOperator
+
+__all__ = [
+    "IncrementalCheckpointOperator",
+    "SavepointOperator",
+    "StatefulMicroBatchOperator",
+    "ValidateStateOperator",
+    "stateful_pipeline",
+]

@@ -1,0 +1,32 @@
+"""The data interval of a task, and which intervals a weekly thing is due at."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+
+def data_interval(context: Any) -> tuple[datetime, datetime]:
+    """Start and end of the run's data interval. A run without one can't be processed: there is no state that it would
+    start from, so it fails for good and says what to do instead."""
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    if start is None or end is None or not start < end:
+        dag_id = context["dag_run"].dag_id
+        raise AirflowFailException(
+            f"this run has no data interval (found start {start}, end {end}), and state is kept per interval. "
+            "Trigger it with a logical date, or backfill the days you want: "
+            f"airflow backfill create --dag-id {dag_id} --from-date DAY --to-date DAY "
+            "--max-active-runs 1 --reprocess-behavior completed"
+        )
+    return start, end
+
+
+def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
+    """Whether an interval that ends at ``end`` is on the cadence: a whole number of ``every`` after ``start``. None: always.
+
+    Counted in elapsed time from the pipeline's start, not from the last run, so that a re-run of an old day decides as the
+    first run did.
+    """
+    return every is None or (end > start and (end - start) % every == timedelta(0))

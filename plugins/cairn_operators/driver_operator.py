@@ -1,0 +1,48 @@
+"""What the operators that start a Spark driver have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from cairn_operators.driver_process import DriverProcess
+from cairn_operators.spark_location import spark_location
+
+
+class DriverOperator(BaseOperator):
+    """Runs one command of ``jobs.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL.
+
+    ``driver_module`` is another module with the same command line; tests use it.
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id")
+    ui_color = "#e9d8c4"
+    driver_module = "jobs.driver"
+
+    def __init__(self, *, pipeline: str, root: str, spark_conn_id: str = "cairn_spark", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.root = root
+        self.spark_conn_id = spark_conn_id
+        self._driver: DriverProcess | None = None
+
+    def run_driver(self, command: str, *arguments: str) -> dict[str, Any]:
+        """The driver's result: ids and counts. Lists and dicts stay as they are; state never passes through here."""
+        self._driver = DriverProcess(self.driver_module)
+        try:
+            spark = spark_location(self.spark_conn_id)
+            self.log.info("Spark is %s", spark)
+            common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark]
+            return self._driver.run([command, *common, *arguments], lambda line: self.log.info("%s", line))
+        finally:
+            self._driver = None
+
+    def on_kill(self) -> None:
+        """Airflow calls this from its SIGTERM handler and then lets ``execute`` go on. Without the exit, a task that was
+        told to stop would report what the killed driver left, or go on to its next step. After a timeout ``execute`` has
+        ended already: there is no driver, and Airflow raises the timeout itself."""
+        if self._driver is not None:
+            self._driver.stop()
+            raise SystemExit("stopped by Airflow; the Spark driver is stopped too")

@@ -1,0 +1,125 @@
+"""A Spark driver as a child process: its lines go to the task log, its result comes back as a file, it never outlives us.
+
+A process of its own, because Python workers and a JVM do not belong into Airflow's task process: what the user's code
+leaks or crashes ends with the driver, and importing Airflow's operators stays cheap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException
+
+from cairn_operators.die_with_parent import die_with_parent
+from cairn_operators.failures import exit_failure, failure
+
+# Airflow sends SIGKILL 5 s after SIGTERM; the driver gets less, so that its group is gone before.
+_GRACE_S = 2.0
+_POLL_S = 1.0
+
+
+class DriverProcess:
+    """One driver at a time. ``stop`` may be called at any time, also from a signal handler, and more than once."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, arguments: Sequence[str], log_line: Callable[[str], None]) -> dict[str, Any]:
+        """What the driver reported. AirflowException for what a retry may mend, AirflowFailException for the rest."""
+        with tempfile.TemporaryDirectory(prefix="cairn-driver-") as folder:
+            result = Path(folder, "result.json")
+            command = [sys.executable, "-m", self._module, *arguments, "--result", str(result)]
+            try:
+                self._process = _start(command)
+                for line in _lines(self._process):
+                    log_line(line)
+                return_code = self._process.wait()
+            finally:
+                self.stop()
+            return _read_result(result, return_code)
+
+    def stop(self) -> None:
+        """Ends the driver and whatever it started: SIGTERM to its process group, after a short grace SIGKILL."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+        # Always: the driver may be gone while a JVM or a Python worker of its group is not.
+        _signal_group(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        self._process = None
+
+
+def repo_root() -> Path:
+    """Where ``jobs`` is found: the checkout that this file is part of, or AIRFLOW_HOME. In a deployment that has the
+    packages installed elsewhere it does not matter."""
+    here = Path(__file__).resolve().parents[2]
+    return here if (here / "jobs").is_dir() else Path(os.environ.get("AIRFLOW_HOME", here))
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    root = repo_root()
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    )
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """The driver's lines until it ends. Ends too if a grandchild keeps the pipe open, and raises if Airflow's supervisor
+    is gone: the kernel does not kill this process then, and another try may already be running."""
+    assert process.stdout is not None
+    supervisor, rest = os.getppid(), b""
+    with process.stdout as pipe:
+        while True:
+            if select.select([pipe], [], [], _POLL_S)[0]:
+                data = os.read(pipe.fileno(), 65536)
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace").rstrip() for line in lines)
+            elif process.poll() is not None:
+                break
+            if os.getppid() != supervisor:
+                raise AirflowException("the supervisor of this task is gone; its driver is stopped")
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
+
+
+def _read_result(path: Path, return_code: int) -> dict[str, Any]:
+    if return_code < 0 or not path.exists():
+        raise exit_failure(return_code)
+    result = json.loads(path.read_text())
+    if "error" in result:
+        raise failure(result["error"]["type"], result["error"]["message"])
+    if return_code:
+        raise exit_failure(return_code)
+    ok: dict[str, Any] = result["ok"]
+    return ok
+
+
+def _signal_group(group: int, signal_number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal_number)

@@ -1,0 +1,34 @@
+"""What Airflow shall do about a failure: retry, or fail for good because a retry can't help."""
+
+from __future__ import annotations
+
+import signal
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+
+def failure(type_name: str, message: str) -> AirflowException:
+    """The exception to raise for an error of ``state_backend.values.errors``, given by the name of its class.
+
+    Retried: what may pass by itself (storage, a lost race, data that lands late, user code that depends on the outside)
+    and what this project does not know. For good: a wrong call, unusable state, a bug.
+    """
+    from state_backend.values import errors
+
+    known = getattr(errors, type_name, None)
+    text = f"{type_name}: {message}"
+    may_pass = (errors.RetryableError, errors.AttemptLost, errors.SourceError, errors.ProcessorError)
+    if isinstance(known, type) and issubclass(known, errors.CairnError) and not issubclass(known, may_pass):
+        return AirflowFailException(text)
+    return AirflowException(text)
+
+
+def exit_failure(return_code: int) -> AirflowException:
+    """The exception for a driver that ended without saying why. Nothing is committed by a driver, so a retry is safe."""
+    if return_code < 0:
+        try:
+            name = signal.Signals(-return_code).name
+        except ValueError:
+            name = f"signal {-return_code}"
+        return AirflowException(f"the Spark driver was killed ({name}); a retry starts again from the last checkpoint")
+    return AirflowException(f"the Spark driver ended with code {return_code} and no result; its log is above")

@@ -1,0 +1,101 @@
+"""Commits what a micro-batch prepared: state, source position and output in one write. No Spark."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from cairn_operators.failures import failure
+
+if TYPE_CHECKING:
+    from state_backend.values.records import Record
+
+
+class IncrementalCheckpointOperator(BaseOperator):
+    """Commits the prepared ``attempt``, publishes its output, deletes what no retained checkpoint needs.
+
+    All three are idempotent and finish what an earlier try left. Storage trouble and unknown outcomes are retried; a lost
+    attempt fails for good, since only a new attempt can replace it. Returns the checkpoint's id and counts, and puts them
+    on the asset ``cairn://<pipeline_name>``, so that DAGs scheduled on it know what they got.
+
+    ``sink_of`` (``module:NAME``) is the pipeline whose sink hook publishes; empty for none. Only then is the pipeline's
+    code imported here, and with it PySpark.
+    """
+
+    template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of")
+    ui_color = "#cfe3d4"
+
+    def __init__(self, *, pipeline_name: str, root: str, attempt: str, sink_of: str = "", **kwargs: Any) -> None:
+        self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+        super().__init__(outlets=[self.asset, *kwargs.pop("outlets", [])], **kwargs)
+        self.pipeline_name = pipeline_name
+        self.root = root
+        self.attempt = attempt
+        self.sink_of = sink_of
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        from state_backend.adapters.open_storage import join_url, open_storage
+        from state_backend.checkpoint.coordinator import Coordinator
+        from state_backend.values.errors import AttemptLost, CairnError
+
+        try:
+            url = join_url(self.root, self.pipeline_name)
+            hook = _sink_hook(self.sink_of, url) if self.sink_of else None
+            coordinator = Coordinator(open_storage(url), self.pipeline_name)
+            record = coordinator.commit(self.attempt)
+            coordinator.publish(hook)
+            coordinator.clean_up()
+        except AttemptLost as error:
+            raise AirflowFailException(f"{type(error).__name__}: {error}\n{_begin_again(context)}") from error
+        except CairnError as error:
+            raise _for_airflow(error) from error
+        summary = summarise(record)
+        self.log.info("::group::Checkpoint %d of %s", record.id, self.pipeline_name)
+        for name, value in summary.items():
+            self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
+        self.log.info("::endgroup::")
+        if outlet_events := context.get("outlet_events"):
+            outlet_events[self.asset].extra = summary
+        return summary
+
+
+def summarise(record: Record) -> dict[str, Any]:
+    """What is worth showing about a checkpoint: ids, interval, counts, bytes."""
+    content = record.content
+    totals = content.totals
+    return {
+        "checkpoint": record.id,
+        "base": content.base_id,
+        "interval": str(content.interval),
+        "uploaded_bytes": totals.uploaded_bytes,
+        "state_bytes": totals.state_bytes,
+        "state_files": totals.state_files,
+        "keys": totals.keys,
+        "keys_touched": totals.keys_touched,
+        "input_rows": totals.input_rows,
+        "output_rows": totals.output_rows,
+    }
+
+
+def _sink_hook(sink_of: str, url: str) -> Callable[[Record], None] | None:
+    module, _, name = sink_of.partition(":")
+    hook: Callable[[Record], None] | None = getattr(importlib.import_module(module), name).sink_hook(None, url)
+    return hook
+
+
+def _for_airflow(error: Exception) -> AirflowException:
+    return failure(type(error).__name__, str(error))
+
+
+def _begin_again(context: Any) -> str:
+    run, task = context["dag_run"], context["task"]
+    tasks = "|".join(sorted([*task.upstream_task_ids, task.task_id]))
+    day = run.logical_date.isoformat() if run.logical_date else "DAY"
+    return (
+        "Only a new attempt can be committed; clear both tasks of this run: "
+        f"airflow tasks clear {run.dag_id} -t '^({tasks})$' -s {day} -e {day} -y"
+    )

@@ -1,0 +1,35 @@
+"""Writes a copy of the state that belongs to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.driver_operator import DriverOperator
+
+
+class SavepointOperator(DriverOperator):
+    """Copies ``checkpoint`` to the new directory ``to``: self-contained, never deleted by the system.
+
+    ``every`` does so only for the intervals that end a whole number of it after the DAG's start date; None for all.
+    """
+
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "to")
+
+    def __init__(
+        self, *, checkpoint: str, to: str, every: timedelta | None = timedelta(days=7), **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint = checkpoint
+        self.to = to
+        self.every = every
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        _, end = data_interval(context)
+        if not is_due(end, context["dag"].start_date, self.every):
+            raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
+        return self.run_driver("savepoint", "--checkpoint", str(self.checkpoint), "--to", self.to)

@@ -1,0 +1,102 @@
+"""A storage that fails where a test tells it to: a decorator over the port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import UnknownOutcome
+from state_backend.values.handles import FileInfo, Handle
+
+R = TypeVar("R")
+
+
+class StopHere(BaseException):
+    """The process dies here. A BaseException, so that no handler of ordinary failures sees it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What to raise, and whether the call takes effect first."""
+
+    error: BaseException
+    when: Literal["before", "after"]
+
+
+class FaultyStorage:
+    """Numbers the calls 0, 1, ... over all threads and raises the faults that are planned for their numbers.
+
+    After a StopHere every later call raises it too and does nothing: the dead don't clean up. ``calls`` lists
+    (method, path or prefix) of all calls that were made, those that failed included.
+    """
+
+    def __init__(self, inner: Storage, plan: Mapping[int, Fault]) -> None:
+        self.inner = inner
+        self.calls: list[tuple[str, str]] = []
+        self._plan = plan
+        self._dead = False
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The root of the inner storage."""
+        return self.inner.url
+
+    def read(self, path: str) -> bytes:
+        """See `Storage.read`."""
+        return self._call("read", path, lambda: self.inner.read(path))
+
+    def create(self, path: str, data: bytes) -> Handle:
+        """See `Storage.create`."""
+        return self._call("create", path, lambda: self.inner.create(path, data))
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
+        """See `Storage.replace`."""
+        return self._call("replace", path, lambda: self.inner.replace(path, data, generation=generation))
+
+    def upload(self, path: str, local: Path) -> Handle:
+        """See `Storage.upload`."""
+        return self._call("upload", path, lambda: self.inner.upload(path, local))
+
+    def download(self, handle: Handle, destination: Path) -> None:
+        """See `Storage.download`."""
+        self._call("download", handle.path, lambda: self.inner.download(handle, destination))
+
+    def stat(self, path: str) -> FileInfo | None:
+        """See `Storage.stat`."""
+        return self._call("stat", path, lambda: self.inner.stat(path))
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `Storage.list`. One call, however many files it yields."""
+        return self._call("list", prefix, lambda: iter([*self.inner.list(prefix)]))
+
+    def delete(self, path: str, *, generation: int | None = None) -> bool:
+        """See `Storage.delete`."""
+        return self._call("delete", path, lambda: self.inner.delete(path, generation=generation))
+
+    def _call(self, name: str, path: str, action: Callable[[], R]) -> R:
+        with self._lock:
+            if self._dead:
+                raise StopHere(f"{name} {path!r} after the process died")
+            fault = self._plan.get(len(self.calls))
+            self.calls.append((name, path))
+            self._dead = fault is not None and isinstance(fault.error, StopHere)
+        if fault is None:
+            return action()
+        if fault.when == "after":
+            action()
+        raise fault.error
+
+
+def stop_at(call: int, when: Literal["before", "after"]) -> dict[int, Fault]:
+    """The plan of a process that dies at one call."""
+    return {call: Fault(error=StopHere(f"{when} call {call}"), when=when)}
+
+
+def lost_answer_at(call: int, when: Literal["before", "after"]) -> dict[int, Fault]:
+    """The plan of a write whose answer is lost: it never arrived (before), or it took effect (after)."""
+    return {call: Fault(error=UnknownOutcome(f"injected {when} call {call}"), when=when)}

@@ -1,0 +1,131 @@
+"""Storage in memory: as strict as the durable ones, for tests and for trying things out in one process."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.ports.storage import check_path, check_prefix
+from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed
+from state_backend.values.handles import FileInfo, Handle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    data: bytes
+    crc32c: int
+    generation: int
+    modified_ms: int
+
+
+def _system_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class MemoryStorage:
+    """Files in a dictionary. ``now_ms`` is the clock that stamps them, in milliseconds since the epoch."""
+
+    def __init__(self, url: str = "memory://", *, now_ms: Callable[[], int] = _system_ms) -> None:
+        self.url = url
+        self._now_ms = now_ms
+        self._prefix = ""
+        self._files: dict[str, _File] = {}
+        self._generations = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def below(self, folder: str) -> MemoryStorage:
+        """The same files, rooted at one of the folders."""
+        view = copy.copy(self)
+        view._prefix = f"{self._prefix}{check_path(folder)}/"
+        view.url = f"{self.url.rstrip('/')}/{folder}"
+        return view
+
+    def read(self, path: str) -> bytes:
+        """See `Storage.read`."""
+        return self._get(path).data
+
+    def create(self, path: str, data: bytes) -> Handle:
+        """See `Storage.create`."""
+        key = self._key(path)
+        with self._lock:
+            if key in self._files:
+                raise AlreadyExists(f"can't create {path!r} of {self.url}: it exists")
+            return self._put(path, data)
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
+        """See `Storage.replace`."""
+        with self._lock:
+            self._expect(path, self._get(path), generation)
+            return self._put(path, data)
+
+    def upload(self, path: str, local: Path) -> Handle:
+        """See `Storage.upload`."""
+        check_path(path)
+        return self.create(path, b"".join(read_chunks(local, f"read {local} to upload it to {self.url}")))
+
+    def download(self, handle: Handle, destination: Path) -> None:
+        """See `Storage.download`."""
+        data = self._get(handle.path).data
+        chunks = (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
+        write_verified(chunks, handle, destination, url=self.url)
+
+    def stat(self, path: str) -> FileInfo | None:
+        """See `Storage.stat`."""
+        file = self._files.get(self._key(path))
+        return None if file is None else _info(path, file)
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `Storage.list`."""
+        start = self._prefix + check_prefix(prefix)
+        with self._lock:
+            found = [(key, self._files[key]) for key in sorted(self._files) if key.startswith(start)]
+        return (_info(key.removeprefix(self._prefix), file) for key, file in found)
+
+    def delete(self, path: str, *, generation: int | None = None) -> bool:
+        """See `Storage.delete`."""
+        key = self._key(path)
+        with self._lock:
+            if key not in self._files:
+                return False
+            if generation is not None:
+                self._expect(path, self._files[key], generation)
+            del self._files[key]
+            return True
+
+    def _key(self, path: str) -> str:
+        return self._prefix + check_path(path)
+
+    def _get(self, path: str) -> _File:
+        file = self._files.get(self._key(path))
+        if file is None:
+            raise NotFound(f"no file {path!r} in {self.url}")
+        return file
+
+    def _expect(self, path: str, file: _File, generation: int) -> None:
+        if file.generation != generation:
+            raise PreconditionFailed(f"{path!r} of {self.url} was rewritten since it was looked at")
+
+    def _put(self, path: str, data: bytes) -> Handle:
+        crc32c: int = google_crc32c.value(data)
+        self._files[self._key(path)] = _File(
+            data=data, crc32c=crc32c, generation=next(self._generations), modified_ms=self._now_ms()
+        )
+        return Handle(path=path, size_bytes=len(data), crc32c=crc32c)
+
+
+def _info(path: str, file: _File) -> FileInfo:
+    return FileInfo(
+        path=path,
+        size_bytes=len(file.data),
+        generation=file.generation,
+        modified_ms=file.modified_ms,
+        crc32c=file.crc32c,
+    )

@@ -1,0 +1,44 @@
+"""Which adapter serves a URL."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.ports.storage import Storage, check_path
+from state_backend.values.errors import UsageError
+
+_ACCEPTED = "file:///absolute/path, /absolute/path, or memory://name"
+
+_memories: dict[str, MemoryStorage] = {}
+_memories_lock = threading.Lock()
+
+
+def open_storage(url: str) -> Storage:
+    """The storage rooted at a URL; UsageError for a URL that none serves.
+
+    ``file:///absolute/path`` or the path alone: `LocalStorage`; the path is taken as it stands, without %-decoding.
+    ``memory://name/folder``: files of this process, the same ones at every call.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator and url.startswith("/"):
+        scheme, rest = "file", url
+    if scheme == "file" and rest.startswith("/"):
+        return LocalStorage(Path(rest))
+    if scheme == "memory":
+        name, slash, folder = check_path(rest.rstrip("/")).partition("/")
+        with _memories_lock:
+            memory = _memories.setdefault(name, MemoryStorage(f"memory://{name}"))
+        return memory.below(folder) if slash else memory
+    if scheme == "gs":
+        raise UsageError(f"can't open {url!r}: Google Cloud Storage support is not built yet; use {_ACCEPTED}")
+    raise UsageError(f"not a storage URL: {url!r}; expected {_ACCEPTED}")
+
+
+def join_url(url: str, *segments: str) -> str:
+    """The URL of a folder below a root. UsageError for segments that `check_path` refuses."""
+    for segment in segments:
+        url = f"{url if url.endswith('/') else url + '/'}{check_path(segment)}"
+    return url

@@ -1,0 +1,1 @@
+"""Durable bytes: one module per format, its layout drawn on top."""

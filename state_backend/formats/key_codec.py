@@ -1,0 +1,309 @@
+"""Keys as bytes whose ``memcmp`` order is Spark's ascending order, nulls first, and none of which is a prefix of another.
+
+    key     column …
+    column  0x00 null
+            0x01 value
+
+    boolean                               0x00 | 0x01
+    byte short integer long, date,        big-endian, sign bit flipped, 1 2 4 8 bytes (date 4, timestamps 8)
+    timestamp, timestamp_ntz
+    decimal                               the unscaled value alike: up to 18 digits 8 bytes, wider ones 16
+    float double                          IEEE bits, big-endian: positive ones with the sign bit flipped, negative ones with
+                                          all bits flipped; -0.0 is 0.0, every NaN is the one that sorts last
+    string binary                         bytes (UTF-8) with 0x00 as 0x00 0xFF, then 0x00 0x01
+    struct                                column … of its fields
+    array                                 (0x01 column) … 0x00
+
+Being prefix-free, keys can be concatenated: the entries of a map state lie behind their key, ordered by user key.
+Floats are normalised because Spark groups so: -0.0 with 0.0, and all NaN together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from state_backend.formats.types import (
+    INTEGER_BITS,
+    MAX_LONG_DIGITS,
+    ArrayType,
+    AtomicType,
+    DataType,
+    DecimalType,
+    Field,
+    MapType,
+    Misfit,
+    StructFactory,
+    StructType,
+    UnsupportedType,
+    row_to_physical,
+    to_python,
+    walk,
+)
+from state_backend.values.errors import CorruptFile, KeyTypeError, StateTypeError
+
+Encode = Callable[[Any], bytes]
+Decode = Callable[[bytes, int], tuple[Any, int]]
+
+_BITS = INTEGER_BITS | {"date": 32, "timestamp": 64, "timestamp_ntz": 64}
+_UNSIGNED = {8: "B", 16: "H", 32: "I", 64: "Q"}
+
+
+class KeyCodec:
+    """Keys of one schema. ``what`` names them in errors ("key", "user key of state 'x'"). ``KeyTypeError`` for a column
+    type without a canonical encoding.
+
+    ``encode(values) -> bytes`` takes what ``RowCodec.encode`` takes; ``StateTypeError`` names the column. ``decode(bytes)``
+    gives the tuple back, ``decode_prefix(data, offset)`` the tuple and the offset behind it; ``CorruptFile`` for bytes
+    that are no key.
+    """
+
+    __slots__ = ("_decode_row", "_to_python", "encode", "schema", "what")
+
+    encode: Callable[[Any], bytes]
+
+    def __init__(
+        self, key_schema: StructType, *, what: str = "key", struct_factory: StructFactory | None = None
+    ) -> None:
+        check_key_schema(key_schema, what)
+        self.schema, self.what = key_schema, what
+        self.encode = _key_encoder(key_schema, what)
+        self._decode_row = _row_decoder(key_schema)
+        converts = [(i, f) for i, field in enumerate(key_schema.fields) if (f := to_python(field.type, struct_factory))]
+        self._to_python = converts
+
+    def decode_prefix(self, data: bytes, offset: int = 0) -> tuple[tuple[Any, ...], int]:
+        """The key that starts at the offset, and the offset behind it."""
+        try:
+            physical, end = self._decode_row(data, offset)
+            for i, convert in self._to_python:
+                if physical[i] is not None:
+                    physical[i] = convert(physical[i])
+        except (struct.error, ValueError, OverflowError, IndexError) as error:
+            raise self._corrupt(data, error) from error
+        return tuple(physical), end
+
+    def decode(self, data: bytes) -> tuple[Any, ...]:
+        """The inverse of ``encode``."""
+        values, end = self.decode_prefix(data)
+        if end != len(data):
+            raise self._corrupt(data, f"{len(data) - end} bytes too many")
+        return values
+
+    def _corrupt(self, data: bytes, why: object) -> CorruptFile:
+        return CorruptFile(
+            f"{self.what}: {len(data)} bytes are not an encoded {self.schema}: {why}; restore an older checkpoint"
+        )
+
+
+def check_key_schema(key_schema: StructType, what: str = "key") -> None:
+    """``KeyTypeError`` for a schema without columns and for types without a canonical encoding."""
+    if not key_schema.fields:
+        raise KeyTypeError(f"{what}: has no columns")
+    for path, data_type in walk(key_schema):
+        why = data_type.why if isinstance(data_type, UnsupportedType) else ""
+        if isinstance(data_type, MapType):
+            why = "equal maps may differ in the order of their entries; use an array of structs, sorted"
+        if why:
+            raise KeyTypeError(f"{what} column {path!r}: {data_type} can't be a key: {why}")
+
+
+def _key_encoder(schema: StructType, what: str) -> Encode:
+    to_physical, encode_row = row_to_physical(schema), _row_encoder(schema)
+
+    def encode(values: Any) -> bytes:
+        try:
+            return encode_row(to_physical(values))
+        except Misfit as misfit:
+            raise StateTypeError(misfit.message(what, "column")) from None
+
+    def encode_string(values: Any) -> bytes:
+        if isinstance(values, tuple) and len(values) == 1 and type(values[0]) is str and "\0" not in values[0]:
+            try:
+                return b"\x01%b\x00\x01" % values[0].encode()
+            except UnicodeEncodeError:
+                pass
+        return encode(values)
+
+    pack = struct.Struct(">BQ").pack
+
+    def encode_long(values: Any) -> bytes:
+        if isinstance(values, tuple) and len(values) == 1 and type(values[0]) is int:
+            try:
+                return pack(1, values[0] + 0x8000_0000_0000_0000)
+            except struct.error:
+                pass
+        return encode(values)
+
+    # One plain column is the common key; whatever is unusual about its value takes the general way.
+    match schema.fields[0].type if len(schema.fields) == 1 else None:
+        case AtomicType("string"):
+            return encode_string
+        case AtomicType("long"):
+            return encode_long
+    return encode
+
+
+# --- between physical values and bytes ------------------------------------------------------------------------------------
+
+
+def _row_encoder(schema: StructType) -> Encode:
+    encodes = [_encoder(f.type) for f in schema.fields]
+
+    def encode(values: Any) -> bytes:
+        return b"".join([b"\0" if v is None else b"\1" + e(v) for v, e in zip(values, encodes)])  # noqa: B905
+
+    return encode
+
+
+def _row_decoder(schema: StructType) -> Callable[[bytes, int], tuple[list[Any], int]]:
+    decodes = [_decoder(f.type) for f in schema.fields]
+
+    def decode(data: bytes, at: int) -> tuple[list[Any], int]:
+        values: list[Any] = []
+        for decode_one in decodes:
+            value = None
+            at += 1
+            if _flag(data, at - 1):
+                value, at = decode_one(data, at)
+            values.append(value)
+        return values, at
+
+    return decode
+
+
+def _flag(data: bytes, at: int) -> bool:
+    flag = data[at]
+    if flag > 1:
+        raise ValueError(f"byte {flag:#04x} at {at} is neither 0 nor 1")
+    return flag == 1
+
+
+def _decode_flag(data: bytes, at: int) -> tuple[bool, int]:
+    return _flag(data, at), at + 1
+
+
+def _encoder(data_type: DataType) -> Encode:
+    match data_type:
+        case AtomicType("boolean"):
+            return lambda value: b"\1" if value else b"\0"
+        case AtomicType("float" | "double" as name):
+            return _float_encoder(name)
+        case AtomicType("string" | "binary"):
+            return lambda raw: raw.replace(b"\0", b"\0\xff") + b"\0\1"
+        case AtomicType(name):
+            return _integer_encoder(_BITS[name])
+        case DecimalType():
+            return _integer_encoder(64 if data_type.precision <= MAX_LONG_DIGITS else 128)
+        case ArrayType():
+            encode_item = _row_encoder(_item_row(data_type))
+            return lambda items: b"".join([*[b"\1" + encode_item((item,)) for item in items], b"\0"])
+        case StructType():
+            return _row_encoder(data_type)
+    raise KeyTypeError(f"{data_type} can't be a key")
+
+
+def _decoder(data_type: DataType) -> Decode:
+    match data_type:
+        case AtomicType("boolean"):
+            return _decode_flag
+        case AtomicType("float" | "double" as name):
+            return _float_decoder(name)
+        case AtomicType("string" | "binary"):
+            return _decode_bytes
+        case AtomicType(name):
+            return _integer_decoder(_BITS[name])
+        case DecimalType():
+            return _integer_decoder(64 if data_type.precision <= MAX_LONG_DIGITS else 128)
+        case ArrayType():
+            return _array_decoder(_row_decoder(_item_row(data_type)))
+        case StructType():
+            decode_row = _row_decoder(data_type)
+
+            def decode(data: bytes, at: int) -> tuple[Any, int]:
+                values, end = decode_row(data, at)
+                return tuple(values), end
+
+            return decode
+    raise KeyTypeError(f"{data_type} can't be a key")
+
+
+def _item_row(data_type: ArrayType) -> StructType:
+    return StructType((Field("element", data_type.element),))
+
+
+def _integer_encoder(bits: int) -> Encode:
+    offset, size = 1 << bits - 1, bits // 8
+    if bits == 128:
+        return lambda value: (value + offset).to_bytes(size, "big")
+    pack = struct.Struct(f">{_UNSIGNED[bits]}").pack
+    return lambda value: pack(value + offset)
+
+
+def _integer_decoder(bits: int) -> Decode:
+    offset, size = 1 << bits - 1, bits // 8
+
+    def decode(data: bytes, at: int) -> tuple[int, int]:
+        end = at + size
+        if end > len(data):
+            raise ValueError("it is cut off")
+        return int.from_bytes(data[at:end], "big") - offset, end
+
+    return decode
+
+
+def _float_encoder(name: str) -> Encode:
+    bits = 64 if name == "double" else 32
+    from_float, to_bytes = struct.Struct(">d" if bits == 64 else ">f").pack, struct.Struct(f">{_UNSIGNED[bits]}").pack
+    sign, ones = 1 << bits - 1, (1 << bits) - 1
+    nan = to_bytes(int.from_bytes(from_float(float("nan")), "big") & ~sign | sign)
+
+    def encode(value: float) -> bytes:
+        if value != value:  # noqa: PLR0124
+            return nan
+        # Rounded to its width first: a tiny negative double is -0.0 as float.
+        image = int.from_bytes(from_float(value), "big")
+        if image < sign:
+            return to_bytes(image | sign)
+        return to_bytes(sign if image == sign else image ^ ones)
+
+    return encode
+
+
+def _float_decoder(name: str) -> Decode:
+    form, size = (">d", 8) if name == "double" else (">f", 4)
+    sign, ones = 1 << size * 8 - 1, (1 << size * 8) - 1
+
+    def decode(data: bytes, at: int) -> tuple[float, int]:
+        end = at + size
+        if end > len(data):
+            raise ValueError("it is cut off")
+        image = int.from_bytes(data[at:end], "big")
+        image = image ^ sign if image & sign else image ^ ones
+        value: float = struct.unpack(form, image.to_bytes(size, "big"))[0]
+        return value, end
+
+    return decode
+
+
+def _decode_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    # Behind an escaped zero comes 0xFF, so that the first 0x00 0x01 is the end.
+    end = data.index(b"\0\1", at)
+    raw = data[at:end]
+    if b"\0" in raw:
+        if raw.count(b"\0") != raw.count(b"\0\xff"):
+            raise ValueError("a zero byte is not escaped")
+        raw = raw.replace(b"\0\xff", b"\0")
+    return raw, end + 2
+
+
+def _array_decoder(decode_item: Callable[[bytes, int], tuple[list[Any], int]]) -> Decode:
+    def decode(data: bytes, at: int) -> tuple[list[Any], int]:
+        items: list[Any] = []
+        while _flag(data, at):
+            (item,), at = decode_item(data, at + 1)
+            items.append(item)
+        return items, at + 1
+
+    return decode

@@ -1,0 +1,414 @@
+"""State values as bytes.
+
+    row    u8 format (1) | u8 schema version | body
+    body   null bitmap | fixed region | var region
+             null bitmap   ceil(n/8) bytes; field i is bit i%8 of byte i//8, least significant first
+             fixed region  every fixed-width field in schema order, packed without padding; a null one holds zeros
+             var region    every non-null variable-width field in schema order: u32 length | bytes
+
+    fixed-width     boolean 1 (0 or 1) | byte 1 | short 2 | integer 4 | long 8 | float 4 | double 8 | date 4 (days)
+                    timestamp, timestamp_ntz 8 (µs) | decimal up to 18 digits 8 (unscaled)
+    variable-width  string UTF-8 | binary as it is | wider decimal: shortest big-endian two's complement of the unscaled
+                    struct  body (no header)
+                    array   u32 count | null bitmap | items (fixed-width: packed as above; else u32 length | bytes, non-null only)
+                    map     array of keys | array of values; entries ordered by the encoded key
+
+Lengths and numbers are little-endian, unlike in keys: nobody compares encoded values, and Arrow and NumPy hold numbers so.
+Rows of an all-fixed schema have one width and fixed offsets, so that a structured dtype over their concatenation reads
+columns without a loop. Maps are ordered, because equal values must have equal bytes: the state digest hashes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from operator import itemgetter
+from typing import Any
+
+from state_backend.formats.types import (
+    INTEGER_BITS,
+    MAX_LONG_DIGITS,
+    SEQUENCES,
+    ArrayType,
+    AtomicType,
+    Convert,
+    DataType,
+    DecimalType,
+    MapType,
+    Misfit,
+    StructFactory,
+    StructType,
+    UnsupportedType,
+    row_to_physical,
+    to_physical,
+    to_python,
+    walk,
+)
+from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError
+
+FORMAT = 1
+_U32 = struct.Struct("<I")
+_FIXED = {"boolean": "?", "float": "f", "double": "d", "date": "i", "timestamp": "q", "timestamp_ntz": "q"}
+_FIXED |= {name: {8: "b", 16: "h", 32: "i", 64: "q"}[bits] for name, bits in INTEGER_BITS.items()}
+_NUMBERS = (bool, int, float)
+_PYTHON: dict[str, type] = {
+    "boolean": bool,
+    "float": float,
+    "double": float,
+    "string": str,
+    "binary": bytes,
+    "date": date,
+}
+_PYTHON |= {"timestamp": datetime, "timestamp_ntz": datetime} | dict.fromkeys(INTEGER_BITS, int)
+_UNDECODABLE = (struct.error, ValueError, OverflowError, IndexError)
+
+Encode = Callable[[Any], bytes]
+Decode = Callable[[bytes], Any]
+
+
+class RowCodec:
+    """Rows of one state at one version of its schema. ``StateSchemaError`` for types that state can't hold.
+
+    ``encode(row) -> bytes`` takes a tuple, list or Row by position, or a dict by name; ``StateTypeError`` names state,
+    field, expected and found. ``decode(bytes) -> tuple`` takes exactly what ``encode`` gave; ``CorruptFile`` otherwise, and
+    for another schema version. Both are closures, since they run once per record.
+    """
+
+    __slots__ = ("decode", "encode", "schema", "schema_version", "state_name")
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], tuple[Any, ...]]
+
+    def __init__(
+        self,
+        state_name: str,
+        schema: StructType,
+        schema_version: int,
+        struct_factory: StructFactory | None = None,
+    ) -> None:
+        if not 0 <= schema_version <= 255:
+            raise StateSchemaError(f"state {state_name!r}: schema version {schema_version} is not in 0 .. 255")
+        _check_schema(state_name, schema)
+        self.state_name, self.schema, self.schema_version = state_name, schema, schema_version
+        header = bytes([FORMAT, schema_version])
+        self.encode = _row_encoder(state_name, schema, header)
+        self.decode = _row_decoder(state_name, schema, header, struct_factory)
+
+
+def schema_version_of(data: bytes) -> int:
+    """The schema version that an encoded row was written with."""
+    if len(data) < 2 or data[0] != FORMAT:
+        raise CorruptFile(f"not an encoded row: expected format {FORMAT}, found {data[:2].hex() or 'no bytes'}")
+    return data[1]
+
+
+def _check_schema(state_name: str, schema: StructType) -> None:
+    for path, data_type in walk(schema):
+        if isinstance(data_type, UnsupportedType):
+            raise StateSchemaError(f"state {state_name!r} field {path!r}: {data_type} can't be stored: {data_type.why}")
+        if isinstance(data_type, MapType) and any(isinstance(t, ArrayType) for _, t in walk(data_type.key)):
+            why = "its keys hold a list, which can't be the key of a Python dict"
+            raise StateSchemaError(f"state {state_name!r} field {path!r}: {data_type} can't be stored: {why}")
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _row_encoder(state_name: str, schema: StructType, header: bytes) -> Encode:
+    row_physical, encode_body = row_to_physical(schema), _struct_encoder(schema, header)
+    owner = f"state {state_name!r}"
+
+    def encode(row: Any) -> bytes:
+        try:
+            return encode_body(row_physical(row))
+        except Misfit as misfit:
+            raise StateTypeError(misfit.message(owner, "field")) from None
+
+    # The usual row has no null and holds in each field just the Python type that would be read back. Then one comparison
+    # of types stands for most checks, and `struct` checks the ranges of numbers itself. Whatever is unusual (a null, an
+    # int for a double, a NumPy scalar, a mistake) takes the way above.
+    exact = tuple(_PYTHON[f.type.name] if isinstance(f.type, AtomicType) else Decimal for f in schema.fields)
+    if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
+        return encode
+    converts = [(i, to_physical(f.type)) for i, f in enumerate(schema.fields) if exact[i] not in _NUMBERS]
+    all_fixed = all(_code(f.type) for f in schema.fields)
+    pack, clean = _packer(schema, header), header + bytes(_bitmap_size(len(exact)))
+
+    def encode_exact(row: Any) -> bytes:
+        if isinstance(row, SEQUENCES) and (*map(type, row),) == exact:
+            try:
+                if converts:
+                    row = list(row)
+                    for i, convert in converts:
+                        row[i] = convert(row[i])
+                return pack(clean, *row) if all_fixed else encode_body(row)
+            except (Misfit, struct.error, OverflowError):
+                pass
+        return encode(row)
+
+    return encode_exact
+
+
+def _row_decoder(state_name: str, schema: StructType, header: bytes, struct_factory: StructFactory | None) -> Decode:
+    decode_body = _struct_decoder(schema, header)
+    converts = [(i, f) for i, field in enumerate(schema.fields) if (f := to_python(field.type, struct_factory))]
+
+    def fail(data: bytes, why: object) -> CorruptFile:
+        if data[:1] != header[:1]:
+            why = f"unknown format {data[:1].hex() or '(no bytes)'}, expected {FORMAT}"
+        elif data[:2] != header:
+            why = f"it has schema version {data[1:2].hex() or '(none)'}, expected {header[1]:02x}"
+        return CorruptFile(
+            f"state {state_name!r}: {len(data)} stored bytes are not a {schema}: {why}; restore an older checkpoint"
+        )
+
+    def decode(data: bytes) -> tuple[Any, ...]:
+        try:
+            physical = decode_body(data)
+            if not converts:
+                return tuple(physical)
+            values = list(physical)
+            for i, convert in converts:
+                if values[i] is not None:
+                    values[i] = convert(values[i])
+            return tuple(values)
+        except _UNDECODABLE as error:
+            raise fail(data, error) from error
+
+    if converts or any(_code(f.type) is None for f in schema.fields):
+        return decode
+
+    unpack, clean = _unpacker(schema, header).unpack, header + bytes(_bitmap_size(len(schema.fields)))
+
+    def decode_numbers(data: bytes) -> tuple[Any, ...]:
+        if data.startswith(clean):
+            try:
+                return unpack(data)
+            except struct.error as error:
+                raise fail(data, error) from error
+        return decode(data)
+
+    return decode_numbers
+
+
+# --- bodies: between physical values and bytes ---------------------------------------------------------------------------
+
+
+def _code(data_type: DataType) -> str | None:
+    """The ``struct`` code of a fixed-width type, None for others."""
+    if isinstance(data_type, DecimalType):
+        return "q" if data_type.precision <= MAX_LONG_DIGITS else None
+    return _FIXED.get(data_type.name) if isinstance(data_type, AtomicType) else None
+
+
+def _bitmap_size(count: int) -> int:
+    return (count + 7) // 8
+
+
+def _codes(schema: StructType) -> str:
+    return "".join(code for f in schema.fields if (code := _code(f.type)))
+
+
+def _packer(schema: StructType, header: bytes) -> Callable[..., bytes]:
+    """(header and bitmap, fixed-width values …) -> bytes."""
+    return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}s{_codes(schema)}").pack
+
+
+def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
+    """Skips header and bitmap."""
+    return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
+
+
+def _struct_encoder(schema: StructType, header: bytes) -> Callable[[Sequence[Any]], bytes]:
+    size, pack, u32 = _bitmap_size(len(schema.fields)), _packer(schema, header), _U32.pack
+    clean = header + bytes(size)
+    fixed = [i for i, f in enumerate(schema.fields) if _code(f.type)]
+    variable = [(i, _variable_encoder(f.type)) for i, f in enumerate(schema.fields) if not _code(f.type)]
+
+    def encode(values: Sequence[Any]) -> bytes:
+        if None in values:
+            nulls = sum(1 << i for i, value in enumerate(values) if value is None)
+            zeros = [0 if values[i] is None else values[i] for i in fixed]
+            parts = [pack(header + nulls.to_bytes(size, "little"), *zeros)]
+        else:
+            parts = [pack(clean, *[values[i] for i in fixed])]
+        for i, encode_field in variable:
+            if (value := values[i]) is not None:
+                raw = encode_field(value) if encode_field else value
+                parts.append(u32(len(raw)))
+                parts.append(raw)
+        return b"".join(parts)
+
+    return encode
+
+
+def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequence[Any]]:
+    unpacker, u32 = _unpacker(schema, header), _U32.unpack_from
+    unpack, fixed_size = unpacker.unpack_from, unpacker.size
+    start, stop = len(header), len(header) + _bitmap_size(len(schema.fields))
+    clean = header + bytes(stop - start)
+    fixed = [i for i, f in enumerate(schema.fields) if _code(f.type)]
+    variable = [(i, _variable_decoder(f.type)) for i, f in enumerate(schema.fields) if not _code(f.type)]
+    may_be_null = sum(1 << i for i, f in enumerate(schema.fields) if f.nullable)
+    order = [*fixed, *(i for i, _ in variable)]
+    permute: Callable[[list[Any]], Sequence[Any]] | None = None
+    if order != sorted(order):
+        permute = itemgetter(*(order.index(i) for i in range(len(order))))
+
+    def decode(data: bytes) -> Sequence[Any]:
+        # A length that reaches beyond the end moves `at` there too, so that the one comparison below finds every truncation.
+        values, at, nulls = list(unpack(data)), fixed_size, 0
+        if not data.startswith(clean):
+            if not data.startswith(header):
+                raise ValueError("wrong header")
+            nulls = int.from_bytes(data[start:stop], "little")
+            if nulls & ~may_be_null:
+                raise ValueError("its bitmap says null where no null can be")
+        for i, decode_field in variable:
+            if nulls >> i & 1:
+                values.append(None)
+                continue
+            begin = at + 4
+            at = begin + u32(data, at)[0]
+            raw = data[begin:at]
+            values.append(decode_field(raw) if decode_field else raw)
+        if at != len(data):
+            raise ValueError(f"it needs {at} bytes")
+        if nulls:
+            for slot, i in enumerate(fixed):
+                if nulls >> i & 1:
+                    values[slot] = None
+        return permute(values) if permute else values
+
+    return decode
+
+
+def _variable_encoder(data_type: DataType) -> Encode | None:
+    """None: the physical value is the bytes."""
+    match data_type:
+        case DecimalType():
+            return encode_big_integer
+        case ArrayType():
+            return _array_encoder(data_type.element)
+        case MapType():
+            return _map_encoder(data_type)
+        case StructType():
+            encode_body = _struct_encoder(data_type, b"")
+            return encode_body
+    return None
+
+
+def _variable_decoder(data_type: DataType) -> Decode | None:
+    match data_type:
+        case DecimalType():
+            return _decode_big_integer
+        case ArrayType():
+            decode_array = _array_decoder(data_type.element, data_type.contains_null)
+            return lambda data: _whole(data, *decode_array(data, 0))
+        case MapType():
+            return _map_decoder(data_type)
+        case StructType():
+            decode_body = _struct_decoder(data_type, b"")
+            return lambda data: tuple(decode_body(data))
+    return None
+
+
+def _whole(data: bytes, value: list[Any], end: int) -> list[Any]:
+    if end != len(data):
+        raise ValueError(f"an array needs {end} bytes, has {len(data)}")
+    return value
+
+
+def encode_big_integer(value: int) -> bytes:
+    """The shortest big-endian two's complement, at least one byte. Source: Java's ``BigInteger.toByteArray``."""
+    return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
+
+
+def _decode_big_integer(data: bytes) -> int:
+    value = int.from_bytes(data, "big", signed=True)
+    if encode_big_integer(value) != data:
+        raise ValueError("a decimal is not in its shortest form")
+    return value
+
+
+def _array_encoder(element: DataType) -> Callable[[Sequence[Any]], bytes]:
+    code, encode_item = _code(element), _variable_encoder(element)
+
+    def encode(items: Sequence[Any]) -> bytes:
+        count = len(items)
+        nulls = bytearray(_bitmap_size(count))
+        if None in items:
+            for i, item in enumerate(items):
+                if item is None:
+                    nulls[i >> 3] |= 1 << (i & 7)
+        if code:
+            zeros = items if not any(nulls) else [0 if item is None else item for item in items]
+            return struct.pack(f"<I{len(nulls)}s{count}{code}", count, nulls, *zeros)
+        parts: list[bytes | bytearray] = [_U32.pack(count), nulls]
+        for item in items:
+            if item is not None:
+                raw = encode_item(item) if encode_item else item
+                parts += (_U32.pack(len(raw)), raw)
+        return b"".join(parts)
+
+    return encode
+
+
+def _array_decoder(element: DataType, contains_null: bool) -> Callable[[bytes, int], tuple[list[Any], int]]:
+    code, decode_item = _code(element), _variable_decoder(element)
+
+    def decode(data: bytes, at: int) -> tuple[list[Any], int]:
+        (count,) = _U32.unpack_from(data, at)
+        bits_at = at + 4
+        at = bits_at + _bitmap_size(count)
+        if at > len(data):
+            raise ValueError("an array is cut off")
+        nulls = data[bits_at:at]
+        has_null = any(nulls)
+        if has_null and (not contains_null or nulls[-1] >> ((count - 1) % 8 + 1)):
+            raise ValueError("the bitmap of an array says null where no null can be")
+        items: list[Any] = []
+        if code:
+            form = f"<{count}{code}"
+            items += struct.unpack_from(form, data, at)
+            at += struct.calcsize(form)
+            if has_null:
+                items = [None if nulls[i >> 3] >> (i & 7) & 1 else item for i, item in enumerate(items)]
+            return items, at
+        for i in range(count):
+            if nulls[i >> 3] >> (i & 7) & 1:
+                items.append(None)
+                continue
+            begin = at + 4
+            at = begin + _U32.unpack_from(data, at)[0]
+            raw = data[begin:at]
+            items.append(decode_item(raw) if decode_item else raw)
+        return items, at
+
+    return decode
+
+
+def _map_encoder(data_type: MapType) -> Callable[[Sequence[tuple[Any, Any]]], bytes]:
+    encode_keys, encode_values = _array_encoder(data_type.key), _array_encoder(data_type.value)
+    code = _code(data_type.key)
+    encode_key: Convert | None = struct.Struct(f"<{code}").pack if code else _variable_encoder(data_type.key)
+
+    def encode(pairs: Sequence[tuple[Any, Any]]) -> bytes:
+        ordered = sorted(pairs, key=lambda pair: encode_key(pair[0]) if encode_key else pair[0])
+        return encode_keys([key for key, _ in ordered]) + encode_values([value for _, value in ordered])
+
+    return encode
+
+
+def _map_decoder(data_type: MapType) -> Decode:
+    decode_keys = _array_decoder(data_type.key, False)
+    decode_values = _array_decoder(data_type.value, data_type.value_contains_null)
+
+    def decode(data: bytes) -> list[tuple[Any, Any]]:
+        keys, at = decode_keys(data, 0)
+        values = _whole(data, *decode_values(data, at))
+        return list(zip(keys, values, strict=True))
+
+    return decode

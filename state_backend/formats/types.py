@@ -1,0 +1,557 @@
+"""Spark SQL types, as ``StructType.jsonValue()`` gives them, and the Python values that they hold.
+
+Codecs and hash share one step between a user's Python value and bytes, the *physical* value:
+
+    type                                physical                        Python, when read back
+    boolean                             bool                            bool
+    byte short integer long             int                             int
+    float double                        float                           float
+    string | binary                     bytes (UTF-8 | as they are)     str | bytes
+    date                                int, days since 1970-01-01      date
+    timestamp, timestamp_ntz            int, µs since 1970-01-01        naive datetime (timestamp: in UTC)
+    decimal(p,s)                        int, unscaled                   Decimal with s fractional digits
+    array<t> | map<k,v>                 list | list of (k, v)           list | dict
+    struct                              tuple, in schema order          tuple, or what ``struct_factory`` makes
+
+``to_physical`` is strict, because Spark stores NULL silently for a value of the wrong type, which shows months later.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any
+
+from state_backend.values.errors import StateSchemaError
+
+Json = Any
+Convert = Callable[[Any], Any]
+StructFactory = Callable[[tuple[str, ...]], Callable[[tuple[Any, ...]], Any]]
+
+MAX_LONG_DIGITS = 18  # the widest decimal that Spark, and so we, keep in an int64
+MAX_DIGITS = 38
+SEQUENCES = (tuple, list)  # made once: `tuple | list` in an isinstance makes a union object at every call
+INTEGER_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_SQL_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_ATOMIC = {*INTEGER_BITS, "boolean", "float", "double", "string", "binary", "date", "timestamp", "timestamp_ntz"}
+
+
+# --- the tree ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicType:
+    """A type without parameters, by its Spark JSON name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return _SQL_NAMES.get(self.name, self.name)
+
+    def to_json(self) -> Json:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class DecimalType:
+    """1 <= precision <= 38, 0 <= scale <= precision."""
+
+    precision: int
+    scale: int
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision},{self.scale})"
+
+    def to_json(self) -> Json:
+        return str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    element: DataType
+    contains_null: bool = True
+
+    def __str__(self) -> str:
+        return f"array<{self.element}>"
+
+    def to_json(self) -> Json:
+        return {"type": "array", "elementType": self.element.to_json(), "containsNull": self.contains_null}
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    key: DataType
+    value: DataType
+    value_contains_null: bool = True
+
+    def __str__(self) -> str:
+        return f"map<{self.key}, {self.value}>"
+
+    def to_json(self) -> Json:
+        key, value = self.key.to_json(), self.value.to_json()
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": self.value_contains_null}
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedType:
+    """A Spark type that neither state nor keys can hold; ``why`` completes "can't be stored: …". It is part of the tree,
+    so that whoever refuses it can say whose field it is."""
+
+    name: str
+    why: str
+    json_text: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def to_json(self) -> Json:
+        return json.loads(self.json_text)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Metadata (comments, defaults) is carried along, but two fields that differ in nothing else are equal."""
+
+    name: str
+    type: DataType
+    nullable: bool = True
+    metadata: Mapping[str, Json] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class StructType:
+    fields: tuple[Field, ...]
+
+    def __str__(self) -> str:
+        return f"struct<{', '.join(map(str, self.fields))}>"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in self.fields)
+
+    def to_json(self) -> Json:
+        """The inverse of ``parse_struct``."""
+        return {
+            "type": "struct",
+            "fields": [
+                {"name": f.name, "type": f.type.to_json(), "nullable": f.nullable, "metadata": dict(f.metadata)}
+                for f in self.fields
+            ],
+        }
+
+
+DataType = AtomicType | DecimalType | ArrayType | MapType | StructType | UnsupportedType
+
+
+def parse_struct(json_value: Mapping[str, Json]) -> StructType:
+    """Spark's ``StructType.jsonValue()`` as a tree. Types that can't be stored become ``UnsupportedType``: the codecs
+    refuse them, since they know whose they are. ``StateSchemaError`` for what is no such JSON, or names a field twice."""
+    try:
+        parsed = _parse(json_value, "", {})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StateSchemaError(f"not a Spark struct type in JSON ({error!r}): {shortened(json_value)}") from error
+    if not isinstance(parsed, StructType):
+        raise StateSchemaError(f"a schema must be a Spark struct type in JSON; found {shortened(json_value)}")
+    return parsed
+
+
+def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
+    """Source: Spark's DataType.parseDataType. A collation hides in the metadata of the nearest field, under the path from
+    there (``name``, ``name.element``, ``name.key``), while the type itself says just "string"."""
+    if isinstance(value, str):
+        if value == "string" and path in collations:
+            return _unsupported(f"string collate {collations[path]}", value)
+        if value in _ATOMIC:
+            return AtomicType(value)
+        if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", value):
+            precision, scale = int(match[1]), int(match[2])
+            if 1 <= precision <= MAX_DIGITS and scale <= precision:
+                return DecimalType(precision, scale)
+        return _unsupported(value, value)
+    kind = value["type"]
+    if kind == "array":
+        return ArrayType(_parse(value["elementType"], f"{path}.element", collations), value["containsNull"])
+    if kind == "map":
+        key, of = _parse(value["keyType"], f"{path}.key", collations), value["valueType"]
+        return MapType(key, _parse(of, f"{path}.value", collations), value["valueContainsNull"])
+    if kind == "struct":
+        fields = tuple(_parse_field(f) for f in value["fields"])
+        if len({f.name for f in fields}) < len(fields):
+            raise StateSchemaError(f"two fields share a name: {', '.join(f.name for f in fields)}")
+        return StructType(fields)
+    return _unsupported(str(kind), value)
+
+
+def _parse_field(value: Json) -> Field:
+    name, metadata = value["name"], value.get("metadata") or {}
+    return Field(name, _parse(value["type"], name, metadata.get("__COLLATIONS", {})), value["nullable"], metadata)
+
+
+def _unsupported(name: str, value: Json) -> UnsupportedType:
+    why = "it is not a type that state can hold"
+    if "collate" in name:
+        why = "strings that differ in bytes may be equal under a collation; use plain STRING, lower-cased if need be"
+    elif name.startswith("interval"):
+        why = "intervals have no single unit; use BIGINT, say of microseconds"
+    elif name == "variant":
+        why = "equal variants may differ in bytes; use STRING with JSON, or a struct"
+    elif name.startswith(("char", "varchar")):
+        why = "its padding or length limit would not be enforced; use STRING"
+    elif name == "udt":
+        why = "its class would have to be imported to read it; use its sqlType"
+    return UnsupportedType(name, why, json.dumps(value))
+
+
+def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
+    """The type and all inside it, each with its dotted path: ``a``, ``a.element``, ``a.key``, ``a.b``."""
+    yield path, data_type
+    dot = f"{path}." if path else ""
+    if isinstance(data_type, ArrayType):
+        yield from walk(data_type.element, f"{dot}element")
+    elif isinstance(data_type, MapType):
+        yield from walk(data_type.key, f"{dot}key")
+        yield from walk(data_type.value, f"{dot}value")
+    elif isinstance(data_type, StructType):
+        for f in data_type.fields:
+            yield from walk(f.type, f"{dot}{f.name}")
+
+
+# --- Python value -> physical value --------------------------------------------------------------------------------------
+
+
+class Misfit(TypeError):
+    """A value does not fit its type. Gathers the path (``.b[3].key``) on its way out; the codec makes the error that users
+    see. ``text`` follows the path directly."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.path = ""
+
+    def at(self, step: str) -> Misfit:
+        self.path = step + self.path
+        return self
+
+    def message(self, owner: str, member: str) -> str:
+        """``state 'x' field 'a.b': expected bigint, found str 'y'``, for owner "state 'x'" and member "field"."""
+        return f"{owner}{f' {member} {self.path[1:]!r}' if self.path else ''}{self.text}"
+
+
+def shortened(value: object) -> str:
+    """At most 80 characters of its repr."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _misfit(expected: object, value: object, why: str = "") -> Misfit:
+    return Misfit(f": expected {expected}, found {type(value).__name__} {shortened(value)}{f' ({why})' if why else ''}")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars and arrays as Python values. Source: pyspark's ``_normalize_state_value``."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def to_physical(data_type: DataType) -> Convert:
+    """A function from a non-null Python value to its physical value; raises ``Misfit``, for None too."""
+    match data_type:
+        case AtomicType(name) if name in INTEGER_BITS:
+            return _from_int(data_type, INTEGER_BITS[name])
+        case AtomicType("float" | "double"):
+            return _from_float(data_type)
+        case AtomicType("timestamp" | "timestamp_ntz"):
+            return _from_datetime(data_type)
+        case AtomicType(name):
+            return {"boolean": _from_bool, "string": _from_str, "binary": _from_bytes, "date": _from_date}[name]
+        case DecimalType():
+            return _from_decimal(data_type)
+        case ArrayType():
+            return _from_array(data_type)
+        case MapType():
+            return _from_map(data_type)
+        case StructType():
+            convert = row_to_physical(data_type)
+            return lambda value: tuple(convert(value))
+        case UnsupportedType():
+            raise StateSchemaError(f"{data_type} can't be stored: {data_type.why}")
+
+
+def _from_bool(value: Any) -> bool:
+    if value is True or value is False:
+        return value
+    plain = _plain(value)
+    if isinstance(plain, bool):
+        return plain
+    raise _misfit("boolean", value)
+
+
+def _from_int(expected: DataType, bits: int) -> Convert:
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def convert(value: Any) -> int:
+        exact = value
+        if type(exact) is not int:
+            exact = _plain(exact)
+            if not isinstance(exact, int) or isinstance(exact, bool):
+                raise _misfit(expected, value)
+            exact = operator.index(exact)
+        if low <= exact <= high:
+            return exact
+        raise _misfit(expected, value, "out of range")
+
+    return convert
+
+
+def _from_float(expected: AtomicType) -> Convert:
+    single = struct.Struct("<f").pack if expected.name == "float" else None
+
+    def convert(value: Any) -> float:
+        exact = value
+        if type(exact) is not float:
+            exact = _plain(exact)
+            if isinstance(exact, bool) or not isinstance(exact, float | int):
+                raise _misfit(expected, value)
+            if isinstance(exact, int):
+                exact = _widened(expected, exact)
+            exact = float(exact)
+        if single is not None:
+            try:
+                single(exact)
+            except OverflowError:
+                # The JVM would make it infinity.
+                raise _misfit(expected, value, "out of range") from None
+        return exact
+
+    return convert
+
+
+def _widened(expected: AtomicType, value: int) -> float:
+    """An int as the float that equals it; those beyond the mantissa may have none."""
+    try:
+        widened = float(value)
+        if expected.name == "float":
+            widened = struct.unpack("<f", struct.pack("<f", widened))[0]
+    except OverflowError:
+        widened = float("inf")
+    if widened != value:
+        raise _misfit(expected, value, "not exact in this type")
+    return widened
+
+
+def _from_str(value: Any) -> bytes:
+    # Of a subclass (np.str_, an enum) the text, not str(value), which may be the name of the member.
+    if isinstance(value, str):
+        try:
+            return str.encode(value)
+        except UnicodeEncodeError:
+            raise _misfit("string", value, "a lone surrogate has no UTF-8 form") from None
+    raise _misfit("string", value)
+
+
+def _from_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise _misfit("binary", value)
+
+
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_DATETIME_US = (datetime.max - _EPOCH) // timedelta(microseconds=1)
+_MIN_DATETIME_US = (datetime.min - _EPOCH) // timedelta(microseconds=1)
+
+
+def _from_date(value: Any) -> int:
+    plain = value if type(value) is date else _plain(value)
+    # A datetime is a date to Python; to store it as one would drop its time.
+    if isinstance(plain, date) and not isinstance(plain, datetime):
+        return plain.toordinal() - _EPOCH_ORDINAL
+    raise _misfit("date", value)
+
+
+def _from_datetime(expected: AtomicType) -> Convert:
+    zoned = expected.name == "timestamp"
+
+    def convert(value: Any) -> int:
+        exact = value
+        if type(exact) is not datetime:
+            exact = _plain_datetime(expected, value)
+        if exact.tzinfo is None:
+            delta = exact - _EPOCH
+            return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        if not zoned or exact.utcoffset() is None:
+            raise _misfit(expected, value, "" if zoned else "it has a time zone")
+        delta = exact - _EPOCH_UTC
+        micros = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        # 0001-01-01 east of Greenwich is year 0 in UTC, which no datetime can give back.
+        if _MIN_DATETIME_US <= micros <= _MAX_DATETIME_US:
+            return micros
+        raise _misfit(expected, value, "out of range in UTC")
+
+    return convert
+
+
+def _plain_datetime(expected: DataType, value: Any) -> datetime:
+    """pandas and pendulum subclass datetime, with their own subtraction. Nanoseconds are dropped, as PySpark does; NaT
+    differs from itself."""
+    plain = _plain(value)
+    if not isinstance(plain, datetime) or plain != plain:  # noqa: PLR0124
+        raise _misfit(expected, value)
+    at = (plain.year, plain.month, plain.day, plain.hour, plain.minute, plain.second, plain.microsecond)
+    return datetime(*at, tzinfo=plain.tzinfo, fold=plain.fold)
+
+
+# Raises where a decimal would have to be rounded; 38 digits times a power of ten stay far below its precision.
+_EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+
+
+def _from_decimal(expected: DecimalType) -> Convert:
+    scale, limit = expected.scale, 10**expected.precision
+
+    def convert(value: Any) -> int:
+        exact = value
+        if type(exact) is not Decimal:
+            exact = _plain(exact)
+            if isinstance(exact, bool) or not isinstance(exact, Decimal | int):
+                raise _misfit(expected, value)
+            exact = Decimal(exact)
+        try:
+            scaled = exact.scaleb(scale, _EXACT)
+            # Compared before int() sees it: 1E+999999999 as int would fill the memory.
+            if -limit < scaled < limit and (unscaled := int(scaled)) == scaled:
+                return unscaled
+        except (ArithmeticError, ValueError):
+            pass
+        raise _misfit(expected, value, "does not fit exactly")
+
+    return convert
+
+
+def _from_array(expected: ArrayType) -> Convert:
+    convert_element, nullable = to_physical(expected.element), expected.contains_null
+
+    def convert(value: Any) -> list[Any]:
+        items = value if isinstance(value, SEQUENCES) else _plain(value)
+        if not isinstance(items, SEQUENCES):
+            raise _misfit(expected, value)
+        physical: list[Any] = []
+        try:
+            for item in items:
+                physical.append(None if item is None and nullable else convert_element(item))
+        except Misfit as misfit:
+            raise misfit.at(f"[{len(physical)}]") from None
+        return physical
+
+    return convert
+
+
+def _from_map(expected: MapType) -> Convert:
+    convert_key, convert_value = to_physical(expected.key), to_physical(expected.value)
+    nullable = expected.value_contains_null
+
+    def convert(value: Any) -> list[tuple[Any, Any]]:
+        if not isinstance(value, dict):
+            raise _misfit(expected, value)
+        step, physical = ".key", []
+        try:
+            for key, item in value.items():
+                step = ".key"
+                first = convert_key(key)
+                step = ".value"
+                physical.append((first, None if item is None and nullable else convert_value(item)))
+        except Misfit as misfit:
+            raise misfit.at(step) from None
+        if len({key for key, _ in physical}) < len(physical):
+            raise _misfit(expected, value, "two keys are stored alike")
+        return physical
+
+    return convert
+
+
+def row_to_physical(expected: StructType) -> Callable[[Any], list[Any]]:
+    """A function from a row (tuple, list, Row by position; dict by name) to the list of its physical values."""
+    converts = [to_physical(f.type) for f in expected.fields]
+    nullables = [f.nullable for f in expected.fields]
+    names, size = expected.names, len(expected.fields)
+
+    def convert(value: Any) -> list[Any]:
+        values = value if isinstance(value, SEQUENCES) else _positional(expected, value)
+        if len(values) != size:
+            raise Misfit(f" has {size} field{'s' * (size != 1)} ({', '.join(names)}); got {len(values)} values")
+        try:
+            # The lengths are equal by now; `strict` would cost a sixth of the whole.
+            return [None if v is None and n else c(v) for v, n, c in zip(values, nullables, converts)]  # noqa: B905
+        except Misfit:
+            for name, v, n, c in zip(names, values, nullables, converts, strict=True):
+                try:
+                    if v is not None or not n:
+                        c(v)
+                except Misfit as misfit:
+                    if v is None:
+                        misfit.text += " (the field is not nullable)"
+                    raise misfit.at(f".{name}") from None
+            raise
+
+    return convert
+
+
+def _positional(expected: StructType, value: Any) -> Sequence[Any]:
+    """The values of a row that is neither tuple nor list. A dict may lack fields (null, as in PySpark), but not have
+    others: that is a typo."""
+    if isinstance(value, dict):
+        if unknown := set(value) - set(expected.names):
+            raise _misfit(expected, value, f"no such field: {', '.join(sorted(map(repr, unknown)))}")
+        return [value.get(name) for name in expected.names]
+    if hasattr(value, "__fields__"):
+        return tuple(value)
+    plain = _plain(value)
+    if isinstance(plain, list):
+        return plain
+    raise _misfit(expected, value)
+
+
+# --- physical value -> Python value --------------------------------------------------------------------------------------
+
+
+def to_python(data_type: DataType, struct_factory: StructFactory | None = None) -> Convert | None:
+    """A function from a non-null physical value to the Python value, or None where they are the same. It raises ValueError
+    or OverflowError for what ``to_physical`` can't have made. ``struct_factory(names)(values)`` makes nested structs."""
+    match data_type:
+        case AtomicType("string"):
+            return bytes.decode
+        case AtomicType("date"):
+            return lambda days: date.fromordinal(days + _EPOCH_ORDINAL)
+        case AtomicType("timestamp" | "timestamp_ntz"):
+            return lambda micros: _EPOCH + timedelta(0, 0, micros)
+        case DecimalType():
+            scale = -data_type.scale
+            return lambda unscaled: Decimal(unscaled).scaleb(scale, _EXACT)
+        case ArrayType():
+            element = to_python(data_type.element, struct_factory)
+            if element is None:
+                return None
+            return lambda items: [None if item is None else element(item) for item in items]
+        case MapType():
+            key = to_python(data_type.key, struct_factory) or _same
+            value = to_python(data_type.value, struct_factory) or _same
+            return lambda pairs: {key(k): None if v is None else value(v) for k, v in pairs}
+        case StructType():
+            converts = [to_python(f.type, struct_factory) or _same for f in data_type.fields]
+            make = struct_factory(data_type.names) if struct_factory else _same
+            return lambda values: make(
+                tuple([None if v is None else c(v) for v, c in zip(values, converts, strict=True)])
+            )
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value

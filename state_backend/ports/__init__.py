@@ -1,0 +1,1 @@
+"""What the floors above need from outside, as protocols; ``adapters`` implements them."""

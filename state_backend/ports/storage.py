@@ -1,0 +1,75 @@
+"""The storage port: immutable files under one root, created at most once, and matched by generation when rewritten.
+
+What every adapter guarantees, and what the commit protocol rests on:
+1. `create` and `upload` never overwrite. Of any number of concurrent creators of a path exactly one succeeds.
+2. A file is visible whole or not at all. What a crash leaves half-written never shows in `read`, `stat` or `list`.
+3. When a write returns, the file survives a crash of the machine, and every later `read`, `stat` and `list` sees it.
+4. `replace` and `delete` with a generation act on exactly the bytes that the caller saw, or not at all.
+5. An error other than UnknownOutcome means that the call changed nothing.
+6. `download` yields exactly the bytes of its handle, or nothing.
+
+Methods may be called from several threads at once. A path is never used both as a file and as a folder of other files:
+object stores allow it, disks do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from state_backend.values.errors import UsageError
+from state_backend.values.handles import TEMP_FOLDER, FileInfo, Handle, check_path
+
+__all__ = ["TEMP_FOLDER", "Storage", "check_path", "check_prefix"]
+
+
+class Storage(Protocol):
+    """Files under one root. Every path is relative, passes `check_path`, and raises UsageError if it does not.
+
+    Any method raises StorageUnavailable if the storage can't be reached, is full, or refuses permission.
+    """
+
+    @property
+    def url(self) -> str:
+        """The root, for messages: ``file:///...``, ``memory://...``."""
+
+    def read(self, path: str) -> bytes:
+        """The whole file; for metadata, not for state. NotFound."""
+
+    def create(self, path: str, data: bytes) -> Handle:
+        """Writes a new file, durable when it returns. AlreadyExists; UnknownOutcome."""
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
+        """Rewrites a file whose generation is still the given one. NotFound; PreconditionFailed; UnknownOutcome."""
+
+    def upload(self, path: str, local: Path) -> Handle:
+        """Writes a new file from a local one, streaming; the handle tells the bytes that were written.
+
+        AlreadyExists; UnknownOutcome; NotFound if the local file is absent."""
+
+    def download(self, handle: Handle, destination: Path) -> None:
+        """Copies a file to a local path, which appears only when size and crc32c were found right, and replaces what
+        was there. Missing parent folders are created. Not synced to disk: a local copy is a cache.
+
+        NotFound; CorruptFile naming what was expected and found."""
+
+    def stat(self, path: str) -> FileInfo | None:
+        """The file, or None if it is absent."""
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """All files whose path starts with the prefix, a plain string (``"checkpoints/"``, ``"shared/3f"``, ``""``),
+        sorted by path. Files that are written or deleted meanwhile may be in it or not."""
+
+    def delete(self, path: str, *, generation: int | None = None) -> bool:
+        """Removes one file, never a folder; False if it is absent. PreconditionFailed on another generation."""
+
+
+def check_prefix(prefix: str) -> str:
+    """The prefix, if `check_path` allows its folders; what follows the last ``/`` is the beginning of a name."""
+    folder, slash, name = prefix.rpartition("/")
+    if slash:
+        check_path(folder)
+    if not name.isprintable() or "\\" in name:
+        raise UsageError(f"not a storage prefix: {prefix!r}; expected the beginning of a relative path")
+    return prefix

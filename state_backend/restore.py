@@ -1,0 +1,159 @@
+"""From manifests to an open shard, into any parallelism.
+
+Source: the plan follows Flink's incremental restore: one overlapping handle is opened and clipped to the range; of several
+the best is opened, and the entries of the others that belong to the range are written into it. Every file is verified
+against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.formats import record_codec
+from state_backend.ports.storage import Storage
+from state_backend.state.layout import key_group_bounds
+from state_backend.transfer import download_all
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, StateUnusable
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest, ShardRef
+
+_COPY_ENTRIES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """Open ``first`` (None: start empty), clip it if ``clip``, then copy the range from each of ``others``."""
+
+    first: ShardManifest | None
+    clip: bool
+    others: tuple[ShardManifest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredShard:
+    """An open store with its range's state, and the files that it was opened from: the next checkpoint shares them."""
+
+    store: RocksStore
+    key_group_states: tuple[KeyGroupState, ...]
+    opened: tuple[LocalFile, ...]
+    opened_inline: frozenset[str]
+    downloaded_bytes: int
+
+
+def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
+    """Which manifests a shard restores from, and how.
+
+    The best to open is the one that brings most of the range; of equals, the one of which most is wanted.
+    """
+    overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
+    if not overlapping:
+        return RestorePlan(first=None, clip=False, others=())
+    first, wanted = max(overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first))
+    others = tuple(m for m, _ in overlapping if m is not first)
+    return RestorePlan(first=first, clip=wanted != first.key_groups, others=others)
+
+
+def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
+    """The manifest that a record refers to, inline or read from its file and verified."""
+    if ref.inline is not None:
+        return ref.inline
+    if ref.manifest is None:
+        raise CorruptRecord(f"shard {ref.shard} has neither an inline manifest nor a file of one")
+    data = storage.read(ref.manifest.path)
+    if len(data) != ref.manifest.size_bytes:
+        raise CorruptFile(f"{ref.manifest.path}: {len(data)} bytes, expected {ref.manifest.size_bytes}")
+    return record_codec.decode(data, ref.manifest.path, ShardManifest)
+
+
+def restore_shard(
+    target: KeyGroupRange, manifests: Sequence[ShardManifest], storage: Storage, directory: Path, options: EngineOptions
+) -> RestoredShard:
+    """Opens the state of ``target`` in ``directory``, which must not exist, from the storage only.
+
+    Raises: CorruptFile naming the file that is missing or damaged; then nothing is left in ``directory``.
+    """
+    plan = plan_restore(target, manifests)
+    states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
+    states = tuple(sorted(states, key=lambda s: s.key_group))
+    if plan.first is None:
+        store = RocksStore(directory, options)
+        return RestoredShard(store=store, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0)
+    try:
+        downloaded_bytes = fetch(plan.first, storage, directory)
+        store = RocksStore(directory, options)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    try:
+        if plan.clip:
+            _clip(store, target)
+        for n, other in enumerate(plan.others):
+            beside = directory.with_name(f"{directory.name}.from-{n}")
+            try:
+                downloaded_bytes += fetch(other, storage, beside)
+                with RocksStore(beside, options) as source:
+                    _copy(source, store, target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+    except BaseException:
+        store.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return RestoredShard(
+        store=store,
+        key_group_states=states,
+        opened=plan.first.files,
+        opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
+        downloaded_bytes=downloaded_bytes,
+    )
+
+
+def fetch(manifest: ShardManifest, storage: Storage, directory: Path) -> int:
+    """Makes a folder that RocksDB opens as the shard's state; returns the bytes that the storage delivered."""
+    directory.mkdir(parents=True)
+    for file in manifest.inline_files:
+        _inside(directory, file.name).write_bytes(file.data)
+    try:
+        download_all(storage, [(f.handle, _inside(directory, f.name)) for f in manifest.files])
+    except NotFound as error:
+        raise CorruptFile(f"shard {manifest.shard}: a file of the checkpoint is missing from {storage.url}: {error}") from error
+    return sum(f.handle.size_bytes for f in manifest.files)
+
+
+def _inside(directory: Path, name: str) -> Path:
+    if "/" in name or name in ("", ".", "..") or "\\" in name:
+        raise CorruptRecord(f"a manifest names a local file {name!r}")
+    return directory / name
+
+
+def _clip(store: RocksStore, target: KeyGroupRange) -> None:
+    start, end = key_group_bounds(target.first, target.last)
+    if start > b"\x00\x00":
+        store.delete_range(b"", start)
+    if end is not None:
+        store.delete_range(end, b"\xff" * 64)
+
+
+def _copy(source: RocksStore, destination: RocksStore, target: KeyGroupRange) -> None:
+    batch: list[tuple[bytes, bytes | None]] = []
+    for entry in source.scan(*key_group_bounds(target.first, target.last)):
+        batch.append(entry)
+        if len(batch) == _COPY_ENTRIES:
+            destination.write(batch)
+            batch = []
+    destination.write(batch)
+
+
+def check_whole(manifests: Sequence[ShardManifest], max_parallelism: int) -> None:
+    """That the shards of a checkpoint cover every key group exactly once; StateUnusable otherwise."""
+    at = 0
+    for m in sorted(manifests, key=lambda m: m.key_groups.first):
+        if m.key_groups.first != at:
+            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {m.key_groups}")
+        at = m.key_groups.last + 1
+    if at != max_parallelism:
+        raise StateUnusable(f"shards of the checkpoint end at key group {at - 1}, expected {max_parallelism - 1}")

@@ -1,0 +1,545 @@
+"""The contract of the storage port, the same for every adapter; then what only one adapter can show."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace as changed
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import (
+    AlreadyExists,
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.handles import Handle
+
+
+def memory(_: Path) -> Storage:
+    return MemoryStorage("memory://contract")
+
+
+def memory_below(_: Path) -> Storage:
+    whole = MemoryStorage("memory://contract")
+    whole.create("elsewhere", b"not below")
+    return whole.below("pipeline")
+
+
+def local(folder: Path) -> Storage:
+    return LocalStorage(folder / "made" / "by" / "first write")
+
+
+def faultless(folder: Path) -> Storage:
+    return FaultyStorage(local(folder), {})
+
+
+@pytest.fixture(params=[memory, memory_below, local, faultless])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    make: Callable[[Path], Storage] = request.param
+    return make(tmp_path / "storage")
+
+
+def paths(storage: Storage, prefix: str) -> list[str]:
+    return [info.path for info in storage.list(prefix)]
+
+
+def generation(storage: Storage, path: str) -> int:
+    info = storage.stat(path)
+    assert info is not None
+    return info.generation
+
+
+def outcome(call: Callable[[], object]) -> type[CairnError] | None:
+    try:
+        call()
+    except CairnError as error:
+        return type(error)
+    return None
+
+
+# --- create, read, stat, list, delete ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000])
+def test_what_is_created_is_read_back_and_named_by_its_handle(storage: Storage, data: bytes) -> None:
+    handle = storage.create("checkpoints/00000000000000000001.json", data)
+
+    assert handle == Handle(
+        path="checkpoints/00000000000000000001.json", size_bytes=len(data), crc32c=google_crc32c.value(data)
+    )
+    assert storage.read(handle.path) == data
+    info = storage.stat(handle.path)
+    assert info is not None
+    assert (info.path, info.size_bytes) == (handle.path, len(data))
+    assert info.crc32c in (None, handle.crc32c)
+    assert abs(info.modified_ms - time.time() * 1000) < 600_000
+
+
+def test_create_never_overwrites(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "second").write_bytes(b"second")
+    storage.create("a/record", b"first")
+
+    with pytest.raises(AlreadyExists, match="a/record"):
+        storage.create("a/record", b"second")
+    with pytest.raises(AlreadyExists, match="a/record"):
+        storage.upload("a/record", tmp_path / "second")
+    assert storage.read("a/record") == b"first"
+    assert paths(storage, "") == ["a/record"]
+
+
+def test_of_many_creators_exactly_one_wins(storage: Storage) -> None:
+    """S13: two writers of one version, on a store that does not overwrite."""
+    for round_ in range(20):
+        start = threading.Barrier(8)
+
+        def attempt(writer: int, path: str = f"checkpoints/{round_}", start: threading.Barrier = start) -> object:
+            start.wait()
+            return outcome(lambda: storage.create(path, b"%d" % writer))
+
+        with ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(attempt, range(8)))
+        assert outcomes.count(None) == 1
+        assert outcomes.count(AlreadyExists) == 7
+        assert storage.read(f"checkpoints/{round_}") == b"%d" % outcomes.index(None)
+
+
+def test_what_is_absent_is_told_as_absent(storage: Storage, tmp_path: Path) -> None:
+    storage.create("folder/file", b"x")
+    for path in ("nothing", "folder/nothing", "nowhere/nothing", "folder"):
+        assert storage.stat(path) is None
+        assert storage.delete(path) is False
+        assert storage.delete(path, generation=7) is False
+        with pytest.raises(NotFound, match=path):
+            storage.read(path)
+        with pytest.raises(NotFound, match=path):
+            storage.replace(path, b"y", generation=7)
+        with pytest.raises(NotFound, match=path):
+            storage.download(Handle(path=path, size_bytes=0, crc32c=0), tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def test_an_empty_storage_lists_nothing(storage: Storage) -> None:
+    assert paths(storage, "") == []
+    assert paths(storage, "checkpoints/") == []
+
+
+def test_list_takes_a_string_prefix_and_sorts_by_path(storage: Storage) -> None:
+    """F51: with zero-padded ids the order of the names is the order of the numbers."""
+    everything = ["a", "b-c/1", "b/1", "b/10", "b/2", "b/d/e", "b/d0", "bc", "checkpoints/02", "checkpoints/10", "ü/ö"]
+    for path in reversed(everything):
+        storage.create(path, b"12")
+
+    assert paths(storage, "") == everything
+    for prefix in ("b", "b/", "b/1", "b/d", "b/d/", "checkpoints/", "check", "b/x", "x/", "ü"):
+        assert paths(storage, prefix) == [path for path in everything if path.startswith(prefix)], prefix
+    assert list(storage.list("")) == [storage.stat(path) for path in everything]
+
+
+def test_delete_removes_one_file_and_never_its_neighbours(storage: Storage) -> None:
+    """F41: deleting one file never deletes its parent; a missing file is no error."""
+    storage.create("shared/a/1", b"1")
+    storage.create("shared/a/2", b"2")
+
+    assert storage.delete("shared/a/1") is True
+    assert storage.delete("shared/a/1") is False
+    assert paths(storage, "") == ["shared/a/2"]
+    assert storage.delete("shared/a/2") is True
+    assert paths(storage, "") == []
+    storage.create("shared/a/2", b"again")
+    assert storage.read("shared/a/2") == b"again"
+
+
+# --- generations --------------------------------------------------------------------------------------------------------
+
+
+def test_replace_and_delete_match_the_generation(storage: Storage) -> None:
+    storage.create("record", b"head")
+    first = generation(storage, "record")
+
+    assert storage.replace("record", b"tombstone", generation=first).size_bytes == 9
+    assert storage.read("record") == b"tombstone"
+    second = generation(storage, "record")
+    assert second != first
+    with pytest.raises(PreconditionFailed, match="record"):
+        storage.replace("record", b"again", generation=first)
+    with pytest.raises(PreconditionFailed, match="record"):
+        storage.delete("record", generation=first)
+    assert storage.read("record") == b"tombstone"
+    assert storage.delete("record", generation=second) is True
+    assert storage.stat("record") is None
+
+
+def test_no_generation_comes_back(storage: Storage) -> None:
+    """Not by replacing, and not by deleting and creating, however fast."""
+    seen = []
+    for _ in range(50):
+        storage.create("record", b"same")
+        seen.append(generation(storage, "record"))
+        storage.replace("record", b"same", generation=seen[-1])
+        seen.append(generation(storage, "record"))
+        storage.delete("record")
+    assert len(set(seen)) == 100
+
+
+def test_of_many_replacers_exactly_one_wins(storage: Storage) -> None:
+    storage.create("record", b"start")
+    for _ in range(20):
+        seen, start = generation(storage, "record"), threading.Barrier(6)
+
+        def attempt(writer: int, seen: int = seen, start: threading.Barrier = start) -> object:
+            start.wait()
+            return outcome(lambda: storage.replace("record", b"%d" % writer, generation=seen))
+
+        with ThreadPoolExecutor(6) as pool:
+            outcomes = list(pool.map(attempt, range(6)))
+        assert outcomes.count(None) == 1
+        assert outcomes.count(PreconditionFailed) == 5
+        assert storage.read("record") == b"%d" % outcomes.index(None)
+
+
+# --- upload and download ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+def test_upload_and_download_are_inverse(storage: Storage, tmp_path: Path, size_bytes: int) -> None:
+    """F66: below, at and above the size of a chunk."""
+    data = os.urandom(size_bytes)
+    (tmp_path / "000017.sst").write_bytes(data)
+
+    handle = storage.upload("shared/attempt/0-1.sst", tmp_path / "000017.sst")
+    storage.download(handle, tmp_path / "new" / "folder" / "000017.sst")
+
+    assert handle == Handle(path="shared/attempt/0-1.sst", size_bytes=size_bytes, crc32c=google_crc32c.value(data))
+    assert storage.read(handle.path) == data
+    assert (tmp_path / "new" / "folder" / "000017.sst").read_bytes() == data
+    assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["000017.sst"]
+    assert (tmp_path / "000017.sst").read_bytes() == data
+
+
+def test_download_replaces_what_was_there(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "got").write_bytes(b"something much longer")
+    storage.download(storage.create("a", b"new"), tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("stored", [b"sst bytes!", b"sst byte", b"", b"sst bytes and more"])
+def test_a_damaged_file_is_refused_and_nothing_is_left(storage: Storage, tmp_path: Path, stored: bytes) -> None:
+    """S32: a flipped byte, a truncated file, an empty one, a longer one: the error names expected and found size and
+    crc, and the destination keeps what it had."""
+    handle = storage.create("shared/x.sst", b"sst bytes?")
+    storage.delete("shared/x.sst")
+    storage.create("shared/x.sst", stored)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_bytes(b"before")
+
+    for name in ("absent", "kept"):
+        with pytest.raises(CorruptFile) as caught:
+            storage.download(handle, tmp_path / "out" / name)
+    for part in (
+        "shared/x.sst", "expected 10 bytes", f"found {len(stored)} bytes",
+        f"{handle.crc32c:08x}", f"{google_crc32c.value(stored):08x}",
+    ):  # fmt: skip
+        assert part in str(caught.value)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["kept"]
+    assert (tmp_path / "out" / "kept").read_bytes() == b"before"
+
+
+def test_download_trusts_size_and_crc_apart(storage: Storage, tmp_path: Path) -> None:
+    handle = storage.create("a", b"data")
+    for wrong in (changed(handle, crc32c=handle.crc32c ^ 1), changed(handle, size_bytes=5)):
+        with pytest.raises(CorruptFile):
+            storage.download(wrong, tmp_path / "got")
+    assert not list(tmp_path.glob("*got*"))
+
+
+def test_local_ends_that_fail(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for absent in (tmp_path / "absent", tmp_path / "folder"):
+        with pytest.raises(NotFound, match=absent.name):
+            storage.upload("a", absent)
+    assert paths(storage, "") == []
+    handle = storage.create("a", b"data")
+    for blocked in (tmp_path / "file" / "got", tmp_path / "folder"):
+        with pytest.raises(StorageUnavailable, match=str(blocked)):
+            storage.download(handle, blocked)
+    assert not list((tmp_path / "folder").iterdir())
+
+
+def test_a_file_in_the_making_is_invisible(storage: Storage, tmp_path: Path) -> None:
+    """S12, S24: until the last byte is there nothing is, and another writer may take the name meanwhile."""
+    os.mkfifo(tmp_path / "slow")
+    with ThreadPoolExecutor(2) as pool:
+        uploads = [pool.submit(storage.upload, "slow", tmp_path / "slow")]
+        with (tmp_path / "slow").open("wb") as pipe:
+            pipe.write(b"half")
+            pipe.flush()
+            time.sleep(0.05)
+            assert paths(storage, "") == []
+            assert storage.stat("slow") is None
+            assert outcome(lambda: storage.read("slow")) is NotFound
+            storage.create("slow", b"overtaken")
+        with pytest.raises(AlreadyExists):
+            uploads[0].result()
+    assert storage.read("slow") == b"overtaken"
+    assert paths(storage, "") == ["slow"]
+
+
+# --- paths --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/abs",
+        "a//b",
+        "a/",
+        ".",
+        "..",
+        "a/../b",
+        "./a",
+        "a/.",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        ".tmp",
+        "a/.tmp/b",
+        "\ud800",
+    ],
+)
+def test_paths_that_leave_the_root_or_mean_nothing_are_refused(storage: Storage, tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    handle = Handle(path=path, size_bytes=0, crc32c=0)
+    for call in (
+        lambda: storage.read(path),
+        lambda: storage.create(path, b""),
+        lambda: storage.replace(path, b"", generation=0),
+        lambda: storage.upload(path, tmp_path / "file"),
+        lambda: storage.download(handle, tmp_path / "got"),
+        lambda: storage.stat(path),
+        lambda: storage.delete(path),
+    ):
+        assert outcome(call) is UsageError
+    assert paths(storage, "") == []
+
+
+@pytest.mark.parametrize("prefix", ["/", "/abs", "../", "a/../b", "a//", "a\\", "\0", ".tmp/"])
+def test_prefixes_that_leave_the_root_are_refused_at_once(storage: Storage, prefix: str) -> None:
+    with pytest.raises(UsageError):
+        storage.list(prefix)
+
+
+# --- local only -----------------------------------------------------------------------------------------------------------
+
+
+def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path) -> None:
+    """S24: what a killed writer left is removed; what a running one writes is not."""
+    LocalStorage(tmp_path).create("a", b"1")
+    old, new = tmp_path / ".tmp" / "old.part", tmp_path / ".tmp" / "new.part"
+    for leftover in (old, new):
+        leftover.write_bytes(b"half")
+    os.utime(old, (0, 0))
+
+    storage = LocalStorage(tmp_path)
+    assert paths(storage, "") == ["a"]
+    assert paths(LocalStorage(tmp_path.parent), f"{tmp_path.name}/") == [f"{tmp_path.name}/a"]
+    storage.create("b", b"2")
+    assert not old.exists()
+    assert new.exists()
+    assert sorted(file.name for file in (tmp_path / ".tmp").iterdir()) == ["new.part"]
+
+
+@pytest.mark.parametrize("below", ["", "pipeline/"])
+def test_a_root_that_can_not_be_made_is_named(tmp_path: Path, below: str) -> None:
+    """F65: a bad root is an error of its own, never an empty storage. (A parent that is a file, not a missing
+    permission, because root may do everything.)"""
+    (tmp_path / "blocker").touch()
+    (tmp_path / "file").write_bytes(b"x")
+    root = tmp_path / "blocker" / "state"
+    storage = LocalStorage(root)
+    for call in (
+        lambda: storage.create(f"{below}a", b""),
+        lambda: storage.upload(f"{below}a", tmp_path / "file"),
+        lambda: storage.replace(f"{below}a", b"", generation=1),
+        lambda: storage.read(f"{below}a"),
+        lambda: storage.delete(f"{below}a"),
+        lambda: list(storage.list(below)),
+    ):
+        with pytest.raises(StorageUnavailable, match=r"Not a directory; .*use another root") as caught:
+            call()
+        assert str(root) in str(caught.value)
+
+
+def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("before", b"")
+    for number, advice in (
+        (28, "free some space"),
+        (30, "mount it writable"),
+        (13, "permission"),
+        (5, "check the disk"),
+    ):
+
+        def refuse(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("state_backend.adapters.local_storage.os.fsync", refuse)
+            with pytest.raises(StorageUnavailable, match=advice):
+                storage.create("a", b"data")
+    assert storage.stat("a") is None
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_a_file_that_is_visible_but_maybe_not_durable_is_an_unknown_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F54: an ambiguous answer is a type of its own."""
+    storage = LocalStorage(tmp_path)
+    storage.create("before", b"")
+
+    def refuse(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("state_backend.adapters.local_storage._sync_folder", refuse)
+    with pytest.raises(UnknownOutcome):
+        storage.create("a", b"data")
+    with pytest.raises(UnknownOutcome):
+        storage.replace("before", b"data", generation=generation(storage, "before"))
+
+
+def test_a_folder_that_vanished_is_made_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    storage.create("a/b/c", b"1")
+    for path in sorted((tmp_path / "root").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (tmp_path / "root").rmdir()
+    storage.create("a/b/c", b"2")
+    assert storage.read("a/b/c") == b"2"
+
+
+def _count_up(root: str, times: int) -> None:
+    storage = LocalStorage(Path(root))
+    while times:
+        seen, count = generation(storage, "counter"), int(storage.read("counter"))
+        try:
+            storage.replace("counter", b"%d" % (count + 1), generation=seen)
+            times -= 1
+        except PreconditionFailed:
+            continue
+
+
+def test_processes_that_replace_one_file_lose_no_update(tmp_path: Path) -> None:
+    LocalStorage(tmp_path).create("counter", b"0")
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_count_up, args=(str(tmp_path), 40)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert LocalStorage(tmp_path).read("counter") == b"120"
+
+
+def test_names_too_long_for_the_disk_are_a_wrong_call(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="shorter"):
+        LocalStorage(tmp_path).create("x" * 300, b"")
+
+
+# --- opening --------------------------------------------------------------------------------------------------------------
+
+
+def test_open_storage_by_url(tmp_path: Path) -> None:
+    open_storage(f"file://{tmp_path}").create("p/a", b"1")
+    below = open_storage(join_url(str(tmp_path), "p"))
+    assert below.read("a") == b"1"
+    assert below.url == f"file://{tmp_path}/p"
+    assert open_storage(below.url).read("a") == b"1"
+
+
+def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
+    name = f"memory://{request.node.name}"
+    open_storage(name).create("p/a", b"1")
+    assert open_storage(join_url(name, "p")).read("a") == b"1"
+    assert open_storage(join_url(name, "p")).url == f"{name}/p"
+    assert paths(open_storage(join_url(name, "p")), "") == ["a"]
+    assert paths(open_storage(f"{name}-other"), "") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("gs://bucket/prefix", "not built yet"),
+        ("s3://bucket", "file:///absolute/path"),
+        ("relative/path", "file:///absolute/path"),
+        ("file://host/path", "file:///absolute/path"),
+        ("file:///a/../b", "'..'"),
+        ("memory://", "not a storage path"),
+        ("", "file:///absolute/path"),
+    ],
+)
+def test_urls_that_nothing_serves_are_refused(url: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        open_storage(url)
+
+
+def test_join_url() -> None:
+    assert join_url("file:///", "a", "b") == "file:///a/b"
+    assert join_url("/data/", "a") == "/data/a"
+    assert join_url("memory://", "a") == "memory://a"
+    with pytest.raises(UsageError):
+        join_url("/data", "..")
+
+
+# --- injected faults --------------------------------------------------------------------------------------------------------
+
+
+def test_faults_strike_before_or_after_the_call_takes_effect() -> None:
+    for when, expected in (("before", []), ("after", ["b"])):
+        inner = MemoryStorage()
+        faulty = FaultyStorage(inner, lost_answer_at(1, when))  # type: ignore[arg-type]
+        assert paths(faulty, "") == []
+        with pytest.raises(UnknownOutcome):
+            faulty.create("b", b"")
+        assert paths(inner, "") == expected
+        assert paths(faulty, "x/") == []
+        assert faulty.calls == [("list", ""), ("create", "b"), ("list", "x/")]
+
+
+def test_the_dead_do_nothing_more() -> None:
+    inner = MemoryStorage()
+    faulty = FaultyStorage(inner, stop_at(0, "after"))
+    with pytest.raises(StopHere):
+        faulty.create("a", b"")
+    with pytest.raises(StopHere):
+        faulty.delete("a")
+    assert paths(inner, "") == ["a"]
+    assert faulty.calls == [("create", "a")]
+
+
+def test_any_error_can_be_planned() -> None:
+    error = StorageUnavailable("injected")
+    faulty = FaultyStorage(MemoryStorage(), {0: Fault(error=error, when="before")})
+    with pytest.raises(StorageUnavailable) as caught:
+        faulty.stat("a")
+    assert caught.value is error
+    assert faulty.stat("a") is None
