@@ -87,7 +87,9 @@ class AirflowClient:
 
     def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
         """A manual run; ``more``: data_interval_start, data_interval_end, conf."""
-        run: dict[str, Any] = self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": logical_date, **more})
+        run: dict[str, Any] = self.call(
+            "POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": logical_date, **more}
+        )
         return run
 
     def backfill(
@@ -145,7 +147,9 @@ class AirflowClient:
 
     def tries(self, dag_id: str, run_id: str, task_id: str) -> list[dict[str, Any]]:
         """All tries of a task, the present one included, also those from before a clear."""
-        found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances/{task_id}/tries")["task_instances"]
+        found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances/{task_id}/tries")[
+            "task_instances"
+        ]
         return found
 
     def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
@@ -208,7 +212,13 @@ class AirflowServer:
     """
 
     def __init__(
-        self, repo_root: Path, *, home: Path, port: int = 0, log_dir: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        repo_root: Path,
+        *,
+        home: Path,
+        port: int = 0,
+        log_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.repo_root = repo_root
         self.port = free_port(port)
@@ -273,7 +283,9 @@ class AirflowServer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 

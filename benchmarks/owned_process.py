@@ -40,7 +40,7 @@ class OwnedProcesses:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGTERM),
+                preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  one system call, loaded before the fork
             )
 
     def log_path(self, name: str) -> Path:

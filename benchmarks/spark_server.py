@@ -41,6 +41,7 @@ class SparkConnectServer:
         assert spec is not None and spec.origin is not None
         home = Path(spec.origin).parent
         conf = {
+            "spark.master": f"local[{self.cores}]",
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.driver.host": "127.0.0.1",
@@ -53,8 +54,7 @@ class SparkConnectServer:
         options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
         self._processes.start(
             _NAME,
-            [str(home / "bin/spark-submit"), "--master", f"local[{self.cores}]", *options]
-            + ["--class", _CLASS, "--name", "Cairn demo", "spark-internal"],
+            [str(home / "bin/spark-submit"), *options, "--class", _CLASS, "--name", "Cairn", "spark-internal"],
             env={
                 **os.environ,
                 "SPARK_HOME": str(home),
@@ -74,7 +74,9 @@ class SparkConnectServer:
                 return
             except OSError:
                 if time.monotonic() > deadline_s:
-                    raise TimeoutError(f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}") from None
+                    raise TimeoutError(
+                        f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}"
+                    ) from None
                 time.sleep(0.3)
 
     def stop(self) -> None:
@@ -89,5 +91,7 @@ class SparkConnectServer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()

@@ -8,14 +8,14 @@ from airflow.sdk import CronDataIntervalTimetable
 
 from cairn_operators import stateful_pipeline
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
 
 dag = stateful_pipeline(
     "aircraft",
     pipeline="jobs.pipelines.aircraft:AIRCRAFT",
     root=os.environ.get("CAIRN_ROOT", f"file://{DATA}/state"),
-    savepoints=os.environ.get("CAIRN_SAVEPOINTS", f"file://{DATA}/savepoints"),
-    docs_dir=os.environ.get("CAIRN_DOCS", f"{DATA}/docs"),
+    savepoints=f"file://{DATA}/savepoints",
+    docs_dir=f"{DATA}/docs",
     # Not "@daily" alone: that would tick with empty intervals unless airflow.cfg says otherwise.
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),

@@ -75,6 +75,7 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         "uploaded_bytes": content.totals.uploaded_bytes,
         "state_bytes": content.totals.state_bytes,
         "counts": content.source_position.get("counts", {}),
+        "sink": pipeline.sink is not None,
         "seconds": round(time.monotonic() - started, 3),
     }
 

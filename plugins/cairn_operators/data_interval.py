@@ -29,4 +29,12 @@ def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
     Counted in elapsed time from the pipeline's start, not from the last run, so that a re-run of an old day decides as the
     first run did.
     """
-    return every is None or (end > start and (end - start) % every == timedelta(0))
+    if every is None:
+        return True
+    elapsed = _plain(end) - _plain(start)
+    return elapsed > timedelta(0) and elapsed % every == timedelta(0)
+
+
+def _plain(instant: datetime) -> datetime:
+    """Airflow's datetimes are pendulum's, whose differences are no timedeltas: they have no remainder."""
+    return datetime.fromisoformat(instant.isoformat())

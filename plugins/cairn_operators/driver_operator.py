@@ -11,7 +11,7 @@ from cairn_operators.driver_process import DriverProcess
 from cairn_operators.spark_location import spark_location
 
 
-class DriverOperator(BaseOperator):
+class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """Runs one command of ``jobs.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL.
 
     ``driver_module`` is another module with the same command line; tests use it.

@@ -83,7 +83,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=die_with_parent(signal.SIGKILL),
+        preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  one system call, loaded before the fork
     )
 
 

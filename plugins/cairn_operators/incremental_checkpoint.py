@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from state_backend.values.records import Record
 
 
-class IncrementalCheckpointOperator(BaseOperator):
+class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """Commits the prepared ``attempt``, publishes its output, deletes what no retained checkpoint needs.
 
     All three are idempotent and finish what an earlier try left. Storage trouble and unknown outcomes are retried; a lost
@@ -46,7 +46,7 @@ class IncrementalCheckpointOperator(BaseOperator):
             url = join_url(self.root, self.pipeline_name)
             hook = _sink_hook(self.sink_of, url) if self.sink_of else None
             coordinator = Coordinator(open_storage(url), self.pipeline_name)
-            record = coordinator.commit(self.attempt)
+            record = coordinator.commit(self.attempt).record
             coordinator.publish(hook)
             coordinator.clean_up()
         except AttemptLost as error:
@@ -71,6 +71,7 @@ def summarise(record: Record) -> dict[str, Any]:
         "checkpoint": record.id,
         "base": content.base_id,
         "interval": str(content.interval),
+        "changed_bytes": totals.changed_bytes,
         "uploaded_bytes": totals.uploaded_bytes,
         "state_bytes": totals.state_bytes,
         "state_files": totals.state_files,

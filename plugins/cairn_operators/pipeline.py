@@ -44,7 +44,9 @@ def stateful_pipeline(
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, "spark_conn_id": spark_conn_id}
     permissions = {
         "allow_gap": Param(False, type="boolean", description="Start from the latest checkpoint before a gap"),
-        "allow_stale_base": Param(False, type="boolean", description="Start from a checkpoint that a re-run made stale"),
+        "allow_stale_base": Param(
+            False, type="boolean", description="Start from a checkpoint that a re-run made stale"
+        ),
     }
     arguments = {"catchup": False, "max_active_runs": 1, "params": permissions, **dag_arguments}
     with DAG(dag_id, schedule=schedule, start_date=start_date, **arguments) as dag:

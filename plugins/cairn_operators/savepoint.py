@@ -20,9 +20,7 @@ class SavepointOperator(DriverOperator):
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "to")
 
-    def __init__(
-        self, *, checkpoint: str, to: str, every: timedelta | None = timedelta(days=7), **kwargs: Any
-    ) -> None:
+    def __init__(self, *, checkpoint: str, to: str, every: timedelta | None = timedelta(days=7), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.checkpoint = checkpoint
         self.to = to

@@ -1,0 +1,53 @@
+# The whole of set-up, demo and tests. `make help` lists what there is.
+# Everything lives in this folder (.venv, data, logs, airflow.db); `make clean` removes it again.
+
+SHELL := /bin/bash
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+# A Python 3.11 to make the virtual environment from.
+BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
+export AIRFLOW_HOME := $(CURDIR)
+export TZ := UTC
+
+.PHONY: help setup java demo test test-fast lint ui clean
+
+help:  ## what can be typed here
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: java $(VENV)/.ready  ## the Python environment and a Java runtime, if they are missing
+
+$(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
+	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+	  echo "Cairn needs Python 3.11, and found $$("$(BASE_PYTHON)" --version 2>&1 || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "setting up $(VENV): a minute or two the first time"
+	@"$(BASE_PYTHON)" -m venv --clear $(VENV)
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
+	@$(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode requirements.lock \
+	  || { echo "uv could not install the packages; trying pip (slower)"; \
+	       $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
+	@$(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
+	@touch $@
+
+java:
+	@.ci/java
+
+demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (DAYS=14)
+	@$(PYTHON) -m benchmarks.demo
+
+test: setup  ## all tests
+	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-fast: setup  ## the tests that need neither Spark nor Airflow
+	@$(PYTHON) -m pytest -m "not spark and not airflow" $(PYTEST_ARGS)
+
+lint: setup  ## style, types, and which floor may import which
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C
+	@$(VENV)/bin/airflow standalone
+
+clean:  ## removes what set-up, demo and tests made, the virtual environment too
+	@rm -rf $(VENV) data logs airflow.db* .jwt-secret *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

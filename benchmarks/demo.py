@@ -1,0 +1,282 @@
+"""The main job, watched: two weeks of flights through Airflow and Spark, with one driver killed on the way.
+
+    python -m benchmarks.demo        # DAYS=14 by default; `make demo` sets up what is missing first
+
+It keeps its state under data/demo and begins with none. Its runs stay in Airflow's database in the repository, so that the
+UI shows them afterwards; running it again runs the same days again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.airflow_server import AirflowClient, AirflowServer, parse_time
+from benchmarks.owned_process import command_line, owned_pids
+from benchmarks.spark_server import SparkConnectServer
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "data" / "demo"
+DAG = "aircraft"
+FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
+KILL_AFTER_S = 2.0
+_ENDED = ("success", "failed")
+
+_start_s = time.monotonic()
+
+
+def say(text: str = "") -> None:
+    """A line with the seconds since the start."""
+    print(f"{time.monotonic() - _start_s:6.1f} s  {text}" if text else "", flush=True)
+
+
+def main() -> int:
+    """0 if every day was processed, 1 if not, 130 if it was interrupted. Whatever it started is stopped then."""
+    days = int(os.environ.get("DAYS", "14"))
+    if not 1 <= days <= 365:
+        print(f"DAYS={days}: the flights are of 2013, so take 1 to 365")
+        return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run_demo(days)
+    except KeyboardInterrupt:
+        say("interrupted; everything that was started is stopped")
+        return 130
+    except (RuntimeError, TimeoutError) as error:
+        say(f"failed: {error}")
+        return 1
+
+
+def run_demo(days: int) -> int:
+    say(f"Cairn demo: {days} days of flights from New York, the history of every aircraft as keyed state")
+    for name in ("state", "savepoints", "docs", "logs"):
+        shutil.rmtree(DATA / name, ignore_errors=True)
+    env = {"CAIRN_DATA": str(DATA), "CAIRN_ROOT": f"file://{DATA}/state"}
+    with ExitStack() as stack:
+        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
+        stack.callback(spark.stop)
+        env["AIRFLOW_CONN_CAIRN_SPARK"] = spark.airflow_connection
+        airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
+        stack.callback(airflow.stop)
+        # From this thread and without waiting: the three get ready at the same time.
+        say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
+        spark.start()
+        airflow.start()
+        land_flights(days, env)
+        spark.wait_until_ready()
+        say("Spark Connect is ready")
+        airflow.wait_until_ready()
+        airflow.wait_for_dag(DAG)
+        say("Airflow is ready")
+
+        client = airflow.client
+        last_day = FIRST_DAY + timedelta(days=days - 1)
+        prepare(client, last_day)
+        began = datetime.now(tz=UTC)
+        backfill = client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
+        stack.callback(settle, client, int(backfill["id"]))
+        say(f"backfill of {FIRST_DAY.date()} to {last_day.date()} created; one day after the other")
+        killer = DriverKiller(airflow.processes.owner, FIRST_DAY + timedelta(days=min(5, days) - 1))
+        failed = watch(airflow, killer, last_day, began)
+        say()
+        if failed is not None:
+            report_failure(client, failed)
+            return 1
+        report(client, last_day, began)
+        if not killer.done:
+            say("no driver could be killed: each was faster than that")
+    say("Airflow and Spark are stopped")
+    print(f"\nLook at the runs:  CAIRN_DATA=$PWD/{_short(DATA)} AIRFLOW_HOME=$PWD .venv/bin/airflow standalone")
+    print(f"                   then open http://127.0.0.1:8080/dags/{DAG}")
+    return 0
+
+
+# --- before ---------------------------------------------------------------------------------------------------------------
+
+
+def land_flights(days: int, env: dict[str, str]) -> None:
+    """Writes the input files, one per day."""
+    folder = DATA / "flights"
+    command = [sys.executable, "-m", "jobs.pipelines.land_flights", "--to", str(folder)]
+    command += ["--from", FIRST_DAY.date().isoformat(), "--days", str(days)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the flights could not be written:\n{done.stdout}{done.stderr}")
+    say(f"{days} days of flights are in {_short(folder)}")
+
+
+def prepare(client: AirflowClient, last_day: datetime) -> None:
+    """Ends what an interrupted demo left unfinished in the database: a backfill runs only over days that have ended."""
+    client.unpause(DAG)
+    for backfill in client.active_backfills(DAG):
+        client.cancel_backfill(backfill["id"])
+    for run in demo_runs(client, last_day):
+        if run["state"] not in _ENDED:
+            client.fail_run(DAG, run["dag_run_id"])
+
+
+def settle(client: AirflowClient, backfill_id: int) -> None:
+    """Nothing of the demo stays active in the database, or the next Airflow would go on with it."""
+    if any(backfill["id"] == backfill_id for backfill in client.active_backfills(DAG)):
+        client.cancel_backfill(backfill_id)
+    for run in client.dag_runs(DAG):
+        if run["state"] not in _ENDED and run["run_type"] == "backfill":
+            client.fail_run(DAG, run["dag_run_id"])
+
+
+# --- while it runs ----------------------------------------------------------------------------------------------------------
+
+
+class DriverKiller:
+    """Kills the Spark driver of one day, once: of our own Airflow, after it has run for a little."""
+
+    def __init__(self, owner: str, day: datetime) -> None:
+        self.day = day
+        self.done = False
+        self._owner = owner
+        self._seen: tuple[int, float] | None = None
+
+    def look(self) -> None:
+        """To be called often."""
+        if self.done:
+            return
+        pid = next((pid for pid in owned_pids(self._owner) if self._is_driver(command_line(pid))), None)
+        if pid is None:
+            self._seen = None
+        elif self._seen is None or self._seen[0] != pid:
+            self._seen = (pid, time.monotonic())
+        elif time.monotonic() - self._seen[1] >= KILL_AFTER_S:
+            try:
+                handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            try:
+                # The handle is to one process for ever. What it was when looked at is looked at again.
+                if self._is_driver(command_line(pid)):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    self.done = True
+                    say(
+                        f"{self.day.date()}  kill -9 of the Spark driver (pid {pid}), {KILL_AFTER_S:.0f} s after it started"
+                    )
+            finally:
+                os.close(handle)
+
+    def _is_driver(self, arguments: list[str]) -> bool:
+        return arguments[1:4] == ["-m", "jobs.driver", "process"] and self.day.isoformat() in arguments
+
+
+def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:
+    """Shows the progress until all days have ended; the first failed run, if one failed."""
+    client, finished, retried = airflow.client, set[str](), set[tuple[str, int]]()
+    total, ended_s = (last_day - FIRST_DAY).days + 1, time.monotonic()
+    next_poll_s = 0.0
+    while len(finished) < total:
+        killer.look()
+        time.sleep(0.2)
+        if time.monotonic() < next_poll_s:
+            continue
+        next_poll_s = time.monotonic() + 1
+        airflow.processes.check_alive()
+        for run in demo_runs(client, last_day):
+            run_id, day = run["dag_run_id"], run["logical_date"][:10]
+            if run_id in finished or run["state"] == "queued":
+                continue
+            if run["state"] == "running":
+                for number, task in enumerate(tries(client, run_id, "process", began), 1):
+                    if number > 1 and task["state"] == "running" and (day, number) not in retried:
+                        retried.add((day, number))
+                        say(f"{day}  process: try {number} runs, from the checkpoint of the day before")
+                continue
+            finished.add(run_id)
+            if run["state"] == "failed":
+                return run
+            done = client.xcom(DAG, run_id, "checkpoint") or {}
+            took_s, ended_s = time.monotonic() - ended_s, time.monotonic()
+            say(f"{day}  checkpoint {done.get('checkpoint')}, {done.get('input_rows')} flights, {took_s:.1f} s")
+        if time.monotonic() - ended_s > 300:
+            raise TimeoutError(f"no day has ended for 300 s; see {client.url} and {_short(DATA / 'logs')}")
+    return None
+
+
+def demo_runs(client: AirflowClient, last_day: datetime) -> list[dict[str, Any]]:
+    """The runs of the demo's days, in order."""
+    runs = [run for run in client.dag_runs(DAG) if run["logical_date"] is not None]
+    return [run for run in runs if FIRST_DAY <= datetime.fromisoformat(run["logical_date"]) <= last_day]
+
+
+def tries(client: AirflowClient, run_id: str, task_id: str, began: datetime) -> list[dict[str, Any]]:
+    """The tries of this demo; Airflow goes on counting where a former one ended."""
+    found = client.tries(DAG, run_id, task_id)
+    return [task for task in found if (start := parse_time(task["start_date"])) is not None and start >= began]
+
+
+# --- after ------------------------------------------------------------------------------------------------------------------
+
+_COLUMNS = "{:10}  {:>10}  {:>4}  {:>11}  {:>11}  {:>13}  {:>5}  {:>6}  {:>7}  {:>5}"
+
+
+def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
+    """What each day's checkpoint cost, and where everything is."""
+    print(
+        _COLUMNS.format(
+            "day", "checkpoint", "base", "new bytes", "full bytes", "changed bytes", "files", "keys", "seconds", "tries"
+        )
+    )
+    runs = demo_runs(client, last_day)
+    new = full = 0
+    checked: list[dict[str, Any]] = []
+    savepoints: list[str] = []
+    for run in runs:
+        run_id = run["dag_run_id"]
+        done = client.xcom(DAG, run_id, "checkpoint")
+        sizes = [
+            f"{done[name]:,}" for name in ("uploaded_bytes", "state_bytes", "changed_bytes", "state_files", "keys")
+        ]
+        seconds = (datetime.fromisoformat(run["end_date"]) - datetime.fromisoformat(run["start_date"])).total_seconds()
+        base = "-" if done["base"] is None else done["base"]
+        count = len(tries(client, run_id, "process", began))
+        print(_COLUMNS.format(run["logical_date"][:10], done["checkpoint"], base, *sizes, f"{seconds:.1f}", count))
+        new += done["uploaded_bytes"]
+        full += done["state_bytes"]
+        # Another demo's results are deleted with the clear, a skipped task has none.
+        if validation := client.xcom(DAG, run_id, "validate"):
+            checked.append(validation)
+        if savepoint := client.xcom(DAG, run_id, "savepoint"):
+            savepoints.append(savepoint["savepoint"])
+    print(f"\nuploaded in all: {new:,} bytes; full snapshots would have been {full:,} ({new / max(full, 1):.0%})")
+    if checked:
+        last = checked[-1]
+        print(
+            f"validated: {len(checked)} checkpoints restored from storage into empty folders; the last one: "
+            f"{last['entries']:,} entries of {last['keys']:,} keys as recorded, {last['expectations']} expectations met"
+        )
+        print(f"Data Docs:  {last['docs']}")
+    print(f"output:     {_short(DATA / 'state' / DAG / 'output')}")
+    for savepoint in savepoints:
+        print(f"savepoint:  {savepoint}")
+
+
+def report_failure(client: AirflowClient, run: dict[str, Any]) -> None:
+    """The task that failed, and the end of its log."""
+    for task in client.task_instances(DAG, run["dag_run_id"]):
+        if task["state"] == "failed":
+            say(
+                f"{run['logical_date'][:10]}: task {task['task_id']} failed (try {task['try_number']}); the end of its log:"
+            )
+            print("\n".join(client.log(DAG, run["dag_run_id"], task["task_id"], task["try_number"])[-40:]))
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Parsing a DAG must stay cheap: what it imports is paid for by every task and by the DAG processor, again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("pyspark", "rocksdict", "great_expectations", "google.cloud", "pandas", "pyarrow", "jobs", "state_backend")
+
+PROBE = """
+import json, runpy, sys, time
+from airflow.sdk import DAG
+start_s = time.monotonic()
+{what}
+print(json.dumps([time.monotonic() - start_s, sorted(sys.modules)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["import cairn_operators", *(f"runpy.run_path({str(dag)!r})" for dag in sorted((ROOT / "dags").glob("*.py")))],
+)
+def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "plugins")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(what=what)],
+        check=False,
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    seconds, modules = json.loads(done.stdout.splitlines()[-1])
+    heavy = [name for name in modules if any(name == h or name.startswith(f"{h}.") for h in HEAVY)]
+    assert not heavy
+    # 0.05 s when the machine is idle.
+    assert seconds < 1

@@ -1,0 +1,25 @@
+"""Fixtures that several floors of tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Spark's Python workers convert instants by the process's zone; tests and workers agree on UTC.
+os.environ["TZ"] = "UTC"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """An in-process Spark with two cores."""
+    from jobs.spark import connect
+
+    session = connect("local[2]", "cairn tests")
+    yield session
+    session.stop()

@@ -1,0 +1,329 @@
+"""A pipeline without Airflow: interval after interval through Spark and RocksDB to local files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import Row
+
+from jobs.pipeline import Pipeline
+from jobs.run_interval import coordinator_of, run_interval
+from jobs.runtime.keyed_output import KeyedOutput
+from jobs.runtime.keyed_state import KeyedState
+from jobs.savepoint import take_savepoint
+from jobs.validate import validate_checkpoint
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.restore import manifest_of, restore_shard
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.values import errors
+from tests.support.counting import DAYS, Counting, counting, day
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[dict[Any, Any]]:
+    DAYS.clear()
+    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
+    DAYS[day(1).start] = [("ann", "pear", 3)]
+    DAYS[day(4).start] = [("bob", "kiwi", 1)]
+    yield DAYS
+    DAYS.clear()
+
+
+def outputs(spark: SparkSession, root: Path, n: int) -> list[tuple[Any, ...]]:
+    """One day's current output rows, as keyed_output reads them."""
+    spark.dataSource.register(KeyedOutput)
+    reader = spark.read.format("keyed_output").option("root", str(root)).option("pipeline", "counting")
+    rows = reader.option("start", day(n).start.isoformat()).option("end", day(n).end.isoformat()).load().collect()
+    return sorted((tuple(r) for r in rows), key=str)
+
+
+def state(spark: SparkSession, root: Path, name: str, checkpoint: str = "latest") -> list[Row]:
+    spark.dataSource.register(KeyedState)
+    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
+    return reader.option("checkpoint", checkpoint).option("state", name).load().collect()
+
+
+def test_state_is_carried_from_interval_to_interval(spark: SparkSession, tmp_path: Path) -> None:
+    """Values, maps with expiry, lists and timers over eight days, two of them without input; a null key is a key."""
+    records = [run_interval(spark, counting(), day(n), str(tmp_path)) for n in range(8)]
+    assert [r.id for r in records] == list(range(1, 9))
+    assert [r.content.base_id for r in records] == [None, 1, 2, 3, 4, 5, 6, 7]
+    assert outputs(spark, tmp_path, 0) == [
+        ("ann", "seen", 3, ["fig", "pear"], [1, 2]),
+        ("bob", "seen", 5, ["fig"], [5]),
+        (None, "seen", 9, ["fig"], [9]),
+    ]
+    assert outputs(spark, tmp_path, 1) == [("ann", "seen", 6, ["fig", "pear"], [1, 2, 3])]
+    # Two days after the first day's end: bob and null; ann one day later. Their items still live for a day.
+    assert outputs(spark, tmp_path, 2) == [("bob", "idle", 5, ["fig"], [5]), (None, "idle", 9, ["fig"], [9])]
+    assert outputs(spark, tmp_path, 3) == [("ann", "idle", 6, ["pear"], [1, 2, 3])]
+    assert outputs(spark, tmp_path, 4) == [("bob", "seen", 6, ["kiwi"], [5, 1])]
+    assert outputs(spark, tmp_path, 5) == []
+    totals = {r.key.user: (r.value.sum, r.value.rows) for r in state(spark, tmp_path, "total")}
+    assert totals == {"ann": (6, 3), "bob": (6, 2), None: (9, 1)}
+    assert [(r.key.user, r.value.amount, r.position) for r in state(spark, tmp_path, "amounts") if r.key.user == "bob"] == [
+        ("bob", 5, 0),
+        ("bob", 1, 1),
+    ]
+    assert state(spark, tmp_path, "items") == []
+    assert {(r.key.user, r.user_key.item) for r in state(spark, tmp_path, "items", "3")} == {
+        ("ann", "fig"),
+        ("ann", "pear"),
+        ("bob", "fig"),
+        (None, "fig"),
+    }
+    assert state(spark, tmp_path, "$timers") == []
+    assert len(state(spark, tmp_path, "$timers", day(0).end.isoformat())) == 3
+
+
+def test_an_interval_without_change_writes_no_state(spark: SparkSession, tmp_path: Path) -> None:
+    for n in range(7):
+        run_interval(spark, counting(), day(n), str(tmp_path))
+    before = {f for f in (tmp_path / "counting" / "shared").rglob("*") if f.is_file()}
+    record = run_interval(spark, counting(), day(7), str(tmp_path))
+    assert record.content.totals.uploaded_bytes == 0
+    assert {f for f in (tmp_path / "counting" / "shared").rglob("*") if f.is_file()} <= before
+
+
+def test_running_an_interval_again_gives_identical_rows_and_state(spark: SparkSession, tmp_path: Path) -> None:
+    """The same input gives byte-identical output rows and an equal state, and makes nothing after it stale."""
+    first = [run_interval(spark, counting(), day(n), str(tmp_path)) for n in range(3)]
+    rows = [pq.read_table(tmp_path / "counting" / f.handle.path) for f in first[1].content.outputs]
+    again = run_interval(spark, counting(), day(1), str(tmp_path))
+    assert again.content.digest == first[1].content.digest
+    assert again.content.attempt != first[1].content.attempt
+    assert [pq.read_table(tmp_path / "counting" / f.handle.path) for f in again.content.outputs] == rows
+    assert [f.handle.crc32c for f in again.content.outputs] == [f.handle.crc32c for f in first[1].content.outputs]
+    run_interval(spark, counting(), day(3), str(tmp_path))
+
+
+def test_changed_input_makes_later_intervals_stale(spark: SparkSession, tmp_path: Path) -> None:
+    for n in range(3):
+        run_interval(spark, counting(), day(n), str(tmp_path))
+    DAYS[day(1).start] = [("ann", "pear", 100)]
+    run_interval(spark, counting(), day(1), str(tmp_path))
+    with pytest.raises(errors.StaleStateError, match="airflow backfill create"):
+        run_interval(spark, counting(), day(3), str(tmp_path))
+    run_interval(spark, counting(), day(2), str(tmp_path))
+    run_interval(spark, counting(), day(3), str(tmp_path))
+    assert {r.key.user: r.value.sum for r in state(spark, tmp_path, "total")}["ann"] == 103
+
+
+def test_a_gap_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    run_interval(spark, counting(), day(0), str(tmp_path))
+    with pytest.raises(errors.StateGapError, match="airflow backfill create"):
+        run_interval(spark, counting(), day(2), str(tmp_path))
+    run_interval(spark, counting(), day(2), str(tmp_path), allow_gap=True)
+
+
+@pytest.mark.parametrize("steps", [(2, 1, 3, 2), (1, 16, 1)])
+def test_parallelism_may_change_between_intervals(spark: SparkSession, tmp_path: Path, steps: tuple[int, ...]) -> None:
+    """F68, F71: the digest after each step equals that of a run that was never rescaled."""
+    DAYS[day(0).start] = [(f"user-{n}", "fig", n) for n in range(200)]
+    DAYS[day(1).start] = [(f"user-{n}", "kiwi", n) for n in range(0, 200, 7)]
+    for n, parallelism in enumerate(steps):
+        scaled = run_interval(spark, counting(parallelism=parallelism), day(n), str(tmp_path / "scaled"))
+        steady = run_interval(spark, counting(), day(n), str(tmp_path / "steady"))
+        assert scaled.content.digest == steady.content.digest
+        assert [s.shard for s in scaled.content.shards] == list(range(parallelism))
+
+
+def test_full_and_incremental_follow_each_other(spark: SparkSession, tmp_path: Path) -> None:
+    """A full checkpoint shares nothing with its base, and later incremental ones share what it wrote."""
+    DAYS[day(0).start] = [(f"user-{n}", "fig" * 10, n) for n in range(20_000)]
+    small = {n: [(f"user-{n}", "kiwi", n)] for n in range(1, 4)}
+    DAYS.update({day(n).start: rows for n, rows in small.items()})
+    records = [run_interval(spark, counting(), day(n), str(tmp_path), mode) for n, mode in enumerate(["incremental", "full", "incremental"])]
+    files = [{f.handle.path for s in r.content.shards if s.inline for f in s.inline.files} for r in records]
+    assert files[0] and not files[0] & files[1]
+    assert files[1] <= files[2]
+    assert records[2].content.totals.uploaded_bytes < records[1].content.totals.uploaded_bytes / 10
+
+
+def test_validation_restores_from_storage_and_quarantines(spark: SparkSession, tmp_path: Path) -> None:
+    root = str(tmp_path)
+    for n in range(2):
+        record = run_interval(spark, counting(), day(n), root)
+    assert validate_checkpoint(spark, counting(), root, record).success
+
+    def refuse() -> dict[str, list[Any]]:
+        import great_expectations as gx
+
+        return {"total": [gx.expectations.ExpectColumnValuesToBeBetween(column="sum", max_value=5)]}
+
+    refused = validate_checkpoint(spark, counting(expectations=refuse), root, record, docs=tmp_path / "docs")
+    assert "expect_column_values_to_be_between sum" in refused.findings[0]
+    assert (tmp_path / "docs" / "index.html").exists()
+    with pytest.raises(errors.StateUnusable, match="quarantine"):
+        run_interval(spark, counting(), day(2), root)
+
+
+def test_an_expectation_that_fails_to_run_is_not_bad_data(spark: SparkSession, tmp_path: Path) -> None:
+    record = run_interval(spark, counting(), day(0), str(tmp_path))
+
+    def typo() -> dict[str, list[Any]]:
+        import great_expectations as gx
+
+        return {"total": [gx.expectations.ExpectColumnValuesToBeBetween(column="smu", max_value=5)]}
+
+    with pytest.raises(errors.UsageError, match="could not be evaluated"):
+        validate_checkpoint(spark, counting(expectations=typo), str(tmp_path), record)
+    run_interval(spark, counting(), day(1), str(tmp_path))
+
+
+def test_a_savepoint_is_compacted_self_contained_and_movable(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for n in range(2):
+        record = run_interval(spark, counting(), day(n), str(root))
+    take_savepoint(spark, counting(), join_url(str(root), "counting"), record, str(tmp_path / "savepoint"))
+    with pytest.raises(errors.UsageError, match="never overwritten"):
+        take_savepoint(spark, counting(), join_url(str(root), "counting"), record, str(tmp_path / "savepoint"))
+    (tmp_path / "savepoint").rename(tmp_path / "moved")
+    (root / "counting").rename(tmp_path / "gone")
+    from state_backend.formats import record_codec
+    from state_backend.state.verify import verify_shard
+    from state_backend.values.records import Savepoint
+
+    storage = open_storage(str(tmp_path / "moved"))
+    savepoint = record_codec.decode(storage.read("savepoint.json"), "savepoint.json", Savepoint)
+    assert savepoint.content.digest == record.content.digest
+    for ref in savepoint.content.shards:
+        manifest = manifest_of(ref, storage)
+        assert len(manifest.files) <= 1
+        restored = restore_shard(manifest.key_groups, [manifest], storage, tmp_path / f"db-{ref.shard}", EngineOptions())
+        assert verify_shard(restored.store, manifest, savepoint.content.states, savepoint.content.key_schema, 16)[1] == []
+        restored.store.close()
+
+
+class Broken(Counting):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] == "bob":
+            raise ZeroDivisionError("on purpose")
+        return Counting.handleInputRows(self, key, rows, timerValues)
+
+
+class Untyped(Counting):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self._total.update(("many", 1))
+        return iter([])
+
+
+class Forgetful(Counting):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Any:
+        return None
+
+
+class Tuples(Counting):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Any:
+        yield ("ann", 1)
+
+
+@pytest.mark.parametrize(
+    ("processor", "says"),
+    [
+        (Broken, "handleInputRows, key ('bob',), interval [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z): ZeroDivisionError: on purpose"),
+        (Untyped, "state 'total'"),
+        (Forgetful, "handleInputRows returned None"),
+        (Tuples, "expected pyspark.sql.Row"),
+    ],
+)
+def test_errors_in_a_processor_name_key_and_interval_and_commit_nothing(
+    spark: SparkSession, tmp_path: Path, processor: type, says: str
+) -> None:
+    DAYS[day(1).start] = [("ann", "pear", 3), ("bob", "pear", 3)]
+    run_interval(spark, counting(), day(0), str(tmp_path))
+    with pytest.raises(errors.ProcessorError) as raised:
+        run_interval(spark, counting(processor=processor), day(1), str(tmp_path))
+    assert says in str(raised.value)
+    assert coordinator_of(counting(), str(tmp_path)).record("latest").id == 1
+    run_interval(spark, counting(), day(1), str(tmp_path))
+
+
+def test_the_user_sees_their_own_traceback(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(errors.ProcessorError) as raised:
+        run_interval(spark, counting(processor=Broken), day(0), str(tmp_path))
+    notes = "\n".join(raised.value.__notes__)
+    assert 'raise ZeroDivisionError("on purpose")' in notes
+    assert "\tat org.apache.spark" not in notes
+
+
+def _lacks_key() -> Pipeline:
+    return counting(key=["customer"])
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "error", "says"),
+    [
+        (_lacks_key, errors.SourceError, "lacks the key column customer; found: user, item, amount"),
+        (lambda: counting(source=lambda spark, interval: (_ for _ in ()).throw(errors.SourceError("no file"))), errors.SourceError, "no file"),
+        (lambda: counting(order_by=["when"]), errors.UsageError, "order_by names when"),
+        (lambda: counting(output_schema="user strin"), errors.UsageError, "not a schema"),
+        (
+            lambda: counting(source=lambda spark, interval: (spark.createDataFrame([("a", "b", 1)], "user string, item string, amount long"), {"counts": {"rows": 2}})),
+            errors.SourceError,
+            "the source counted 2 rows, but 1 reached the processor",
+        ),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_lost(spark: SparkSession, tmp_path: Path, pipeline: Any, error: type, says: str) -> None:
+    run_interval(spark, counting(), day(0), str(tmp_path))
+    with pytest.raises(error, match=says):
+        run_interval(spark, pipeline(), day(1), str(tmp_path))
+    run_interval(spark, counting(), day(1), str(tmp_path))
+    assert coordinator_of(counting(), str(tmp_path)).record("latest").id == 2
+
+
+def test_a_root_that_cannot_be_written_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(errors.StorageUnavailable, match="file"):
+        run_interval(spark, counting(), day(0), str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "empty"])
+def test_a_damaged_sst_is_named_and_nothing_is_committed(spark: SparkSession, tmp_path: Path, damage: str) -> None:
+    """S32: a corrupt, short, missing or empty file of the last checkpoint refuses the restore, naming the file."""
+    DAYS[day(0).start] = [(f"user-{n}", "fig", n) for n in range(5_000)]
+    record = run_interval(spark, counting(), day(0), str(tmp_path))
+    victim = next(f.handle.path for s in record.content.shards if s.inline for f in s.inline.files)
+    file = tmp_path / "counting" / victim
+    data = bytearray(file.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    elif damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(data[: len(data) // 2] if damage == "truncate" else b"")
+    with pytest.raises(errors.CorruptFile, match=victim):
+        run_interval(spark, counting(), day(1), str(tmp_path))
+    assert coordinator_of(counting(), str(tmp_path)).record("latest").id == 1
+    file.write_bytes(bytes(data)) if damage == "truncate" else None
+
+
+def test_a_state_may_not_change_its_schema(spark: SparkSession, tmp_path: Path) -> None:
+    class Renamed(Counting):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            self._extra = handle.getValueState("extra", "n long")
+
+    class Changed(Counting):
+        def init(self, handle: Any) -> None:
+            self._handle = handle
+            self._total = handle.getValueState("total", "sum string, rows long")
+            self._items = handle.getMapState("items", "item string", "seen long", 3 * 86_400_000)
+            self._amounts = handle.getListState("amounts", "amount long")
+
+    run_interval(spark, counting(), day(0), str(tmp_path))
+    with pytest.raises(errors.StateSchemaError, match="state 'total': its value schema is"):
+        run_interval(spark, counting(processor=Changed), day(1), str(tmp_path))
+    added = run_interval(spark, counting(processor=Renamed), day(1), str(tmp_path))
+    assert [d.name for d in added.content.states] == ["total", "items", "amounts", "extra"]

@@ -1,0 +1,200 @@
+"""Random programs of state calls against a model of plain dicts, with restarts, expiry and timers in between."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.restore import restore_shard
+from state_backend.snapshot import take_snapshot
+from state_backend.state.shard_state import ListState, MapState, ShardState, ValueState
+from state_backend.state.verify import verify_shard
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.records import ShardManifest
+from state_backend.formats.spark_hash import key_group as key_group_of
+from state_backend.formats.types import parse_struct
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES
+
+MAX_PARALLELISM = 8
+KEY = parse_struct(KEY_SCHEMA)
+keys = st.sampled_from(["", "a", "b", "\x00", "ä", "zz"])
+rows = st.tuples(st.one_of(st.none(), st.integers(-5, 5)), st.one_of(st.none(), st.text(max_size=3)))
+ttls = st.sampled_from(["", "_ttl"])
+times = st.integers(-300, 1500)
+
+Model = dict[str, dict[Any, tuple[tuple[Any, ...], int | None]]]
+
+
+class StateMachine(RuleBasedStateMachine):
+    """One pipeline over several shards; ``model`` is what the state must be: per state, entries with their expiry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="cairn-test-"))
+        self.storage = LocalStorage(self.folder / "root")
+        self.now_ms = 0
+        self.runs = 0
+        self.manifests: list[ShardManifest] = []
+        self.values: Model = {"value": {}, "value_ttl": {}}
+        self.lists: dict[str, dict[str, list[tuple[tuple[Any, ...], int | None]]]] = {"list": {}, "list_ttl": {}}
+        self.maps: Model = {"map": {}, "map_ttl": {}}
+        self.timers: set[tuple[str, int]] = set()
+        self.shards: list[tuple[KeyGroupRange, Any, ShardState]] = []
+
+    def teardown(self) -> None:
+        for _, restored, _ in self.shards:
+            restored.store.close()
+        shutil.rmtree(self.folder)
+
+    @initialize(parallelism=st.integers(1, 4))
+    def begin(self, parallelism: int) -> None:
+        self._open(parallelism)
+
+    def _open(self, parallelism: int) -> None:
+        self.runs += 1
+        self.shards = []
+        for shard in range(parallelism):
+            owned = range_of(shard, parallelism, MAX_PARALLELISM)
+            directory = self.folder / f"db-{self.runs}-{shard}"
+            restored = restore_shard(owned, self.manifests, self.storage, directory, EngineOptions())
+            state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=self.now_ms)
+            self.shards.append((owned, restored, state))
+
+    def _at(self, key: str) -> ShardState:
+        key_group = key_group_of((key,), KEY, MAX_PARALLELISM)
+        state = next(s for owned, _, s in self.shards if key_group in owned)
+        state.set_key(key_group, KEYS.encode((key,)))
+        return state
+
+    def _expiry(self, name: str) -> int | None:
+        return self.now_ms + 100 if name.endswith("_ttl") else None
+
+    def _alive(self, expiry: int | None) -> bool:
+        return expiry is None or expiry > self.now_ms
+
+    @rule(key=keys, row=rows, ttl=ttls)
+    def update(self, key: str, row: Any, ttl: str) -> None:
+        self._at(key).value("value" + ttl, ValueState).update(row)
+        self.values["value" + ttl][key] = (row, self._expiry("value" + ttl))
+
+    @rule(key=keys, ttl=ttls)
+    def clear_value(self, key: str, ttl: str) -> None:
+        self._at(key).value("value" + ttl, ValueState).clear()
+        self.values["value" + ttl].pop(key, None)
+
+    @rule(key=keys, new=st.lists(rows, min_size=1, max_size=3), ttl=ttls, put=st.booleans())
+    def extend(self, key: str, new: list[Any], ttl: str, put: bool) -> None:
+        state = self._at(key).list("list" + ttl, ListState)
+        (state.put if put else state.append_list)(new)
+        before = [] if put else self.lists["list" + ttl].get(key, [])
+        self.lists["list" + ttl][key] = before + [(row, self._expiry("list" + ttl)) for row in new]
+
+    @rule(key=keys, ttl=ttls)
+    def clear_list(self, key: str, ttl: str) -> None:
+        self._at(key).list("list" + ttl, ListState).clear()
+        self.lists["list" + ttl].pop(key, None)
+
+    @rule(key=keys, user_key=keys, row=rows, ttl=ttls)
+    def put(self, key: str, user_key: str, row: Any, ttl: str) -> None:
+        self._at(key).map("map" + ttl, MapState).update_value((user_key,), row)
+        self.maps["map" + ttl][key, user_key] = (row, self._expiry("map" + ttl))
+
+    @rule(key=keys, user_key=keys, ttl=ttls)
+    def remove(self, key: str, user_key: str, ttl: str) -> None:
+        self._at(key).map("map" + ttl, MapState).remove_key((user_key,))
+        self.maps["map" + ttl].pop((key, user_key), None)
+
+    @rule(key=keys, ttl=ttls)
+    def clear_map(self, key: str, ttl: str) -> None:
+        self._at(key).map("map" + ttl, MapState).clear()
+        self.maps["map" + ttl] = {k: v for k, v in self.maps["map" + ttl].items() if k[0] != key}
+
+    @rule(key=keys, time_ms=times)
+    def register(self, key: str, time_ms: int) -> None:
+        self._at(key).register_timer(time_ms)
+        self.timers.add((key, time_ms))
+
+    @rule(key=keys, time_ms=times)
+    def delete_timer(self, key: str, time_ms: int) -> None:
+        self._at(key).delete_timer(time_ms)
+        self.timers.discard((key, time_ms))
+
+    @rule()
+    def end_of_batch(self) -> None:
+        for _, _, state in self.shards:
+            state.flush()
+
+    @rule(parallelism=st.integers(1, 4), passed_ms=st.integers(0, 150), full=st.booleans())
+    def end_of_interval(self, parallelism: int, passed_ms: int, full: bool) -> None:
+        """Timers fire, what expired goes, a checkpoint is taken, and the next interval restores it, rescaled."""
+        manifests = []
+        for shard, (owned, restored, state) in enumerate(self.shards):
+            fired = [(KEYS.decode(due.key)[0], due.expiry_ms) for due in self._fire(state)]
+            expected = {t for t in self.timers if t[1] <= self.now_ms and key_group_of((t[0],), KEY, MAX_PARALLELISM) in owned}
+            assert set(fired) == expected
+            assert [t for _, t in fired] == sorted(t for _, t in fired)
+            self.timers -= expected
+            state.expire()
+            snapshot = take_snapshot(
+                state.store,
+                self.storage,
+                image=self.folder / f"image-{self.runs}-{shard}",
+                attempt=f"attempt-{self.runs}",
+                shard=shard,
+                task=0,
+                key_groups=owned,
+                key_group_states=state.key_group_states(),
+                opened=restored.opened,
+                opened_inline=restored.opened_inline,
+                full=full,
+                inline_budget_bytes=0 if self.runs % 2 else 100_000,
+            )
+            manifests.append(snapshot.manifest)
+            assert verify_shard(state.store, snapshot.manifest, STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
+            state.store.close()
+        digest = sum(m.digest for m in manifests) % 2**64
+        self.manifests = manifests
+        self.now_ms += passed_ms
+        self._open(parallelism)
+        groups = [s for _, restored, _ in self.shards for s in restored.key_group_states]
+        assert sum(s.digest for s in groups) % 2**64 == digest
+
+    def _fire(self, state: ShardState) -> Any:
+        for due in state.due_timers(self.now_ms):
+            yield due
+            state.delete_timer(due.expiry_ms)
+
+    @invariant()
+    def reads_as_the_model(self) -> None:
+        if not self.shards:
+            return
+        for key in ["", "a", "b", "\x00", "ä", "zz"]:
+            state = self._at(key)
+            for name, values in self.values.items():
+                row, expiry = values.get(key, (None, None))
+                expected = row if row is not None and self._alive(expiry) else None
+                assert state.value(name, ValueState).get() == expected
+                assert state.value(name, ValueState).exists() == (expected is not None)
+            for name, lists in self.lists.items():
+                alive = [row for row, expiry in lists.get(key, []) if self._alive(expiry)]
+                assert list(state.list(name, ListState).get()) == alive
+                assert state.list(name, ListState).exists() == bool(alive)
+            for name, maps in self.maps.items():
+                alive_map = {u: row for (k, u), (row, expiry) in maps.items() if k == key and self._alive(expiry)}
+                found = list(state.map(name, MapState).iterator())
+                assert {u: row for (u,), row in found} == alive_map
+                assert [u for (u,), _ in found] == sorted(alive_map, key=lambda u: u.encode())
+                assert state.map(name, MapState).get_value(("a",)) == alive_map.get("a")
+            assert state.timers() == sorted(t for k, t in self.timers if k == key)
+
+
+TestShardState = StateMachine.TestCase
+TestShardState.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -1,0 +1,381 @@
+"""The operators against a fake driver: what they ask of it, what they make of its end, that it never outlives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+# Before Airflow is imported: it would create ~/airflow otherwise.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
+
+import pendulum
+import pytest
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+)
+
+from cairn_operators import SavepointOperator, StatefulMicroBatchOperator, ValidateStateOperator, stateful_pipeline
+from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.failures import exit_failure, failure
+from cairn_operators.spark_location import spark_location, spark_url
+
+START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
+
+# Does what FAKE_DRIVER says, and leaves its arguments and process ids in FAKE_DRIVER_DIR.
+FAKE_DRIVER = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+what, folder = os.environ["FAKE_DRIVER"], Path(os.environ["FAKE_DRIVER_DIR"])
+(folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
+result = Path(sys.argv[sys.argv.index("--result") + 1])
+print("a line", flush=True)
+print("half a", end=" ", flush=True)
+print("line\\nto stderr", file=sys.stderr, flush=True)
+print("no newline", end="", flush=True)
+kind, _, text = what.partition(" ")
+if kind == "ok":
+    result.write_text(json.dumps({"ok": json.loads(text)}))
+elif kind == "error":
+    result.write_text(json.dumps({"error": {"type": text, "message": "what went wrong"}}))
+    sys.exit(1)
+elif kind == "kill":
+    result.write_text("{")
+    os.kill(os.getpid(), signal.SIGKILL)
+elif kind == "hang":
+    if text == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "100"])
+    (folder / "pids.tmp").write_text(f"{os.getpid()} {child.pid}")
+    (folder / "pids.tmp").rename(folder / "pids")
+    time.sleep(100)
+elif kind == "exit":
+    sys.exit(int(text))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes the driver do the given thing; returns the directory where it leaves its traces."""
+    (tmp_path / "fake_driver.py").write_text(FAKE_DRIVER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_DRIVER_DIR", str(tmp_path))
+    monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", '{"conn_type": "spark_connect", "host": "sc://h", "port": 7}')
+    monkeypatch.setattr("cairn_operators.driver_operator.DriverOperator.driver_module", "fake_driver")
+
+    def behave(what: str) -> Path:
+        monkeypatch.setenv("FAKE_DRIVER", what)
+        return tmp_path
+
+    return behave
+
+
+def context(**more: Any) -> dict[str, Any]:
+    run = SimpleNamespace(run_id="r1", dag_id="aircraft", clear_number=2, logical_date=START)
+    return {
+        "data_interval_start": START,
+        "data_interval_end": END,
+        "dag_run": run,
+        "dag": SimpleNamespace(start_date=datetime(2013, 1, 1, tzinfo=UTC)),
+        "ti": SimpleNamespace(try_number=3),
+        **more,
+    }
+
+
+def micro_batch(**more: Any) -> StatefulMicroBatchOperator:
+    return StatefulMicroBatchOperator(task_id="process", pipeline="m:P", root="file:///r", **more)
+
+
+def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
+    # Past the decorator that warns about calls outside of a task runner.
+    return type(operator).execute.__wrapped__(operator, where or context())
+
+
+# --- what the driver is asked, and its answer ---------------------------------------------------------------------------
+
+
+def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Path]) -> None:
+    folder = fake('ok {"input_rows": 842, "attempt": "ignored"}')
+    result = run(micro_batch(allow_gap="True", allow_stale_base="False"))
+    asked = json.loads((folder / "arguments.json").read_text())
+    options = dict(zip(asked[1:-1:2], asked[2:-1:2], strict=True))
+    assert asked[0] == "process" and asked[-1:] != ["--allow-stale-base"]
+    assert options["--start"] == "2013-01-05T00:00:00+00:00" and options["--end"] == "2013-01-06T00:00:00+00:00"
+    assert (options["--run-id"], options["--clear-number"], options["--try-number"]) == ("r1", "2", "3")
+    assert options["--spark"] == "sc://h:7" and "--allow-gap" in asked and "--allow-stale-base" not in asked
+    assert result == {"input_rows": 842, "attempt": options["--attempt"]}
+
+
+def test_every_try_is_another_attempt(fake: Callable[[str], Path]) -> None:
+    fake("ok {}")
+    operator = micro_batch()
+    assert run(operator)["attempt"] != run(operator)["attempt"]
+
+
+def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake("ok {}")
+    lines: list[str] = []
+    operator = micro_batch()
+    monkeypatch.setattr(type(operator), "log", SimpleNamespace(info=lambda text, *more: lines.append(text % more)))
+    run(operator)
+    assert lines[1:] == ["a line", "half a line", "to stderr", "no newline"]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected", "message"),
+    [
+        ("error StorageUnavailable", AirflowException, "StorageUnavailable: what went wrong"),
+        ("error BaseMoved", AirflowException, "BaseMoved: what went wrong"),
+        ("error SourceError", AirflowException, "SourceError: what went wrong"),
+        ("error ProcessorError", AirflowException, "ProcessorError: what went wrong"),
+        ("error Py4JError", AirflowException, "Py4JError: what went wrong"),
+        ("error annotations", AirflowException, "annotations: what went wrong"),
+        ("error UsageError", AirflowFailException, "UsageError: what went wrong"),
+        ("error StateSchemaError", AirflowFailException, "StateSchemaError: what went wrong"),
+        ("error StaleStateError", AirflowFailException, "StaleStateError: what went wrong"),
+        ("error InvariantViolated", AirflowFailException, "InvariantViolated: what went wrong"),
+        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry starts again"),
+        ("exit 3", AirflowException, "the Spark driver ended with code 3 and no result"),
+        ("exit 0", AirflowException, "the Spark driver ended with code 0 and no result"),
+    ],
+)
+def test_failures(fake: Callable[[str], Path], what: str, expected: type, message: str) -> None:
+    fake(what)
+    with pytest.raises(AirflowException) as caught:
+        run(micro_batch())
+    assert isinstance(caught.value, AirflowFailException) == (expected is AirflowFailException)
+    assert str(caught.value).startswith(message)
+
+
+def test_unknown_names_are_retried() -> None:
+    assert not isinstance(failure("NoSuchClass", "m"), AirflowFailException)
+    assert str(exit_failure(-250)).startswith("the Spark driver was killed (signal 250)")
+
+
+def test_a_run_without_interval_is_refused() -> None:
+    for missing in ({"data_interval_start": None}, {"data_interval_end": None}, {"data_interval_end": START}):
+        with pytest.raises(AirflowFailException, match="airflow backfill create --dag-id aircraft"):
+            data_interval(context(**missing))
+
+
+def test_a_permission_is_a_clear_yes() -> None:
+    with pytest.raises(AirflowFailException, match="allow_gap is 'maybe'"):
+        run(micro_batch(allow_gap="maybe"))
+
+
+# --- the driver never outlives the task -----------------------------------------------------------------------------------
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pids(folder: Path, timeout_s: float = 20) -> list[int]:
+    deadline_s = time.monotonic() + timeout_s
+    while not (folder / "pids").exists():
+        assert time.monotonic() < deadline_s, "the fake driver did not start"
+        time.sleep(0.02)
+    return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+def gone(processes: list[int], timeout_s: float = 3) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while any(alive(pid) for pid in processes) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in processes)
+
+
+@pytest.fixture
+def sigterm_as_airflow_does() -> Iterator[Callable[[Any], None]]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield lambda operator: signal.signal(signal.SIGTERM, lambda *_: operator.on_kill()) and None
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("manner", ["obedient", "stubborn"])
+def test_sigterm_stops_the_whole_group(
+    fake: Callable[[str], Path], sigterm_as_airflow_does: Callable[[Any], None], manner: str
+) -> None:
+    folder = fake(f"hang {manner}")
+    operator = micro_batch()
+    sigterm_as_airflow_does(operator)
+
+    def kill() -> None:
+        pids(folder)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(SystemExit):
+        run(operator)
+    killer.join()
+    assert gone(pids(folder))
+
+
+def test_on_kill_after_the_end_does_nothing(fake: Callable[[str], Path]) -> None:
+    fake("ok {}")
+    operator = micro_batch()
+    operator.on_kill()
+    run(operator)
+    operator.on_kill()
+
+
+def test_a_timeout_in_execute_stops_the_group(fake: Callable[[str], Path]) -> None:
+    folder = fake("hang")
+
+    class Timeout(BaseException):
+        pass
+
+    def expire(*_: object) -> None:
+        raise Timeout
+
+    before = signal.signal(signal.SIGALRM, expire)
+    alarm = threading.Thread(target=lambda: (pids(folder), os.kill(os.getpid(), signal.SIGALRM)))
+    alarm.start()
+    try:
+        with pytest.raises(Timeout):
+            run(micro_batch())
+    finally:
+        alarm.join()
+        signal.signal(signal.SIGALRM, before)
+    assert gone(pids(folder))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's PR_SET_PDEATHSIG")
+def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None:
+    folder = fake("hang")
+    code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
+    task = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    driver, _ = pids(folder)
+    task.kill()
+    task.wait()
+    assert gone([driver])
+
+
+def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path], tmp_path: Path) -> None:
+    fake("ok {}")
+    driver = tmp_path / "fake_driver.py"
+    driver.write_text("import subprocess; child = subprocess.Popen(['sleep', '100'])\n" + driver.read_text())
+    start_s = time.monotonic()
+    assert run(micro_batch())["attempt"]
+    assert time.monotonic() - start_s < 10
+
+
+# --- validation and savepoints --------------------------------------------------------------------------------------------
+
+
+def validate(**more: Any) -> ValidateStateOperator:
+    return ValidateStateOperator(task_id="v", pipeline="m:P", root="r", checkpoint="5", docs_dir="/docs", **more)
+
+
+def savepoint(**more: Any) -> SavepointOperator:
+    return SavepointOperator(task_id="s", pipeline="m:P", root="r", checkpoint="5", to="file:///s", **more)
+
+
+def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
+    fake('ok {"success": false, "findings": ["history: flights < 0"], "docs": "/docs/index.html", "keys": 3}')
+    with pytest.raises(
+        AirflowFailException, match=r"(?s)checkpoint 5 is refused.*- history: flights < 0.*/docs/index.html"
+    ):
+        run(validate())
+
+
+def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None:
+    folder = fake('ok {"success": true, "findings": [], "docs": "d", "keys": 3}')
+    assert run(validate())["keys"] == 3
+    asked = json.loads((folder / "arguments.json").read_text())
+    assert asked[0] == "validate" and asked[7:11] == ["--checkpoint", "5", "--docs", "/docs"]
+    run(savepoint(every=None))
+    asked = json.loads((folder / "arguments.json").read_text())
+    assert asked[0] == "savepoint" and asked[7:11] == ["--checkpoint", "5", "--to", "file:///s"]
+
+
+@pytest.mark.parametrize("make", [validate, savepoint])
+def test_off_the_cadence_is_skipped(make: Callable[..., Any]) -> None:
+    with pytest.raises(AirflowSkipException):
+        run(make(every=timedelta(days=7)))
+
+
+@pytest.mark.parametrize(
+    ("days", "every", "due"),
+    [
+        (1, timedelta(days=7), False),
+        (6, timedelta(days=7), False),
+        (7, timedelta(days=7), True),
+        (8, timedelta(days=7), False),
+        (14, timedelta(days=7), True),
+        (0, timedelta(days=7), False),
+        (-7, timedelta(days=7), False),
+        (0.5, timedelta(hours=6), True),
+        (1, timedelta(days=1), True),
+        (3, None, True),
+    ],
+)
+def test_cadence(days: float, every: timedelta | None, due: bool) -> None:
+    start = datetime(2013, 1, 1, tzinfo=UTC)
+    assert is_due(start + timedelta(days=days), start, every) is due
+    assert is_due(pendulum.instance(start + timedelta(days=days)), pendulum.instance(start), every) is due
+
+
+# --- where Spark is -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "url"),
+    [
+        (("spark_connect", "sc://127.0.0.1", 15002), "sc://127.0.0.1:15002"),
+        (("spark_connect", "127.0.0.1", None), "sc://127.0.0.1:15002"),
+        (("spark", "local[2]", None), "local[2]"),
+        (("spark", "spark://host", 7077), "spark://host:7077"),
+        (("spark", None, None), "local[*]"),
+    ],
+)
+def test_spark_url(parts: tuple[str, str | None, int | None], url: str) -> None:
+    assert spark_url(*parts) == url
+
+
+def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(conn_id: str) -> None:
+        raise AirflowNotFoundException(conn_id)
+
+    monkeypatch.setattr(BaseHook, "get_connection", missing)
+    assert spark_location("cairn_spark") == "local[*]"
+    with pytest.raises(AirflowFailException, match="'http' does not lead to Spark"):
+        spark_url("http", "h", 1)
+
+
+# --- the wiring -----------------------------------------------------------------------------------------------------------
+
+
+def test_pipeline_waits_for_the_previous_checkpoint_only() -> None:
+    dag = stateful_pipeline(
+        "p", "m:P", "file:///r", schedule="@daily", start_date=START, docs_dir="/d", savepoints="file:///s/"
+    )
+    process = dag.get_task("process")
+    assert process.depends_on_past and process.wait_for_downstream and process.max_active_tis_per_dag == 1
+    assert process.downstream_task_ids == {"checkpoint"}
+    assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint"}
+    assert not any(task.depends_on_past for task in dag.tasks if task.task_id != "process")
+
+
+def test_pipeline_without_validation_and_savepoints() -> None:
+    dag = stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, process={"retries": 9})
+    assert {task.task_id for task in dag.tasks} == {"process", "checkpoint"}
+    assert dag.get_task("process").retries == 9
