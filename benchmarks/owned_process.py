@@ -14,8 +14,8 @@ from pathlib import Path
 
 from cairn_operators.die_with_parent import die_with_parent
 
-# Every process below one that we start inherits this variable. So they can be found, and told from anybody else's, even
-# if they made a session of their own (Airflow's tasks and Spark's drivers do).
+# Every process below one that we start inherits this variable. So it can be found, and told from anybody else's, even if
+# it made a session of its own, as Spark's drivers do.
 OWNER_VARIABLE = "CAIRN_OWNER"
 
 
@@ -27,6 +27,7 @@ class OwnedProcesses:
         self.log_dir = log_dir
         self.owner = uuid.uuid4().hex
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._sessions: set[int] = set()
 
     def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
         """Starts a child whose output goes to ``<log_dir>/<name>.log``: a pipe that nobody reads would block it."""
@@ -42,6 +43,23 @@ class OwnedProcesses:
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  one system call, loaded before the fork
             )
+
+        self._sessions.add(self._children[name].pid)
+
+    def pids(self) -> Iterator[int]:
+        """The living children and all that they started. Linux only; elsewhere none are found.
+
+        Known by the mark or by the session of a child: Airflow's workers write their title over the memory that
+        /proc shows as their environment, Spark's drivers have sessions of their own.
+        """
+        mark = f"{OWNER_VARIABLE}={self.owner}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            # Not ours to read, or gone while we look: not ours.
+            with contextlib.suppress(OSError):
+                state, _, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+                ours = int(session) in self._sessions or mark in (folder / "environ").read_bytes().split(b"\0")
+                if ours and state != "Z":
+                    yield int(folder.name)
 
     def log_path(self, name: str) -> Path:
         return self.log_dir / f"{name}.log"
@@ -66,7 +84,7 @@ class OwnedProcesses:
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, deadline_s - time.monotonic()))
-        while left := list(owned_pids(self.owner)):
+        while left := list(self.pids()):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -76,16 +94,6 @@ class OwnedProcesses:
         for child in self._children.values():
             child.wait()
         self._children.clear()
-
-
-def owned_pids(owner: str) -> Iterator[int]:
-    """The living processes that carry the mark. Linux only; elsewhere none are found."""
-    mark = f"{OWNER_VARIABLE}={owner}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        # Not ours to read, or gone while we look: not ours. A zombie has an empty environment.
-        with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
 
 
 def command_line(pid: int) -> list[str]:

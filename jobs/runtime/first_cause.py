@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from state_backend.values import errors
 from state_backend.values.errors import CairnError
 
-_RAISED = re.compile(r"^\s*(?:state_backend\.values\.errors\.)(\w+): (.*)$", re.MULTILINE)
+# At the margin: what is indented is a note's, and may name other errors.
+_RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
+# Where Spark's own text goes on behind what the worker reported.
+_END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|Driver stacktrace)")
 
 
 @contextmanager
 def first_cause() -> Iterator[None]:
-    """Raises our own error again where Spark reports one from a worker under its JVM frames. The Python traceback of the
-    worker, user code included, comes with it as a note."""
+    """Raises our own error again where Spark reports one from a worker under its JVM frames. What the worker noted, such as
+    the traceback of user code, stays as a note."""
     try:
         yield
     except CairnError:
         raise
     except Exception as error:
         text = str(error)
-        found = _RAISED.findall(text)
+        found = list(_RAISED.finditer(text))
         if not found:
             raise
-        # The last one is what reached Spark; what caused it stands above it in the traceback.
-        name, message = found[-1]
-        cls = getattr(errors, name, CairnError)
-        translated: CairnError = cls(message.strip())
-        start, end = text.find("Traceback (most recent call last)"), text.find("\n\tat ")
-        if start >= 0:
-            translated.add_note(text[start : end if end > start else None].rstrip())
+        # The last one is what reached Spark; what caused it stands above it.
+        last = found[-1]
+        translated = getattr(errors, last[1], CairnError)(last[2].strip())
+        rest = text[last.end() :]
+        end = _END.search(rest)
+        notes = textwrap.dedent(rest[: end.start() if end else None].strip("\n")).rstrip()
+        if notes:
+            translated.add_note(notes)
         raise translated from None

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import textwrap
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -321,7 +323,7 @@ class _RowRunner:
 
     @contextmanager
     def _user_code(self, call: str, key: Any) -> Iterator[None]:
-        """Names key and interval in what user code raises; the original error stays the cause, its traceback first."""
+        """Names key and interval in what user code raises; the original traceback comes along."""
         try:
             yield
         except (InvariantViolated, StateUnusable, RetryableError):
@@ -329,13 +331,25 @@ class _RowRunner:
         except Exception as error:
             where = f"{call}, key {tuple(key)!r}" if key is not None else call
             what = str(error) if isinstance(error, CairnError) else f"{type(error).__name__}: {error}"
-            raise ProcessorError(f"{where}, interval {self._interval}: {what}") from error
+            raised = ProcessorError(f"{where}, interval {self._interval}: {what}")
+            # As a note, since Spark passes on neither causes nor the frames of what it takes for its own.
+            raised.add_note(textwrap.indent(user_traceback(error), "  "))
+            raise raised from error
 
 
 def _iterable(rows: Any, call: str) -> Any:
     if rows is None:
         raise TypeError(f"{call} returned None; it must return an iterator of rows, iter([]) for none")
     return rows
+
+
+def user_traceback(error: Exception) -> str:
+    """The traceback of an error without the runtime's own frames, which begin it."""
+    formatted = traceback.TracebackException.from_exception(error)
+    ours = str(Path(__file__).parent)
+    users = [frame for frame in formatted.stack if not frame.filename.startswith(ours)]
+    formatted.stack[:] = users or formatted.stack[:]
+    return "".join(formatted.format()).rstrip()
 
 
 def _slowest(acks: list[ShardAck]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile
 
 
@@ -38,7 +39,8 @@ class KeyedOutput(DataSource):
         return "keyed_output"
 
     def schema(self) -> StructType:
-        files = self._files()
+        # Of any interval: what a filter leaves may be empty, and its rows would still have these columns.
+        files = [f for _, files in self._outputs().values() for f in files if f.late == self._late()]
         if not files:
             raise StateUnusable(f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet")
         with work_folder("schema-") as work:
@@ -50,17 +52,21 @@ class KeyedOutput(DataSource):
         return _OutputReader(self._root(), self._files())
 
     def _files(self) -> list[OutputFile]:
-        late = str(self.options.get("late", "false")).lower() == "true"
         start, end = self.options.get("start"), self.options.get("end")
-        outputs = read_log(open_storage(self._root())).current_outputs()
         return [
             file
-            for interval, (_, files) in sorted(outputs.items())
+            for interval, (_, files) in sorted(self._outputs().items())
             for file in files
-            if file.late == late
+            if file.late == self._late()
             and (start is None or interval.start >= datetime.fromisoformat(start))
             and (end is None or interval.end <= datetime.fromisoformat(end))
         ]
+
+    def _outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
+        return read_log(open_storage(self._root())).current_outputs()
+
+    def _late(self) -> bool:
+        return str(self.options.get("late", "false")).lower() == "true"
 
     def _root(self) -> str:
         return join_url(self._option("root"), self._option("pipeline"))
@@ -81,7 +87,8 @@ class _OutputReader(DataSourceReader):
         return [_File(f.handle) for f in self._files]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _File)
+        if not isinstance(partition, _File):
+            return  # Spark asks once, with nothing, when there are no partitions
         with work_folder("output-") as work:
             local = work / "file.parquet"
             open_storage(self._root).download(partition.handle, local)

@@ -533,8 +533,7 @@ def to_python(data_type: DataType, struct_factory: StructFactory | None = None) 
         case AtomicType("timestamp" | "timestamp_ntz"):
             return lambda micros: _EPOCH + timedelta(0, 0, micros)
         case DecimalType():
-            scale = -data_type.scale
-            return lambda unscaled: Decimal(unscaled).scaleb(scale, _EXACT)
+            return _to_decimal(data_type)
         case ArrayType():
             element = to_python(data_type.element, struct_factory)
             if element is None:
@@ -551,6 +550,17 @@ def to_python(data_type: DataType, struct_factory: StructFactory | None = None) 
                 tuple([None if v is None else c(v) for v, c in zip(values, converts, strict=True)])
             )
     return None
+
+
+def _to_decimal(data_type: DecimalType) -> Convert:
+    exponent, limit = -data_type.scale, 10**data_type.precision
+
+    def convert(unscaled: int) -> Decimal:
+        if -limit < unscaled < limit:
+            return Decimal(unscaled).scaleb(exponent, _EXACT)
+        raise ValueError(f"{unscaled} has more than {data_type.precision} digits")
+
+    return convert
 
 
 def _same(value: Any) -> Any:

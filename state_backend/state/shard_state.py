@@ -408,7 +408,7 @@ class MapState(_KeyedState):
         super().__init__(shard, descriptor)
         user_key = descriptor.versions[-1].user_key
         assert user_key is not None
-        self._user_keys = KeyCodec(parse_struct(user_key))
+        self._user_keys = KeyCodec(parse_struct(user_key), what=f"user key of state {descriptor.name!r}")
 
     def exists(self) -> bool:
         return next(self.iterator(), None) is not None
@@ -441,9 +441,9 @@ class MapState(_KeyedState):
 
     def clear(self) -> None:
         base = self._stored_key()
-        self._shard.mark_map(base)
         for stored_key, _ in self._shard.scan_map(base):
             self._shard.write(stored_key, None, self._name, self._seed)
+        self._shard.mark_map(base)
 
 
 def _factory(struct_factory: Any) -> dict[str, Any]:

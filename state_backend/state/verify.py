@@ -8,7 +8,7 @@ from typing import Any
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.row_codec import RowCodec
-from state_backend.formats.spark_hash import key_group as key_group_of
+from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.state.entries import decode_entry
@@ -46,6 +46,7 @@ class _Check:
         self._manifest = manifest
         self._max_parallelism = max_parallelism
         self._key_schema = parse_struct(key_schema)
+        self._hash = key_hasher(self._key_schema)
         self._keys = KeyCodec(self._key_schema)
         self._by_id = {d.state_id: d for d in states}
         self._codecs = {
@@ -114,7 +115,7 @@ class _Check:
             self._timer_balance[key_group] = self._timer_balance.get(key_group, 0) + layout.entry_hash(0, time + key, b"")
 
     def _owns(self, key: tuple[Any, ...], key_group: int) -> None:
-        expected = key_group_of(key, self._key_schema, self._max_parallelism)
+        expected = self._hash(key) % self._max_parallelism
         if expected != key_group:
             self.found(f"key {key!r} lies in key group {key_group}, but belongs to {expected}")
 

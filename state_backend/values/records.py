@@ -213,10 +213,12 @@ class Retained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``."""
+    """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``. ``reproduces``:
+    the commit of the same interval that left the same state; then nothing became stale."""
 
     id: int
     retained: tuple[Retained, ...]
+    reproduces: int | None
     content: Content
 
 

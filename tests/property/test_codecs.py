@@ -1,0 +1,210 @@
+"""Laws of the codecs over random schemas: round trips, order, prefix-freedom, and strict decoding of damaged bytes."""
+
+import math
+import struct as binary
+from contextlib import suppress
+from decimal import Context, Decimal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.row_codec import RowCodec, schema_version_of
+from state_backend.formats.spark_hash import key_group, xxhash64_columns
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import CorruptFile
+
+# Time is no law: a loaded machine must not fail a test.
+laws = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+ATOMIC = [*BITS, "boolean", "float", "double", "string", "binary", "date", "timestamp", "timestamp_ntz"]
+decimals = st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: f"decimal({p},{s})"))
+atomic = st.sampled_from(ATOMIC) | decimals
+
+
+def array(element, contains_null=True):
+    return {"type": "array", "elementType": element, "containsNull": contains_null}
+
+
+def struct(types, nullables=()):
+    nullable = [*nullables, *[True] * len(types)]
+    fields = [{"name": f"c{i}", "type": t, "nullable": nullable[i], "metadata": {}} for i, t in enumerate(types)]
+    return {"type": "struct", "fields": fields}
+
+
+def mapping(key, value, contains_null):
+    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": contains_null}
+
+
+def structs(of):
+    return st.lists(of, max_size=3).flatmap(
+        lambda types: st.lists(st.booleans(), max_size=len(types)).map(lambda nullables: struct(types, nullables))
+    )
+
+
+key_types = st.recursive(atomic, lambda of: st.builds(array, of, st.booleans()) | structs(of), max_leaves=4)
+map_keys = st.sampled_from([t for t in ATOMIC if t not in ("float", "double")])
+all_types = st.recursive(
+    atomic,
+    lambda of: st.builds(array, of, st.booleans()) | structs(of) | st.builds(mapping, map_keys, of, st.booleans()),
+    max_leaves=5,
+)
+
+
+def values(of, nullable=True):
+    some = _values(of)
+    return st.none() | some if nullable else some
+
+
+def _values(of):
+    if isinstance(of, dict):
+        if of["type"] == "array":
+            return st.lists(values(of["elementType"], of["containsNull"]), max_size=10)
+        if of["type"] == "map":
+            pairs = values(of["keyType"], False), values(of["valueType"], of["valueContainsNull"])
+            return st.dictionaries(*pairs, max_size=4)
+        return st.tuples(*(values(f["type"], f["nullable"]) for f in of["fields"]))
+    if of in BITS:
+        return st.integers(-(1 << BITS[of] - 1), (1 << BITS[of] - 1) - 1)
+    if of.startswith("decimal"):
+        precision, scale = map(int, of[8:-1].split(","))
+        unscaled = st.integers(-(10**precision) + 1, 10**precision - 1)
+        return unscaled.map(lambda u: Decimal(u).scaleb(-scale, Context(prec=80)))
+    return {
+        "boolean": st.booleans(),
+        "float": st.floats(width=32),
+        "double": st.floats(),
+        "string": st.text(st.characters(codec="utf-8"), max_size=6) | st.text("\0\1a\uffff", max_size=4),
+        "binary": st.binary(max_size=6) | st.text("\0\1\xff", max_size=4).map(lambda s: s.encode("latin-1")),
+        "date": st.dates(),
+        "timestamp": st.datetimes(),
+        "timestamp_ntz": st.datetimes(),
+    }[of]
+
+
+def rows(types, count=1):
+    """(schema, that many rows of it)"""
+    return structs(types).flatmap(
+        lambda json: st.tuples(st.just(parse_struct(json)), *[_values(json) for _ in range(count)])
+    )
+
+
+def key_rows(count=1):
+    return rows(key_types, count).filter(lambda drawn: drawn[0].fields)
+
+
+def sort_key(value):
+    """Spark's ascending order, nulls first, written independently of the codec: something that Python compares."""
+    if value is None:
+        return (0,)
+    if isinstance(value, float):
+        return (1, math.isnan(value), 0.0 if math.isnan(value) else value)
+    if isinstance(value, str):
+        return (1, value.encode())
+    if isinstance(value, list | tuple):
+        return (1, tuple(map(sort_key, value)))
+    return (1, value)
+
+
+def same(a, b):
+    """Equal, a NaN to a NaN, and of the same type."""
+    if isinstance(a, float) and isinstance(b, float):
+        return binary.pack("<d", a) == binary.pack("<d", b) or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b
+
+
+@laws
+@given(rows(all_types), st.integers(0, 255))
+def test_rows_round_trip(drawn, version):
+    schema, row = drawn
+    codec = RowCodec("x", schema, version)
+    data = codec.encode(row)
+    assert same(codec.decode(data), row)
+    assert codec.encode(list(row)) == data
+    assert codec.encode(dict(zip(schema.names, row, strict=True))) == data
+    assert schema_version_of(data) == version
+    assert parse_struct(schema.to_json()) == schema
+
+
+@laws
+@given(rows(all_types), st.data())
+def test_damaged_rows_never_pass_for_others(drawn, data):
+    """Whatever the bytes: a row of the schema, or CorruptFile, and nothing else."""
+    schema, row = drawn
+    codec = RowCodec("x", schema, 1)
+    encoded = bytearray(codec.encode(row))
+    if data.draw(st.booleans(), "truncate"):
+        cut = bytes(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+        with pytest.raises(CorruptFile):
+            codec.decode(cut)
+        return
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] ^= data.draw(st.integers(1, 255))
+    with suppress(CorruptFile):
+        codec.encode(codec.decode(bytes(encoded)))
+
+
+@laws
+@given(rows(all_types), st.binary(max_size=40))
+def test_noise_is_no_row(drawn, noise):
+    codec = RowCodec("x", drawn[0], 1)
+    with suppress(CorruptFile):
+        codec.decode(b"\x01\x01" + noise)
+
+
+@laws
+@given(key_rows(2))
+def test_keys_sort_as_in_spark(drawn):
+    schema, a, b = drawn
+    codec = KeyCodec(schema)
+    left, right = codec.encode(a), codec.encode(b)
+    assert (left < right) == (sort_key(a) < sort_key(b))
+    assert (left == right) == (sort_key(a) == sort_key(b))
+    if left != right:
+        assert not left.startswith(right) and not right.startswith(left)
+    else:
+        assert xxhash64_columns(a, schema) == xxhash64_columns(b, schema)
+
+
+@laws
+@given(key_rows(2), st.binary(max_size=3))
+def test_keys_round_trip_one_behind_the_other(drawn, before):
+    schema, a, b = drawn
+    codec = KeyCodec(schema)
+    first, second = codec.encode(a), codec.encode(b)
+    data = before + first + second
+    found, at = codec.decode_prefix(data, len(before))
+    assert sort_key(found) == sort_key(a)
+    assert at == len(before) + len(first)
+    found, at = codec.decode_prefix(data, at)
+    assert sort_key(found) == sort_key(b)
+    assert at == len(data)
+    assert codec.encode(codec.decode(first)) == first
+
+
+@laws
+@given(key_rows(), st.data())
+def test_damaged_keys_are_refused_or_other_keys(drawn, data):
+    schema, key = drawn
+    codec = KeyCodec(schema)
+    encoded = codec.encode(key)
+    cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
+    with pytest.raises(CorruptFile):
+        codec.decode(cut)
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    damaged = encoded[:at] + bytes([encoded[at] ^ data.draw(st.integers(1, 255))]) + encoded[at + 1 :]
+    with suppress(CorruptFile):
+        codec.decode(damaged)
+
+
+@laws
+@given(key_rows(), st.integers(1, 32768))
+def test_key_groups_are_in_range(drawn, max_parallelism):
+    schema, key = drawn
+    assert 0 <= key_group(key, schema, max_parallelism) < max_parallelism

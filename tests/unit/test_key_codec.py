@@ -1,0 +1,300 @@
+"""Key bytes: their order is Spark's (taken from ``ORDER BY c0 ASC NULLS FIRST`` of Spark 4.3.0), their layout is durable."""
+
+import math
+import random
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import CorruptFile, KeyTypeError, StateTypeError
+
+D, INF, NAN = Decimal, math.inf, math.nan
+
+
+def array(element):
+    return {"type": "array", "elementType": element, "containsNull": True}
+
+
+def field(name, data_type, nullable=True):
+    return {"name": name, "type": data_type, "nullable": nullable, "metadata": {}}
+
+
+def struct(**fields):
+    return {"type": "struct", "fields": [field(name, of) for name, of in fields.items()]}
+
+
+def schema(*types):
+    return parse_struct({"type": "struct", "fields": [field(f"c{i}", of) for i, of in enumerate(types)]})
+
+
+# fmt: off
+ASCENDING_IN_SPARK = [
+    ("boolean", [
+        None, False, True,
+    ]),
+    ("byte", [
+        None, -128, -1, 0, 1, 3, 21, 98, 114, 126, 127,
+    ]),
+    ("short", [
+        None, -32768, -2103, -229, -126, -27, -1, 0, 1, 192, 32750, 32767,
+    ]),
+    ("integer", [
+        None, -2147483648, -1860364509, -823290027, -181, -20, -1, 0, 1, 2106582159, 2130849433, 2147483647,
+    ]),
+    ("long", [
+        None, -9223372036854775808, -8174831326677864397, -1762924060559693609, -106, -1, 0, 1, 167,
+        657352848258535491, 8890787055575887292, 9223372036854775807,
+    ]),
+    ("float", [
+        None, -INF, -897105426.8269316, -23714174.83352232, -0.2779203910302035, 0.0, 1e-45, 1e-40,
+        0.13860129756168363, 1.7231839537604525, INF, NAN,
+    ]),
+    ("double", [
+        None, -INF, -987112318.6209034, -0.8504077426784749, -5e-324, -0.0, 5e-324, 1e-40, 184845723.1742978,
+        333704817.68897843, INF, NAN,
+    ]),
+    ("string", [
+        None, "", "\x00z\xe9\u65e5y\xe9zb", "\u0001", "\x01\x01\x00\u65e5\uffffy\U0001f600", "\u0001y",
+        "a\x01yyz\U0010ffff\U0001f600", "x\uffff", "y\x00ax\x00\xe9y", "y\u65e5\xe9xx\U0001f600x",
+        "\xe9x\xe9bx\x01\U0010ffff", "\u65e5z\x00", "\uffff  ", "\U0001f600",
+        "\U0001f600\xe9\u65e5\U0010ffff\u65e5bb", "\U0010ffff\uffff\u65e5\u65e5\xe9aaby",
+        "\U0010ffff\U0010ffff", "\U0010ffff\U0010ffffxa\x01\x01\u65e5b",
+    ]),
+    ("binary", [
+        None, b'', b'\x00\xdd\x01\x00\xff\x00\x00\xff', b'\x00\xff\x8b\x00',
+        b'\x01\x00\xff\xff\x00\xff\xff\x01', b'\x01\x01\x01\x00\x01\xff\x00\x01',
+        b'\x01\x01\\\x00\x01\x01\xff}', b'\x01z\xff\xff\x00>\xff\x01', b'\x01\xff\x01\x00\x00\xf0\xff\xff',
+        b'-', b'Z\x00\x01\x04', b'^\x01\xff\x01\x00\x00\xac\x00', b'\xfb\xfd\xff\x00', b'\xffT',
+        b'\xff\xa3\x00\xff\x01\x01\x00\x01', b'\xff\xff\xff', b'\xff\xff\xff\x9a',
+    ]),
+    ("date", [
+        None, date(605, 6, 18), date(3529, 11, 19), date(4464, 2, 16), date(5626, 8, 24), date(5774, 4, 7),
+        date(7043, 8, 3), date(7399, 1, 29), date(7412, 9, 24),
+    ]),
+    ("timestamp", [
+        None, datetime(1938, 5, 13, 9, 51, 30, 241613), datetime(1980, 3, 31, 3, 41, 32, 429168),
+        datetime(2111, 7, 11, 13, 12, 41, 596542), datetime(2151, 1, 23, 19, 52, 32, 449954),
+        datetime(2223, 2, 9, 11, 13, 10, 144073), datetime(2259, 1, 7, 15, 28, 26, 34247),
+        datetime(2285, 6, 2, 5, 12, 34, 925589), datetime(2286, 2, 14, 16, 38, 21, 486604),
+    ]),
+    ("timestamp_ntz", [
+        None, datetime(1938, 10, 6, 7, 38, 14, 204377), datetime(1959, 9, 4, 8, 50, 29, 451244),
+        datetime(2139, 11, 9, 10, 40, 26, 402152), datetime(2257, 4, 6, 2, 22, 32, 727720),
+        datetime(2270, 8, 23, 13, 25, 45, 565056), datetime(2285, 1, 25, 15, 44, 50, 835320),
+        datetime(2286, 4, 5, 23, 32, 22, 518438),
+    ]),
+    ("decimal(5,2)", [
+        None, D("-999.99"), D("-79.24"), D("-1.28"), D("0.47"), D("0.60"), D("7.63"), D("848.33"), D("999.99"),
+    ]),
+    ("decimal(18,6)", [
+        None, D("-999999999999.999999"), D("-70.492084"), D("0.000255"), D("42.018160"), D("862.332449"),
+        D("3349582.145282"), D("509316360122.979732"), D("999999999999.999999"),
+    ]),
+    ("decimal(19,0)", [
+        None, D("-9999999999999999999"), D("-648117951071"), D("-6987"), D("2"), D("415329184210757"),
+        D("52385756090545534"), D("9223372036854775808"), D("9999999999999999999"),
+    ]),
+    ("decimal(38,10)", [
+        None, D("-54707196410101355327274.1311759088"), D("-319206886038.2597024251"), D("-0.0005229944"),
+        D("-0.0000403462"), D("0.0072590891"), D("12365509381310305.4424946716"),
+        D("756990303890808017093330.9872370613"), D("5233228762787972146344297.2840164314"),
+    ]),
+    (array("string"), [
+        None, [], [None, ""], [None, "", "a\x00"], ["\u0001", "a"], ["\x01\uffff"], ["xy"],
+        ["y\x00\xe9zz\x01 x\xe9"], ["\xe9 y\U0001f600b\xe9y\x01"], ["\xe9bab\U0010ffffax", None],
+        ["\xff", None, "  bxxzz"], ["\uffff"], ["\uffff\uffffa"], ["\U0001f600", "\xff"], ["\U0010ffff"],
+        ["\U0010ffff\U0010ffffbxy\x01xzb"], ["\U0010ffff\U0010ffffx"],
+    ]),
+    (array("double"), [
+        None, [], [None, 1.5], [None, INF, 0.0], [-1.5, -416577331.69856524, INF], [-1.5, INF, NAN],
+        [-5e-324, 1.5], [-0.0, -5e-324, INF], [-0.0, INF, NAN], [5e-324, 1.5, 5e-324], [5e-324, NAN],
+        [INF, 0.0, NAN], [NAN, None, 0.0], [NAN, -1.5, 5e-324], [NAN, NAN, 1e-40], [NAN, NAN, 1.5],
+    ]),
+    (array(array("integer")), [
+        None, [], [None, [-1, 2147483647, 0]], [[], [2147483647], None], [[None, 0], [2147483647], [0, -1]],
+        [[None, 1, -2147483648]], [[None, 269]], [[-2147483648, 1449022198]], [[-244], [1, None]],
+        [[0], [-2132760888, 36], [1]], [[0], [1], None], [[0, 1761614223, 211], [2147483647]],
+        [[1], [0], [0, 80, 2147483647]], [[16], None, [-210]], [[282], [0], None], [[307887531, 2147483647]],
+        [[2147483647, 2147483647, -2147483648]], [[2147483647, 2147483647, -140]],
+    ]),
+    (struct(x="long", y="string", z=array("boolean")), [
+        None, (None, None, None), (None, "\x00\x01", [False, True, True]), (None, "x\x01ba\x01\u65e5b", None),
+        (None, "y\u65e5", [False, True, True]), (None, "\uffffy\u65e5", [None]),
+        (-246, "\u65e5\U0010ffff", None), (-1, "\x00\x01", [None]), (-1, "xy\x01 \xe9z\U0001f600", [False]),
+        (-1, "\xe9", [True, False, True]), (-1, "\uffff", None), (-1, "\U0001f600", [True, True, True]),
+        (0, "\x01\xe9", [True]), (0, "\xe9", [False]), (1, "\x00\x01", []), (1, "\U0001f600\x01", None),
+        (9223372036854775807, "\U0001f600", []), (9223372036854775807, "\U0010ffff", []),
+    ]),
+    (array(struct(x="decimal(38,10)")), [
+        None, [], [None, (D("-0.0569345951"),)], [(None,), (D("0E-10"),)],
+        [(D("-922337203.6854775808"),), None], [(D("-86.3922955335"),), None, None],
+        [(D("0E-10"),), (None,), (D("1E-10"),)], [(D("1E-10"),)], [(D("1E-10"),), (None,), (D("0E-10"),)],
+        [(D("1.28E-8"),), (D("0E-10"),), None], [(D("1.28E-8"),), (D("1E-10"),), (None,)],
+        [(D("1.28E-8"),), (D("2.55E-8"),)], [(D("2.55E-8"),), None], [(D("2.55E-8"),), (None,), None],
+        [(D("6.459E-7"),), (D("0E-10"),)], [(D("922337203.6854775808"),), (None,)],
+        [(D("492451910878.3416479276"),)], [(D("52102577606686.9655751864"),)],
+    ]),
+]
+
+GOLDEN = [
+    ("boolean", True, "0101"),
+    ("byte", -1, "017f"),
+    ("short", 1, "018001"),
+    ("integer", -2, "017ffffffe"),
+    ("long", 12345, "018000000000003039"),
+    ("float", 1.5, "01bfc00000"),
+    ("double", -1.5, "014007ffffffffffff"),
+    ("double", -0.0, "018000000000000000"),
+    ("double", NAN, "01fff8000000000000"),
+    ("float", NAN, "01ffc00000"),
+    ("string", "aé\0", "0161c3a900ff0001"),
+    ("binary", b"\0\1", "0100ff010001"),
+    ("date", date(1970, 1, 2), "0180000001"),
+    ("timestamp", datetime(1970, 1, 1, 0, 0, 1), "0180000000000f4240"),
+    ("timestamp_ntz", datetime(1969, 12, 31, 23, 59, 59, 999999), "017fffffffffffffff"),
+    ("decimal(5,2)", D("1.5"), "018000000000000096"),
+    ("decimal(19,0)", D(-1), "017fffffffffffffffffffffffffffffff"),
+    (array("byte"), [1, None], "010101810100" + "00"),
+    (struct(x="byte", y="string"), (None, "b"), "010001620001"),
+    ("long", None, "00"),
+]
+# fmt: on
+
+
+def same(a, b):
+    return repr(a) == repr(b)
+
+
+@pytest.mark.parametrize(("of", "values"), ASCENDING_IN_SPARK)
+def test_order_is_sparks(of, values):
+    codec = KeyCodec(schema(of))
+    encoded = [codec.encode((value,)) for value in values]
+    assert all(a < b for a, b in pairwise(encoded))
+    assert [codec.encode(codec.decode(data)) for data in encoded] == encoded
+
+
+@pytest.mark.parametrize(("of", "values"), ASCENDING_IN_SPARK)
+def test_no_key_is_a_prefix_of_another(of, values):
+    encoded = [KeyCodec(schema(of)).encode((value,)) for value in values]
+    for a in encoded:
+        assert [b for b in encoded if b.startswith(a)] == [a]
+
+
+@pytest.mark.parametrize(("of", "value", "expected"), GOLDEN)
+def test_layout(of, value, expected):
+    codec = KeyCodec(schema(of))
+    assert codec.encode((value,)).hex() == expected
+    assert same(codec.decode(bytes.fromhex(expected)), (0.0,) if value == 0 else (value,)) or isinstance(value, D)
+    if isinstance(value, D):
+        assert codec.decode(bytes.fromhex(expected)) == (value,)
+
+
+def test_columns_one_behind_the_other():
+    codec = KeyCodec(schema("string", "long", "double"))
+    keys = [("a", 1, -1.0), ("a", 1, 2.0), ("a", 2, -5.0), ("a\0", -1, 0.0), ("b", None, 0.0), ("b", -7, None)]
+    encoded = [codec.encode(key) for key in keys]
+    assert encoded == sorted(encoded)
+    assert [codec.decode(data) for data in encoded] == keys
+
+
+def test_a_prefix_says_where_it_ends():
+    codec, user = KeyCodec(schema("string")), KeyCodec(schema("long"), what="user key of state 'm'")
+    data = b"\x00\x07" + codec.encode(("a\0b",)) + user.encode((5,))
+    key, at = codec.decode_prefix(data, 2)
+    assert key == ("a\0b",)
+    assert user.decode_prefix(data, at) == ((5,), len(data))
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        ({"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}, "map<string, bigint>"),
+        ("variant", "variant"),
+        ("interval day to second", "interval day to second"),
+        ("interval year to month", "interval year to month"),
+        ("string collate UNICODE_CI", "string collate UNICODE_CI"),
+        ("varchar(3)", r"varchar\(3\)"),
+        ("void", "void"),
+    ],
+)
+def test_refused_types(of, why):
+    with pytest.raises(KeyTypeError, match=f"key column 'c0': {why} can't be a key: ."):
+        KeyCodec(schema(of))
+    with pytest.raises(KeyTypeError, match=r"key column 'c0\.x\.element': "):
+        KeyCodec(schema(struct(x=array(of))))
+
+
+def test_refuses_collations_that_spark_hides_in_metadata():
+    json = {
+        "type": "struct",
+        "fields": [field("a", "string") | {"metadata": {"__COLLATIONS": {"a": "icu.UNICODE_CI"}}}],
+    }
+    with pytest.raises(KeyTypeError, match=r"key column 'a': string collate icu\.UNICODE_CI can't be a key"):
+        KeyCodec(parse_struct(json))
+    json["fields"][0] |= {"type": array("string"), "metadata": {"__COLLATIONS": {"a.element": "spark.UTF8_LCASE"}}}
+    with pytest.raises(KeyTypeError, match=r"key column 'a\.element'"):
+        KeyCodec(parse_struct(json), what="key")
+
+
+def test_refuses_a_key_without_columns():
+    with pytest.raises(KeyTypeError, match="no columns"):
+        KeyCodec(schema())
+
+
+@pytest.mark.parametrize(
+    ("types", "values", "message"),
+    [
+        (["string"], (b"a",), r"key column 'c0': expected string, found bytes b'a'"),
+        (["string"], ("\ud800",), r"key column 'c0': expected string, found str .*surrogate"),
+        (["string"], "a", r"key: expected struct<c0: string>, found str 'a'"),
+        (["string"], ("a", "b"), r"key has 1 field \(c0\); got 2 values"),
+        (["long"], (True,), r"key column 'c0': expected bigint, found bool True"),
+        (["long"], (2**63,), r"key column 'c0': expected bigint, found int 9223372036854775808 \(out of range\)"),
+        (["long", array("date")], (1, [date(2013, 1, 1), 5]), r"key column 'c1\[1\]': expected date, found int 5"),
+        (["decimal(5,2)"], (D("1.234"),), r"key column 'c0': expected decimal\(5,2\), found Decimal .*fit exactly"),
+    ],
+)
+def test_refused_values(types, values, message):
+    with pytest.raises(StateTypeError, match=message):
+        KeyCodec(schema(*types)).encode(values)
+
+
+@pytest.mark.parametrize(
+    ("of", "data"),
+    [
+        ("long", ""),
+        ("long", "02"),
+        ("long", "0180"),
+        ("long", "01800000000000000000"),
+        ("boolean", "0102"),
+        ("double", "0180"),
+        ("string", "0161"),
+        ("string", "01006100" + "01"),
+        ("string", "01ff0001"),
+        ("date", "01ffffffff"),
+        ("timestamp", "01ffffffffffffffff"),
+        (array("byte"), "010101"),
+        (array("byte"), "0101018102"),
+        (struct(x="byte"), "01"),
+    ],
+)
+def test_bytes_that_are_no_key(of, data):
+    with pytest.raises(CorruptFile, match=r"key: .* bytes are not an encoded struct<c0: "):
+        KeyCodec(schema(of)).decode(bytes.fromhex(data))
+
+
+def test_nested_structs_come_from_the_factory():
+    codec = KeyCodec(
+        schema(struct(x="long")), struct_factory=lambda names: lambda values: dict(zip(names, values, strict=True))
+    )
+    assert codec.decode(codec.encode(({"x": 1},))) == ({"x": 1},)
+
+
+def test_long_order_at_random():
+    codec, rng = KeyCodec(schema("long")), random.Random(1)
+    values = [rng.randrange(-(2**63), 2**63) for _ in range(500)]
+    assert sorted(values, key=lambda v: codec.encode((v,))) == sorted(values)

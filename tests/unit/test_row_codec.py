@@ -1,0 +1,429 @@
+"""State values: what goes in, what comes out, and the bytes between, which are durable."""
+
+import math
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum, StrEnum
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from state_backend.formats.row_codec import RowCodec, schema_version_of
+from state_backend.formats.types import DecimalType, parse_struct, walk
+from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError
+
+D = Decimal
+AT = datetime(2013, 1, 1, 5, 17, 0, 250)
+
+
+def array(element, contains_null=True):
+    return {"type": "array", "elementType": element, "containsNull": contains_null}
+
+
+def mapping(key, value, value_contains_null=True):
+    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": value_contains_null}
+
+
+def field(name, data_type, nullable=True):
+    return {"name": name, "type": data_type, "nullable": nullable, "metadata": {}}
+
+
+def struct(**fields):
+    return {"type": "struct", "fields": [field(name, of) for name, of in fields.items()]}
+
+
+def codec(version=3, **fields):
+    return RowCodec("x", parse_struct(struct(**fields)), version)
+
+
+# --- schemas ---------------------------------------------------------------------------------------------------------------
+
+EVERY_TYPE = struct(
+    flag="boolean", b="byte", s="short", i="integer", n="long", f="float", d="double", text="string", raw="binary",
+    day="date", at="timestamp", local="timestamp_ntz", price="decimal(10,2)", wide="decimal(38,10)",
+    tags=array("string", False), counts=mapping("string", "long"), inner=struct(a="long", b=array(struct(c="string"))),
+)  # fmt: skip
+
+
+def test_schema_json_round_trip():
+    assert parse_struct(EVERY_TYPE).to_json() == EVERY_TYPE
+    odd = struct(v="variant", i="interval day to second", c="char(3)", t="time(6)", k="string collate UNICODE")
+    odd["fields"].append(field("u", {"type": "udt", "class": "x.Y", "sqlType": "string"}))
+    odd["fields"].append(field("a", array("string")) | {"metadata": {"__COLLATIONS": {"a.element": "icu.UNICODE"}}})
+    assert parse_struct(odd).to_json() == odd
+
+
+def test_schema_text_names_sql_types():
+    assert str(parse_struct(struct(a="long", b=array("integer"), m=mapping("string", "decimal(5,2)")))) == (
+        "struct<a: bigint, b: array<int>, m: map<string, decimal(5,2)>>"
+    )
+    inner = parse_struct(struct(a=array(struct(b="decimal(5,2)"))))
+    assert list(walk(inner))[-1] == ("a.element.b", DecimalType(5, 2))
+
+
+def test_metadata_is_carried_but_not_compared():
+    plain = parse_struct(struct(a="long"))
+    noted = parse_struct({"type": "struct", "fields": [field("a", "long") | {"metadata": {"comment": "n"}}]})
+    assert plain == noted
+    assert hash(plain) == hash(noted)
+    assert noted.to_json()["fields"][0]["metadata"] == {"comment": "n"}
+
+
+@pytest.mark.parametrize("json", [{}, {"type": "struct"}, array("long"), {"type": "struct", "fields": [{"name": "a"}]}])
+def test_what_is_no_struct_in_json(json):
+    with pytest.raises(StateSchemaError, match="Spark struct type in JSON"):
+        parse_struct(json)
+
+
+def test_two_fields_of_one_name():
+    with pytest.raises(StateSchemaError, match="two fields share a name: a, a"):
+        parse_struct({"type": "struct", "fields": [field("a", "long"), field("a", "string")]})
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [
+        ("variant", "variant"),
+        ("interval year to month", "interval year to month"),
+        ("interval", "interval"),
+        ("char(3)", r"char\(3\)"),
+        ("string collate UTF8_LCASE", "string collate UTF8_LCASE"),
+        ("decimal(39,0)", r"decimal\(39,0\)"),
+        ({"type": "udt", "class": "x.Y", "sqlType": "string"}, "udt"),
+    ],
+)
+def test_types_that_state_cannot_hold(of, name):
+    with pytest.raises(StateSchemaError, match=f"state 'x' field 'a': {name} can't be stored: "):
+        codec(a=of)
+    with pytest.raises(StateSchemaError, match=rf"state 'x' field 'a\.value\.b': {name} can't"):
+        codec(a=mapping("string", struct(b=of)))
+
+
+def test_map_keys_that_python_cannot_hash():
+    with pytest.raises(StateSchemaError, match=r"state 'x' field 'a': map<array<int>, int> can't be stored"):
+        codec(a=mapping(array("integer"), "integer"))
+
+
+@pytest.mark.parametrize("version", [-1, 256])
+def test_versions_fit_a_byte(version):
+    with pytest.raises(StateSchemaError, match=r"not in 0 \.\. 255"):
+        codec(version, a="long")
+
+
+# --- layout ------------------------------------------------------------------------------------------------------------------
+
+LAYOUT = [
+    (struct(a="long", b="boolean"), (1, True), "01 03 00 0100000000000000 01"),
+    (struct(a="long", b="boolean"), (None, True), "01 03 01 0000000000000000 01"),
+    (struct(a="string", b="short", c="binary"), ("é", -2, b"\0"), "01 03 00 feff 02000000 c3a9 01000000 00"),
+    (struct(a="string", b="short", c="binary"), (None, -2, b""), "01 03 01 feff 00000000"),
+    (struct(a="float", b="double", c="byte"), (1.5, -2.0, -1), "01 03 00 0000c03f 00000000000000c0 ff"),
+    (struct(a="date", b="timestamp"), (date(1970, 1, 3), datetime(1970, 1, 1, 0, 0, 1)),
+     "01 03 00 02000000 40420f0000000000"),
+    (struct(a="decimal(5,2)", b="decimal(20,1)"), (D("1.5"), D("-12.8")), "01 03 00 9600000000000000 01000000 80"),
+    (struct(a="decimal(20,0)"), (D(128),), "01 03 00 02000000 0080"),
+    (struct(a=array("short")), ([1, None, 3],), "01 03 00 0b000000 03000000 02 0100 0000 0300"),
+    (struct(a=array("string")), (["a", None, ""],), "01 03 00 0e000000 03000000 02 01000000 61 00000000"),
+    (struct(a=array("string")), ([],), "01 03 00 04000000 00000000"),
+    (struct(a=mapping("string", "byte")), ({"b": 1, "a": None},),
+     "01 03 00 16000000 02000000 00 01000000 61 01000000 62 02000000 01 0001"),
+    (struct(a=struct(x="byte", y="string")), ((7, None),), "01 03 00 02000000 02 07"),
+    (struct(**{f"c{i}": "boolean" for i in range(9)}), (*[True] * 8, None), "01 03 0001 01010101010101 01 00"),
+    (struct(), (), "01 03"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("json", "row", "expected"), LAYOUT)
+def test_layout(json, row, expected):
+    coder = RowCodec("x", parse_struct(json), 3)
+    data = bytes.fromhex(expected.replace(" ", ""))
+    assert coder.encode(row).hex() == data.hex()
+    assert coder.decode(data) == row
+    assert schema_version_of(data) == 3
+
+
+def test_every_type_round_trips():
+    row = (
+        True, -128, 32767, -(2**31), 2**63 - 1, 1.5, math.pi, "é\0日", b"\0\xff", date(1, 1, 1), datetime.max, datetime.min,
+        D("-99999999.99"), D("9999999999999999999999999999.9999999999"), ["a", ""], {"k": 1, "l": None},
+        (1, [("c",), None, (None,)]),
+    )  # fmt: skip
+    coder = RowCodec("x", parse_struct(EVERY_TYPE), 1)
+    assert coder.decode(coder.encode(row)) == row
+    assert coder.decode(coder.encode([None] * 17)) == (None,) * 17
+    assert isinstance(coder.decode(coder.encode(row))[12], D)
+
+
+def test_a_structured_dtype_reads_columns():
+    """What the packed little-endian fixed region is for."""
+    coder = codec(n="long", d="double", i="integer", flag="boolean")
+    rows = [(i, i / 2, -i, i % 2 == 0) for i in range(100)]
+    dtype = np.dtype([("header", "V3"), ("n", "<i8"), ("d", "<f8"), ("i", "<i4"), ("flag", "?")])
+    columns = np.frombuffer(b"".join(map(coder.encode, rows)), dtype)
+    assert columns["n"].tolist() == [row[0] for row in rows]
+    assert columns["d"].tolist() == [row[1] for row in rows]
+    assert columns["flag"].tolist() == [row[3] for row in rows]
+
+
+def test_equal_maps_have_equal_bytes():
+    coder = codec(a=mapping("long", "string"))
+    assert coder.encode(({1: "a", 2: "b"},)) == coder.encode(({2: "b", 1: "a"},))
+
+
+def test_wide_arrays_and_maps():
+    row = ([None if i % 3 else i for i in range(1000)], {i: str(i) for i in range(1000)})
+    coder = codec(a=array("long"), m=mapping("integer", "string"))
+    assert coder.decode(coder.encode(row)) == row
+
+
+def test_nested_structs_come_from_the_factory():
+    made = RowCodec(
+        "x",
+        parse_struct(struct(a=array(struct(p="long", q="string")))),
+        1,
+        lambda names: lambda values: dict(zip(names, values, strict=True)),
+    )
+    assert made.decode(made.encode(([(1, "z")],))) == ([{"p": 1, "q": "z"}],)
+
+
+# --- what Python values are taken ------------------------------------------------------------------------------------------
+
+
+class Colour(IntEnum):
+    RED = 3
+
+
+class Word(StrEnum):
+    YES = "yes"
+
+
+class RowLike:
+    __fields__ = ("p", "q")
+
+    def __iter__(self):
+        return iter((1, "z"))
+
+
+TAKEN = [
+    ("long", np.int64(5), 5),
+    ("long", Colour.RED, 3),
+    ("byte", np.int8(-5), -5),
+    ("boolean", np.bool_(True), True),
+    ("double", 3, 3.0),
+    ("float", 3, 3.0),
+    ("double", np.float32(0.5), 0.5),
+    ("double", np.float64(0.1), 0.1),
+    ("double", np.int32(2), 2.0),
+    ("double", math.inf, math.inf),
+    ("float", -math.inf, -math.inf),
+    ("string", np.str_("a"), "a"),
+    ("string", Word.YES, "yes"),
+    ("binary", bytearray(b"a"), b"a"),
+    ("binary", memoryview(b"a"), b"a"),
+    ("date", np.datetime64("2013-01-01"), date(2013, 1, 1)),
+    ("timestamp", AT, AT),
+    ("timestamp", AT.replace(tzinfo=UTC), AT),
+    ("timestamp", AT.replace(tzinfo=timezone(timedelta(hours=2))), AT - timedelta(hours=2)),
+    ("timestamp", pd.Timestamp(AT), AT),
+    ("timestamp", pd.Timestamp("2013-01-01T00:00:00.000000999"), datetime(2013, 1, 1)),
+    ("timestamp", pd.Timestamp("2013-01-01T02:00", tz="Europe/Berlin"), datetime(2013, 1, 1, 1)),
+    ("timestamp_ntz", pd.Timestamp(AT), AT),
+    ("timestamp_ntz", np.datetime64("2013-01-01T05:17:00.000250"), AT),
+    ("decimal(5,2)", 3, D("3.00")),
+    ("decimal(5,2)", D("1.50000"), D("1.50")),
+    ("decimal(5,2)", D("-0"), D(0)),
+    ("decimal(5,2)", D("1E+2"), D("100.00")),
+    ("decimal(38,0)", 10**38 - 1, D(10**38 - 1)),
+    (array("long"), (1, np.int64(2)), [1, 2]),
+    (array("long"), np.array([1, 2]), [1, 2]),
+    (array("double"), [1, 2.5], [1.0, 2.5]),
+    (mapping("string", "long"), {np.str_("a"): np.int64(1)}, {"a": 1}),
+    (struct(p="long", q="string"), [1, "z"], (1, "z")),
+    (struct(p="long", q="string"), {"q": "z", "p": 1}, (1, "z")),
+    (struct(p="long", q="string"), {"q": "z"}, (None, "z")),
+    (struct(p="long", q="string"), RowLike(), (1, "z")),
+]
+
+
+@pytest.mark.parametrize(("of", "value", "expected"), TAKEN)
+@pytest.mark.parametrize("beside", [None, "text"])
+def test_taken(of, value, expected, beside):
+    coder = codec(a=of, b="string") if beside else codec(a=of)
+    row = (value, beside) if beside else [value]
+    (found, *_) = coder.decode(coder.encode(row))
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_floats_keep_what_their_width_holds():
+    coder = codec(a="float", b="double")
+    a, b = coder.decode(coder.encode((math.nan, math.nan)))
+    assert math.isnan(a) and math.isnan(b)
+    assert coder.decode(coder.encode((0.1, 0.1))) == (float(np.float32(0.1)), 0.1)
+    assert math.copysign(1, coder.decode(coder.encode((1.0, -0.0)))[1]) == -1
+
+
+def test_a_row_by_name():
+    assert codec(a="long", b="string").encode({"b": "x", "a": 1}) == codec(a="long", b="string").encode((1, "x"))
+
+
+REFUSED = [
+    ("long", True, "expected bigint, found bool True"),
+    ("long", 1.0, r"expected bigint, found float 1\.0"),
+    ("long", np.float64(1.0), r"expected bigint, found float64 .*1\.0"),
+    ("long", "x", "expected bigint, found str 'x'"),
+    ("long", 2**63, r"expected bigint, found int 9223372036854775808 \(out of range\)"),
+    ("long", -(2**63) - 1, "out of range"),
+    ("integer", 2**31, r"expected int, found int 2147483648 \(out of range\)"),
+    ("short", -32769, "expected smallint"),
+    ("byte", 128, "expected tinyint"),
+    ("byte", np.int64(128), "out of range"),
+    ("boolean", 1, "expected boolean, found int 1"),
+    ("boolean", np.int8(1), "expected boolean, found int8"),
+    ("double", True, "expected double, found bool True"),
+    ("double", "1", "expected double, found str '1'"),
+    ("double", D(1), "expected double, found Decimal"),
+    ("double", 2**53 + 1, "not exact in this type"),
+    ("double", 10**400, "not exact"),
+    ("float", 2**24 + 1, "not exact in this type"),
+    ("float", 1e39, r"expected float, found float 1e\+39 \(out of range\)"),
+    ("string", b"x", "expected string, found bytes b'x'"),
+    ("string", 1, "expected string, found int 1"),
+    ("string", "\ud800", "lone surrogate"),
+    ("binary", "x", "expected binary, found str 'x'"),
+    ("binary", [1], "expected binary, found list"),
+    ("date", AT, "expected date, found datetime"),
+    ("date", pd.Timestamp(AT), "expected date, found Timestamp"),
+    ("date", "2013-01-01", "expected date, found str"),
+    ("timestamp", date(2013, 1, 1), "expected timestamp, found date"),
+    ("timestamp", 5, "expected timestamp, found int 5"),
+    ("timestamp", pd.NaT, "expected timestamp, found NaTType NaT"),
+    ("timestamp", datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "out of range in UTC"),
+    ("timestamp_ntz", AT.replace(tzinfo=UTC), r"expected timestamp_ntz, found datetime .*\(it has a time zone\)"),
+    (
+        "decimal(5,2)",
+        D("1.234"),
+        r"expected decimal\(5,2\), found Decimal Decimal\('1\.234'\) \(does not fit exactly\)",
+    ),
+    ("decimal(5,2)", 1000, "does not fit exactly"),
+    ("decimal(5,2)", 1.5, r"expected decimal\(5,2\), found float 1\.5"),
+    ("decimal(5,2)", D("NaN"), "does not fit"),
+    ("decimal(5,2)", D("-Infinity"), "does not fit"),
+    ("decimal(38,0)", D("1E+999999"), "does not fit"),
+    ("decimal(38,38)", D("1"), "does not fit"),
+    (array("long"), "ab", "expected array<bigint>, found str 'ab'"),
+    (array("long"), {1}, "expected array<bigint>, found set"),
+    (mapping("string", "long"), [("a", 1)], "expected map<string, bigint>, found list"),
+    (mapping("timestamp", "long"), {AT: 1, AT.replace(tzinfo=UTC): 2}, "two keys are stored alike"),
+    (struct(p="long"), 5, "expected struct<p: bigint>, found int 5"),
+    (struct(p="long"), {"P": 1}, r"no such field: 'P'"),
+    (struct(p="long"), (1, 2), r" has 1 field \(p\); got 2 values"),
+    ("string", list(range(1000)), r"found list \[0, 1, .{70}\.\.\.$"),
+]
+
+
+@pytest.mark.parametrize(("of", "value", "message"), REFUSED)
+@pytest.mark.parametrize("beside", [None, "text"])
+def test_refused(of, value, message, beside):
+    coder = codec(a=of, b="string") if beside else codec(a=of)
+    with pytest.raises(
+        StateTypeError, match=f"^state 'x' field 'a'(: )?{message}|^state 'x' field 'a': expected.*{message}"
+    ):
+        coder.encode((value, beside) if beside else [value])
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "path"),
+    [
+        (array("long"), [1, "x"], r"a\[1\]"),
+        (array("long", False), [1, None], r"a\[1\]"),
+        (array(struct(p="long")), [(1,), ("x",)], r"a\[1\]\.p"),
+        (mapping("string", "long"), {1: 1}, r"a\.key"),
+        (mapping("string", array("long")), {"k": ["x"]}, r"a\.value\[0\]"),
+        (mapping("string", "long", False), {"k": None}, r"a\.value"),
+        (struct(p=struct(q="date")), ((1,),), r"a\.p\.q"),
+    ],
+)
+def test_errors_give_the_path(of, value, path):
+    with pytest.raises(StateTypeError, match=f"^state 'x' field '{path}': expected "):
+        codec(a=of).encode((value,))
+
+
+def test_a_null_in_a_field_that_is_not_nullable():
+    coder = RowCodec(
+        "x", parse_struct({"type": "struct", "fields": [field("a", "long", False), field("b", "long")]}), 1
+    )
+    assert coder.decode(coder.encode((1, None))) == (1, None)
+    with pytest.raises(
+        StateTypeError, match=r"state 'x' field 'a': expected bigint, found NoneType None \(.*not nullable\)"
+    ):
+        coder.encode((None, 1))
+    with pytest.raises(CorruptFile, match="null where no null can be"):
+        coder.decode(b"\x01\x01\x01" + bytes(16))
+
+
+@pytest.mark.parametrize("row", [None, 5, "ab", b"ab", {1, 2}, iter((1, 2)), object()])
+def test_what_is_no_row(row):
+    with pytest.raises(StateTypeError, match=r"^state 'x': expected struct<a: bigint, b: string>, found "):
+        codec(a="long", b="string").encode(row)
+    with pytest.raises(TypeError):
+        codec(a="long", b="long").encode(row)
+    with pytest.raises(TypeError):
+        codec(a="string", b="string").encode(row)
+
+
+@pytest.mark.parametrize("row", [(1,), (1, 2, 3), ()])
+def test_wrong_arity(row):
+    with pytest.raises(StateTypeError, match=rf"^state 'x' has 2 fields \(a, b\); got {len(row)} values$"):
+        codec(a="long", b="long").encode(row)
+
+
+# --- strict decoding -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("json", "row", "expected"), LAYOUT)
+def test_truncated_or_longer_bytes_are_refused(json, row, expected):
+    coder = RowCodec("x", parse_struct(json), 3)
+    data = bytes.fromhex(expected.replace(" ", ""))
+    for size in range(len(data)):
+        with pytest.raises(CorruptFile, match="state 'x': "):
+            coder.decode(data[:size])
+    with pytest.raises(CorruptFile, match="state 'x': "):
+        coder.decode(data + b"\0")
+
+
+@pytest.mark.parametrize("fields", [{"a": "long"}, {"a": "string"}, {"a": "date"}])
+def test_other_headers_are_refused(fields):
+    data = codec(3, **fields).encode((None,))
+    with pytest.raises(CorruptFile, match=r"state 'x': .* it has schema version 03, expected 04"):
+        codec(4, **fields).decode(data)
+    with pytest.raises(CorruptFile, match=r"state 'x': .* unknown format 02, expected 1"):
+        codec(3, **fields).decode(b"\x02" + data[1:])
+    with pytest.raises(CorruptFile, match="not an encoded row: expected format 1, found 02"):
+        schema_version_of(b"\x02\x03")
+    with pytest.raises(CorruptFile):
+        schema_version_of(b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("of", "data"),
+    [
+        ("long", "010302" + "00" * 8),  # a bit behind the last field
+        ("string", "010300" + "01000000ff"),  # no UTF-8
+        ("string", "010300" + "ffffffff61"),
+        ("date", "010300" + "ffffff7f"),
+        ("timestamp", "010300" + "ff" * 7 + "7f"),
+        ("decimal(2,0)", "010300" + "6400000000000000"),  # three digits
+        ("decimal(20,0)", "010300" + "020000000001"),  # not the shortest form
+        (array("byte"), "010300" + "06000000" + "01000000" + "0200"),  # a bit behind the last item
+        (array("byte", False), "010300" + "06000000" + "01000000" + "0100"),
+        (array("string"), "010300" + "04000000" + "ffffffff"),
+        (mapping("byte", "byte"), "010300" + "0c000000" + "010000000001" + "010000000001"[:10] + "0000"),
+        (mapping("byte", "byte"), "010300" + "0d000000" + "010000000001" + "02000000000101"),
+        (struct(p="byte"), "010300" + "03000000" + "000100"),
+    ],
+)
+def test_bytes_that_are_no_row(of, data):
+    with pytest.raises(CorruptFile, match=r"state 'x': .* stored bytes are not a struct<a: "):
+        codec(a=of).decode(bytes.fromhex(data))
