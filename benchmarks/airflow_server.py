@@ -96,8 +96,8 @@ class AirflowClient:
             return False
         return True
 
-    def unpause(self, dag_id: str) -> None:
-        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
+    def pause(self, dag_id: str, paused: bool) -> None:
+        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
     def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
         """A manual run; ``more``: data_interval_start, data_interval_end, conf."""
@@ -116,9 +116,11 @@ class AirflowClient:
         reprocess_behavior: str = "completed",
         timeout_s: float = 60,
     ) -> dict[str, Any]:
-        """Backfills the logical dates from ``first`` to ``last``, both included.
+        """Backfills the logical dates from ``first`` to ``last``, both included; unpauses the DAG.
 
-        Airflow answers 409 up to 30 s after a former backfill has ended.
+        Airflow creates a backfill in several transactions. If SQLite is locked at one of them it answers 503 and leaves a
+        backfill with a part of its runs, which would start, and be in the way of the next try (409). So it is created
+        while the DAG is paused, and half a one is cancelled. 409 is also the answer up to 30 s after a former one ended.
         """
         body = {
             "dag_id": dag_id,
@@ -128,14 +130,21 @@ class AirflowClient:
             "reprocess_behavior": reprocess_behavior,
         }
         deadline_s = time.monotonic() + timeout_s
+        self.pause(dag_id, True)
+        former = {backfill["id"] for backfill in self.active_backfills(dag_id)}
         while True:
             try:
-                backfill: dict[str, Any] = self.call("POST", "/api/v2/backfills", body)
-                return backfill
+                backfill: dict[str, Any] = self._call_once("POST", "/api/v2/backfills", body)
+                break
             except RestError as error:
-                if error.status != 409 or time.monotonic() > deadline_s:
+                if error.status not in (409, 500, 503) or time.monotonic() > deadline_s:
                     raise
+                for half in self.active_backfills(dag_id):
+                    if half["id"] not in former:
+                        self.cancel_backfill(half["id"])
                 time.sleep(1)
+        self.pause(dag_id, False)
+        return backfill
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
         found = self.call("GET", f"/api/v2/backfills?dag_id={dag_id}&limit=100")["backfills"]

@@ -129,7 +129,6 @@ def land_flights(days: int, env: dict[str, str]) -> None:
 
 def prepare(client: AirflowClient, last_day: datetime) -> None:
     """Ends what an interrupted demo left unfinished in the database: a backfill runs only over days that have ended."""
-    client.unpause(DAG)
     for backfill in client.active_backfills(DAG):
         client.cancel_backfill(backfill["id"])
     for run in demo_runs(client, last_day):

@@ -1,212 +1,139 @@
-"""Which state an interval starts from, and which states a commit makes stale. Pure: functions of the log."""
+"""Which state does an interval start from, and what does a commit make stale? Pure functions over the log."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import timedelta
 
-from state_backend.checkpoint.log import Log, descriptors_hash
-from state_backend.values.errors import StaleStateError, StateGapError, UsageError
+from state_backend.checkpoint.log import Log, fingerprint, interval_of, kind_of
+from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.records import Content, Permissions, Record
-
-_LISTED = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
-    """What an interval starts from: a completed checkpoint, or None for empty state."""
-
-    record: Record | None
-
-    @property
-    def id(self) -> int | None:
-        return None if self.record is None else self.record.id
+from state_backend.values.records import Content, Permissions, Record, Tombstone
 
 
 def plan_base(
-    log: Log, interval: Interval, permissions: Permissions, pipeline_start_ms: int, *, pipeline: str, h0: int | None = None
-) -> Base:
-    """The base of an interval.
+    log: Log, pipeline: str, interval: Interval, permissions: Permissions, pipeline_start_ms: int, *, as_of: int | None = None
+) -> Record | None:
+    """The completed checkpoint that the interval starts from; None: it starts from empty state.
 
-    The highest-id completed, usable, not stale checkpoint that ends where the interval starts; nothing for the interval at
-    the pipeline's start. ``allow_gap``: else the one with the latest earlier end. ``allow_stale_base``: else a stale one,
-    if it was stale by what was committed up to ``h0`` (default: now); later marks were not what the caller allowed.
-    With both, a stale state that ends at the right place comes before a gap.
-
-    Raises: UsageError for an interval before the pipeline's start, or if the start is not the recorded one;
-    StateGapError; StaleStateError. Both name what can be restored, what to run again, and the command.
+    ``as_of``: for ``allow_stale_base``, the id up to which staleness is forgiven; a mark by a later id is not (None: all).
+    Raises: UsageError for an interval before the pipeline's start, StateGapError, StaleStateError, or StateUnusable if all
+    that there is descends from a quarantined checkpoint.
     """
-    start_ms, start = interval.start_ms, interval.start
-    _check_start(log, pipeline, pipeline_start_ms)
-    if start_ms < pipeline_start_ms:
+    if interval.start_ms < pipeline_start_ms:
         raise UsageError(
-            f"{pipeline} {interval}: starts before the pipeline does, at {format_instant(from_ms(pipeline_start_ms))}"
+            f"{pipeline} {interval}: the pipeline starts at {format_instant(from_ms(pipeline_start_ms))}; "
+            "an earlier interval can't be processed (start belongs to the pipeline and never changes)"
         )
-    if start_ms == pipeline_start_ms:
-        return Base(record=None)
-    h0 = log.head_id if h0 is None else h0
-    stale_by = log.retained()
-    restorable = [r for r in log.completed() if is_restorable(log, r)]
-    fresh = [r for r in restorable if stale_by[r.id] is None]
-    exact = [r for r in restorable if r.content.interval.end == start]
-    covered = [r for r in restorable if (by := stale_by[r.id]) is not None and by <= h0] if permissions.allow_stale_base else []
-    for found in (_ending_at(start, fresh), _ending_at(start, covered)):
-        if found:
-            return Base(record=max(found, key=lambda r: r.id))
-    advice = _advice(log, interval, fresh, pipeline, pipeline_start_ms)
-    if exact:
-        stale = max(exact, key=lambda r: r.id)
-        by = stale_by[stale.id]
-        raise StaleStateError(
-            f"{pipeline} {interval}: checkpoint {stale.id}, which ends at its start, is stale: "
-            f"{_describe(log, by)} was committed after it. {advice} "
-            f"allow_stale_base=True starts from it as it is"
-        )
-    before = [r for r in (*fresh, *covered) if r.content.interval.end < start]
-    if permissions.allow_gap and before:
-        return Base(record=max(before, key=lambda r: (r.content.interval.end, stale_by[r.id] is None, r.id)))
-    raise StateGapError(f"{pipeline} {interval}: {_why_no_base(log, start)}. {advice}")
-
-
-def is_restorable(log: Log, record: Record) -> bool:
-    """Whether a completed checkpoint may be a base, stale or not: neither it nor an ancestor is quarantined, and no later
-    result of the same interval, with another state, has been dropped: that would bring the older result back unseen."""
-    if record.id in log.unusable:
-        return False
-    retained = log.retained()
-    return not any(
-        i > record.id
-        and i not in retained
-        and i not in log.unusable
-        and t.interval == record.content.interval
-        and t.kind in ("interval", "restore")
-        and t.reproduces is None
-        for i, t in log.summaries.items()
-    )
-
-
-def same_base(log: Log, one: int | None, other: int | None) -> bool:
-    """Whether two bases are the same state by construction: equal, or one a consolidation of the other."""
-    return _consolidated(log, one) == _consolidated(log, other)
-
-
-def is_consolidation_of(log: Log, checkpoint_id: int | None, base_id: int | None) -> bool:
-    """Whether a checkpoint is the base itself, or a consolidation of it, or one of that."""
-    while checkpoint_id != base_id and checkpoint_id is not None and log.summaries[checkpoint_id].kind == "consolidate":
-        checkpoint_id = log.summaries[checkpoint_id].base_id
-    return checkpoint_id == base_id
-
-
-def is_reproduction(log: Log, content: Content) -> int | None:
-    """The checkpoint that the content supersedes, if it left the same state: digest, watermark and descriptors.
-
-    That is the highest id of exactly the same interval, dropped or not: comparing with an older one that happens to be
-    retained could call a return to an outdated state a reproduction. A rewind never is one: it is there to make what
-    follows stale.
-    """
-    if content.kind == "restore":
+    if interval.start_ms == pipeline_start_ms:
         return None
-    superseded = [t for t in log.summaries.values() if t.interval == content.interval]
-    if not superseded:
+    completed = log.completed()
+    candidates = [c for c in completed if c.content.interval.end == interval.start]
+    if not candidates and permissions.allow_gap:
+        before = [c for c in completed if c.content.interval.end <= interval.start]
+        latest = max((c.content.interval.end for c in before), default=None)
+        candidates = [c for c in before if c.content.interval.end == latest]
+        if not candidates:
+            raise StateGapError(f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from")
+    if not candidates:
+        raise StateGapError(_gap(log, pipeline, interval))
+    usable = [c for c in candidates if log.quarantine_above(c.id) is None]
+    if not usable:
+        raise StateUnusable(_refused(log, pipeline, interval, candidates))
+    fresh = [c for c in usable if _forgiven(log.retained[c.id].stale_by, permissions, as_of)]
+    if not fresh:
+        raise StaleStateError(_stale(log, pipeline, interval, max(usable, key=lambda c: c.id)))
+    return max(fresh, key=lambda c: c.id)
+
+
+def _forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
+    if stale_by is None:
+        return True
+    return permissions.allow_stale_base and (as_of is None or stale_by <= as_of)
+
+
+def reproduces(log: Log, content: Content) -> int | None:
+    """The id of the commit of exactly this interval that the content supersedes and equals in digest, watermark and
+    descriptors; None if it changes something. A consolidation reproduces its base by construction."""
+    if content.kind == "consolidate":
+        return content.base_id
+    before = [e for e in log.commits() if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
+    if content.kind != "interval" or not before:
         return None
-    last = max(superseded, key=lambda t: t.id)
-    mine = (content.digest, content.time.watermark_ms, descriptors_hash(content))
-    return last.id if (last.digest, last.watermark_ms, last.descriptors_hash) == mine else None
+    superseded = before[-1]
+    return superseded.id if fingerprint(superseded) == fingerprint(content) else None
 
 
-def stale_marks(log: Log, new_content: Content, new_id: int, is_reproduction: bool) -> dict[int, int | None]:
-    """``stale_by`` of every completed checkpoint, and of the new one, once it is committed.
-
-    A commit makes stale what lies after the start of its interval, except for other results of the very same interval:
-    those are superseded, not outdated. Marks are sticky: the first stays. A consolidation marks nothing and is as stale
-    as what it consolidates.
-    """
-    interval = new_content.interval
-    marks = log.retained()
-    new_mark: int | None = None
-    if new_content.kind == "consolidate":
-        new_mark = marks.get(new_content.base_id) if new_content.base_id is not None else None
-    elif not is_reproduction:
-        for record in log.completed():
-            other = record.content.interval
-            if marks[record.id] is None and other != interval and interval.start < other.end:
-                marks[record.id] = new_id
-    return {**marks, new_id: new_mark}
+def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
+    """What a commit that is no reproduction makes stale: ids with the id that did it. Marks are sticky: one that is there
+    stays as it is."""
+    marks = {}
+    for checkpoint_id, retained in log.retained.items():
+        entry = log.entries[checkpoint_id]
+        interval = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
+        if retained.stale_by is None and interval is not None and content.interval.start < interval.end:
+            marks[checkpoint_id] = new_id
+    return marks
 
 
-def _check_start(log: Log, pipeline: str, pipeline_start_ms: int) -> None:
-    for record in log.completed()[-1:]:
-        recorded_ms = record.content.pipeline_start_ms
-        if recorded_ms != pipeline_start_ms:
-            raise UsageError(
-                f"pipeline {pipeline!r}: start is {format_instant(from_ms(pipeline_start_ms))}, but its state was made with "
-                f"{format_instant(from_ms(recorded_ms))}; it can't change"
-            )
+# --- what a person reads -------------------------------------------------------------------------------------------------------
 
 
-def _ending_at(end: datetime, records: Iterable[Record]) -> list[Record]:
-    return [r for r in records if r.content.interval.end == end]
-
-
-def _consolidated(log: Log, checkpoint_id: int | None) -> int | None:
-    while checkpoint_id is not None and log.summaries[checkpoint_id].kind == "consolidate":
-        checkpoint_id = log.summaries[checkpoint_id].base_id
-    return checkpoint_id
-
-
-def _why_no_base(log: Log, start: datetime) -> str:
-    ids = [i for i, t in log.summaries.items() if t.interval is not None and t.interval.end == start]
-    if not ids:
-        return f"no checkpoint ends at its start, {format_instant(start)}"
-    completed = [i for i in ids if i in log.retained()]
-    if not completed:
-        return (
-            f"checkpoint {ids[-1]} ended at its start, {format_instant(start)}, but retention has dropped it; "
-            f"a savepoint may reach back that far"
-        )
-    reasons = {_root_of_quarantine(log, i) for i in completed if i in log.unusable}
-    because = f"quarantined: {_join(sorted(reasons))}" if reasons else "superseded by a result that retention has dropped"
-    return f"what ends at its start, checkpoint {_join(completed)}, can't be used ({because})"
-
-
-def _root_of_quarantine(log: Log, checkpoint_id: int) -> int:
-    while checkpoint_id not in log.quarantined:
-        base_id = log.summaries[checkpoint_id].base_id
-        assert base_id is not None
-        checkpoint_id = base_id
-    return checkpoint_id
-
-
-def _advice(log: Log, interval: Interval, fresh: list[Record], pipeline: str, pipeline_start_ms: int) -> str:
-    """What can be restored near an interval, what to run again to get there, and how."""
-    start = interval.start
-    before = max((r for r in fresh if r.content.interval.end < start), key=lambda r: (r.content.interval.end, r.id), default=None)
-    after = min((r for r in fresh if r.content.interval.end > start), key=lambda r: (r.content.interval.end, -r.id), default=None)
-    first = before.content.interval.end if before is not None else from_ms(pipeline_start_ms)
-    known = sorted({t.interval for t in log.summaries.values() if t.interval is not None and t.kind == "interval"})
-    again = [i for i in known if first <= i.start and i.end <= start]
-    # Logical dates are interval starts. The last interval to run ends where ours starts; if it never ran, it is taken to
-    # be no shorter than the shortest known one: a backfill includes all starts up to that date, so late is safe.
-    shortest = min(i.end - i.start for i in (*known, interval))
-    last = max([i.start for i in again if i.end == start] or [max(first, start - shortest)])
-    points = [_describe(log, r.id) for r in (before, after) if r is not None]
-    nearest = " and ".join(points) if points else "none; the pipeline's first interval starts from empty state"
-    listed = _join([*map(str, again[:_LISTED]), *([f"{len(again) - _LISTED} more"] if len(again) > _LISTED else [])])
-    run = f"Intervals to run again: {listed}. " if again else ""
+def backfill_command(pipeline: str, first: Interval, last_start: str) -> str:
+    """The command that runs the intervals from ``first`` to the one that starts at ``last_start``, both included."""
     return (
-        f"Nearest restore points: {nearest}. {run}To fill the gap: airflow backfill create --dag-id {shlex.quote(pipeline)} "
-        f"--from-date {format_instant(first)} --to-date {format_instant(last)} --reprocess-behavior completed"
+        f"airflow backfill create --dag-id {pipeline} --from-date {format_instant(first.start)} --to-date {last_start} "
+        "--max-active-runs 1 --reprocess-behavior completed"
     )
 
 
-def _describe(log: Log, checkpoint_id: int | None) -> str:
-    if checkpoint_id is None or checkpoint_id not in log.summaries:
-        return f"checkpoint {checkpoint_id}"
-    return f"checkpoint {checkpoint_id} of {log.summaries[checkpoint_id].interval}"
+def _gap(log: Log, pipeline: str, interval: Interval) -> str:
+    text = f"{pipeline} {interval}: no checkpoint ends where it starts."
+    points = sorted({c.content.interval.end for c in log.completed()})
+    if not points:
+        return f"{text} There is no checkpoint at all: begin with the interval that starts at the pipeline's start."
+    before = [p for p in points if p < interval.start]
+    after = [p for p in points if p > interval.start]
+    nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]
+    text += f" The nearest restore points are {' and '.join(nearest)}."
+    if not before:
+        return f"{text} The earliest is {format_instant(points[0])}: restore an older savepoint, or begin at the pipeline's start."
+    length = interval.end - interval.start
+    first = Interval(before[-1], before[-1] + length)
+    return f"{text} To fill the gap: {backfill_command(pipeline, first, format_instant(interval.start - length))}"
 
 
-def _join(items: Iterable[object]) -> str:
-    return ", ".join(map(str, items))
+def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> str:
+    stale_by = log.retained[base.id].stale_by
+    assert stale_by is not None
+    culprit = log.entries[stale_by]
+    changed = interval_of(culprit) if isinstance(culprit, Record | Tombstone) else None
+    text = (
+        f"{pipeline} {interval}: checkpoint {base.id}, which ends where it starts, is stale: checkpoint {stale_by} changed "
+        f"{changed} after it was made."
+    )
+    if changed is None or changed.end > base.content.interval.start:
+        first = base.content.interval
+    else:
+        length = max(changed.end - changed.start, timedelta(milliseconds=1))
+        first = Interval(changed.end, changed.end + length)
+    last = format_instant(base.content.interval.start)
+    return f"{text} Run the intervals from {format_instant(first.start)} to {last} again: {backfill_command(pipeline, first, last)}"
+
+
+def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Record]) -> str:
+    base = max(candidates, key=lambda c: c.id)
+    refused = log.quarantine_above(base.id)
+    assert refused is not None
+    mark = log.quarantined[refused]
+    entry = log.entries[refused]
+    first = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
+    text = f"{pipeline} {interval}: its base, checkpoint {base.id}, "
+    text += "is quarantined" if refused == base.id else f"descends from checkpoint {refused}, which is quarantined"
+    text += f" ({mark.reason}{': ' + '; '.join(mark.findings[:3]) if mark.findings else ''})."
+    usable = [c for c in log.completed() if log.quarantine_above(c.id) is None]
+    if usable:
+        newest = max(usable, key=lambda c: (c.content.interval.end, c.id))
+        text += f" The newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.content.interval.end)}."
+    if first is None:
+        return text
+    return f"{text} Run again from there: {backfill_command(pipeline, first, format_instant(base.content.interval.start))}"

@@ -1,231 +1,152 @@
-"""The log: all that was ever committed, as one value.
+"""The log of a pipeline as one value: what was committed, what still counts, what was refused.
 
-Every decision about checkpoints is a function of a ``Log``. What has been dropped stays in it as a tombstone, and
-``Log.summaries`` shows retained and dropped checkpoints alike, so that no decision can depend on whether a record has been
-shrunk already.
+Everything that is decided about checkpoints is decided over this value; ``read_log`` is the only thing here that reads.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import TypeVar
-
-import google_crc32c
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
-from state_backend.values.handles import FileInfo
+from state_backend.values.errors import CorruptRecord
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Content, OutputFile, Record, ShardManifest, ShardRef, SweepRecord, Tombstone
+from state_backend.values.records import Content, OutputFile, Quarantine, Record, Retained, RunRef, SweepRecord, Tombstone
 
 Entry = Record | SweepRecord | Tombstone
-Cache = dict[str, tuple[int, Entry]]
-"""Entries by path, with the generation that they were read at."""
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-_READS = 10
-_THREADS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Log:
-    """All entries by id, ids from 1 without a gap; and which checkpoints validation refused.
+    """Entries by id, dense from 1, and the ids that validation refused."""
 
-    ``generations``: of the files that the entries were read from; for who rewrites them. Derived: ``summaries``, every
-    checkpoint as the tombstone that stays of it (no sweeps); ``unusable``, the checkpoints that are quarantined or have a
-    quarantined ancestor.
-    """
-
-    entries: Mapping[int, Entry]
-    quarantined: frozenset[int] = frozenset()
-    generations: Mapping[int, int] = field(default_factory=dict, compare=False)
-    summaries: Mapping[int, Tombstone] = field(init=False, compare=False, repr=False)
-    unusable: frozenset[int] = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        summaries: dict[int, Tombstone] = {}
-        unusable = set(self.quarantined)
-        for checkpoint_id in sorted(self.entries):
-            entry = self.entries[checkpoint_id]
-            if isinstance(entry, SweepRecord):
-                continue
-            summary = tombstone_of(entry) if isinstance(entry, Record) else entry
-            summaries[checkpoint_id] = summary
-            if summary.base_id in unusable:  # a base has a lower id, so one ascending pass sees all ancestors
-                unusable.add(checkpoint_id)
-        object.__setattr__(self, "summaries", summaries)
-        object.__setattr__(self, "unusable", frozenset(unusable))
+    entries: Mapping[int, Entry] = field(default_factory=dict)
+    quarantined: Mapping[int, Quarantine] = field(default_factory=dict)
 
     @property
     def head_id(self) -> int:
-        """The highest id; 0 if nothing was ever committed."""
+        """The highest id; 0 for an empty log."""
         return max(self.entries, default=0)
 
-    def retained(self) -> dict[int, int | None]:
-        """The completed checkpoints, ascending, each with the id that made it stale, if any: what the head says."""
-        head = self.entries.get(self.head_id)
-        return {} if head is None or isinstance(head, Tombstone) else {r.id: r.stale_by for r in head.retained}
+    @cached_property
+    def retained(self) -> dict[int, Retained]:
+        """What is completed, by id: exactly what the head lists. The head is never a tombstone, since it retains itself."""
+        if not self.entries:
+            return {}
+        head = self.entries[self.head_id]
+        if isinstance(head, Tombstone):
+            raise CorruptRecord(f"{paths.record(head.id)}: the newest record is a tombstone; a newer one is missing")
+        return {r.id: r for r in head.retained}
 
     def completed(self) -> list[Record]:
-        """The records of the completed checkpoints, ascending."""
-        return [entry for id in self.retained() if isinstance(entry := self.entries.get(id), Record)]
+        """The retained checkpoints, by id."""
+        found = []
+        for checkpoint_id in sorted(self.retained):
+            entry = self.entries.get(checkpoint_id)
+            if not isinstance(entry, Record):
+                raise CorruptRecord(f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole")
+            found.append(entry)
+        return found
 
-    def dropped(self) -> list[Record]:
-        """Records that are no longer retained but not yet shrunk, ascending."""
-        retained = self.retained()
-        return [e for i, e in sorted(self.entries.items()) if isinstance(e, Record) and i not in retained]
+    def commits(self) -> Iterator[Record | Tombstone]:
+        """Every commit of a checkpoint, dropped ones too, by id."""
+        for _, entry in sorted(self.entries.items()):
+            if not isinstance(entry, SweepRecord):
+                yield entry
 
     def of_attempt(self, attempt: str) -> Record | Tombstone | None:
-        """What an attempt committed, or None."""
-        for checkpoint_id, summary in self.summaries.items():
-            entry = self.entries[checkpoint_id]
-            if summary.attempt == attempt and not isinstance(entry, SweepRecord):
-                return entry
-        return None
-
-    def current_ids(self) -> dict[Interval, int]:
-        """By exact interval, the id whose output is current: the highest, dropped or not. Only kind ``interval`` has
-        output: a consolidation or a rewind replaces state, and what was published stays until an interval is run again."""
-        return {t.interval: i for i, t in self.summaries.items() if t.kind == "interval" and t.interval is not None}
+        """What an attempt committed."""
+        return next((e for e in self.commits() if attempt_of(e) == attempt), None)
 
     def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
-        """The published output: by interval, the id that made it and its files."""
-        return {interval: (i, self.summaries[i].outputs) for interval, i in self.current_ids().items()}
+        """Per interval the id and files of its current output: those of its highest id, dropped or not. Only the kind
+        ``interval`` makes output; a rewind or a consolidation leaves what is there."""
+        current: dict[Interval, tuple[int, tuple[OutputFile, ...]]] = {}
+        for entry in self.commits():
+            interval = interval_of(entry)
+            if kind_of(entry) == "interval" and interval is not None:
+                current[interval] = (entry.id, outputs_of(entry))
+        return current
+
+    def quarantine_above(self, checkpoint_id: int) -> int | None:
+        """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable."""
+        at: int | None = checkpoint_id
+        while at is not None:
+            if at in self.quarantined:
+                return at
+            entry = self.entries.get(at)
+            if entry is None or isinstance(entry, SweepRecord):
+                raise CorruptRecord(f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log")
+            at = base_of(entry)
+        return None
 
 
-def tombstone_of(record: Record) -> Tombstone:
-    """What stays of a record when it is no longer retained."""
-    content = record.content
-    return Tombstone(
-        id=record.id,
-        kind=content.kind,
-        interval=content.interval,
-        run=content.run,
-        attempt=content.attempt,
-        base_id=content.base_id,
-        digest=content.digest,
-        watermark_ms=content.time.watermark_ms,
-        descriptors_hash=descriptors_hash(content),
-        reproduces=record.reproduces,
-        outputs=content.outputs,
-    )
+# A record and its tombstone answer the same questions.
+
+
+def kind_of(entry: Record | Tombstone) -> str:
+    return entry.kind if isinstance(entry, Tombstone) else entry.content.kind
+
+
+def interval_of(entry: Record | Tombstone) -> Interval | None:
+    return entry.interval if isinstance(entry, Tombstone) else entry.content.interval
+
+
+def attempt_of(entry: Record | Tombstone) -> str:
+    return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
+
+
+def base_of(entry: Record | Tombstone) -> int | None:
+    return entry.base_id if isinstance(entry, Tombstone) else entry.content.base_id
+
+
+def run_of(entry: Record | Tombstone) -> RunRef | None:
+    return entry.run if isinstance(entry, Tombstone) else entry.content.run
+
+
+def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
+    return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
+
+
+def fingerprint(entry: Record | Tombstone | Content) -> tuple[int, int | None, str]:
+    """Digest, watermark and descriptors: two commits of one interval that agree in these left the same state."""
+    if isinstance(entry, Tombstone):
+        return entry.digest, entry.watermark_ms, entry.descriptors_hash
+    content = entry.content if isinstance(entry, Record) else entry
+    return content.digest, content.time.watermark_ms, descriptors_hash(content)
 
 
 def descriptors_hash(content: Content) -> str:
-    """SHA-256 over the key schema and all state descriptors: equal for states that later intervals read alike."""
-    described = {"key_schema": content.key_schema, "states": [asdict(state) for state in content.states]}
-    return hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """16 hex digits over what the state is made of: names, kinds, schemas, expiry, and the key."""
+    states = [
+        [d.name, d.kind, d.ttl_ms, [[v.version, v.value, v.user_key] for v in d.versions]]
+        for d in sorted(content.states, key=lambda d: d.name)
+    ]
+    text = json.dumps([content.key_schema, states], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_log(storage: Storage, cache: Cache | None = None) -> Log:
-    """The log as of now: it contains everything that was committed before the call.
-
-    ``cache`` spares reading entries again that did not change; it belongs to one storage root.
-    Raises: CorruptRecord for an entry that is missing or can't be decoded. None is skipped: a log with a hole would
-    forget a commit.
-    """
-    for _ in range(_READS):
-        log = _read_once(storage, {} if cache is None else cache)
-        # While we read, others may commit, drop what our head retains, and shrink it. Then look again.
-        if len(log.completed()) == len(log.retained()) and not isinstance(log.entries.get(log.head_id), Tombstone):
-            return log
-    raise CorruptRecord(
-        f"{storage.url}: record {log.head_id} retains checkpoints that are tombstones, or is one itself, after {_READS} reads"
-    )
-
-
-def _read_once(storage: Storage, cache: Cache) -> Log:
-    found = {i: info for info in storage.list(paths.CHECKPOINTS) if (i := paths.record_id(info.path)) is not None}
-    for missing in set(range(1, max(found, default=0) + 1)) - set(found):
-        # A listing may show an entry and miss an older one, if both were created meanwhile.
-        info = storage.stat(paths.record(missing))
-        if info is None:
-            raise CorruptRecord(f"{storage.url}: {paths.record(missing)} is missing, but {max(found)} is there")
-        found[missing] = info
-
-    def read(item: tuple[int, FileInfo]) -> Entry:
-        checkpoint_id, info = item
-        known = cache.get(info.path)
-        if known is not None and known[0] == info.generation:
-            return known[1]
-        entry = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)
+def read_log(storage: Storage) -> Log:
+    """Reads all heads. Raises CorruptRecord for one that can't be decoded or an id that is missing: a checkpoint that is
+    left out silently would be an older state taken for the newest."""
+    entries: dict[int, Entry] = {}
+    for info in storage.list(paths.CHECKPOINTS):
+        checkpoint_id = paths.record_id(info.path)
+        if checkpoint_id is None:
+            raise CorruptRecord(f"{info.path}: no such file belongs here")
+        entry: Entry = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)  # type: ignore[type-var]
         if entry.id != checkpoint_id:
-            raise CorruptRecord(f"{info.path} of {storage.url}: it says that it is record {entry.id}")
-        cache[info.path] = (info.generation, entry)
-        return entry
-
-    items = sorted(found.items())
-    entries = dict(zip(sorted(found), for_each(read, items), strict=True))
-    marks = (paths.record_id(info.path.removeprefix(paths.QUARANTINE)) for info in storage.list(paths.QUARANTINE))
-    return Log(
-        entries=entries,
-        quarantined=frozenset(i for i in marks if i is not None),
-        generations={i: info.generation for i, info in items},
-    )
-
-
-def read_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """The manifest of a shard, inline or from its file.
-
-    Raises: NotFound; CorruptFile if the file is not what its handle says."""
-    if ref.inline is not None:
-        return ref.inline
-    if ref.manifest is None:
-        raise CorruptRecord(f"{storage.url}: shard {ref.shard} has neither an inline manifest nor a file of one")
-    data = storage.read(ref.manifest.path)
-    if (len(data), google_crc32c.value(data)) != (ref.manifest.size_bytes, ref.manifest.crc32c):
-        raise CorruptFile(f"{ref.manifest.path} of {storage.url} is damaged: size or crc32c differ from its handle")
-    return record_codec.decode(data, ref.manifest.path, ShardManifest)
-
-
-def for_each(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The results in order; in threads where there is enough to wait for."""
-    if len(items) <= _THREADS:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(function, items))
-
-
-def state_files(records: Iterable[Record], storage: Storage, manifests: dict[str, ShardManifest]) -> set[str]:
-    """Paths of all shared files, manifests included, that the states of the records need. ``manifests`` caches the files
-    of manifests by path: they never change.
-
-    Raises: NotFound if a manifest is gone, CorruptFile if one is damaged."""
-    files: set[str] = set()
-    todo: dict[str, ShardRef] = {}
-    for record in records:
-        for ref in record.content.shards:
-            if ref.inline is not None:
-                files.update(f.handle.path for f in ref.inline.files)
-            elif ref.manifest is not None:
-                todo[ref.manifest.path] = ref
-    unread = [ref for path, ref in todo.items() if path not in manifests]
-    for ref, manifest in zip(unread, for_each(lambda r: read_manifest(r, storage), unread), strict=True):
-        assert ref.manifest is not None
-        manifests[ref.manifest.path] = manifest
-    for path in todo:
-        files.add(path)
-        files.update(f.handle.path for f in manifests[path].files)
-    return files
-
-
-def state_files_left(record: Record, storage: Storage, manifests: dict[str, ShardManifest]) -> set[str]:
-    """As ``state_files`` for a dropped record, of which an interrupted clean-up may have deleted manifests. It deletes
-    them last, so a manifest that is gone names nothing that is left."""
-    files: set[str] = set()
-    for ref in record.content.shards:
-        try:
-            manifest = manifests.get(ref.manifest.path) if ref.manifest is not None else None
-            files.update(f.handle.path for f in (manifest or read_manifest(ref, storage)).files)
-        except NotFound:
-            continue
-        if ref.manifest is not None:
-            files.add(ref.manifest.path)
-    return files
+            raise CorruptRecord(f"{info.path}: it says that it is checkpoint {entry.id}")
+        entries[checkpoint_id] = entry
+    missing = set(range(1, max(entries, default=0) + 1)) - set(entries)
+    if missing:
+        raise CorruptRecord(f"{paths.record(min(missing))}: missing from the log, though later records are there")
+    quarantined = {}
+    for info in storage.list(paths.QUARANTINE):
+        mark = record_codec.decode(storage.read(info.path), info.path, Quarantine)
+        quarantined[mark.id] = mark
+    return Log(entries, quarantined)

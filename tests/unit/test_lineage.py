@@ -1,0 +1,194 @@
+"""Section 6: which state an interval starts from, and what a commit makes stale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
+from state_backend.checkpoint.log import Log
+from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions, Quarantine, Record
+from tests.support.checkpoints import DAY, PIPELINE, content, day, record, start_ms
+
+GAP = Permissions(allow_gap=True)
+STALE = Permissions(allow_stale_base=True)
+
+
+def log_of(*records: Record, quarantined: tuple[int, ...] = (), dropped: tuple[int, ...] = ()) -> Log:
+    entries = {r.id: tombstone_of(r) if r.id in dropped else r for r in records}
+    return Log(entries=entries, quarantined={i: Quarantine(id=i, reason="wrong") for i in quarantined})
+
+
+def base_id(log: Log, interval: Interval, permissions: Permissions = Permissions(), **options: Any) -> int | None:  # noqa: B008
+    base = plan_base(log, PIPELINE, interval, permissions, start_ms(), **options)
+    return None if base is None else base.id
+
+
+DAYS_1_TO_3 = (record(1, day(1)), record(2, day(2), 1), record(3, day(3), 2))
+# Day 1 is run again as 4, with another result.
+RERUN = (*DAYS_1_TO_3, record(4, day(1), None, {1: 4, 2: 4, 3: 4, 4: None}))
+
+
+def test_the_first_interval_starts_empty_always() -> None:
+    assert base_id(Log(entries={}), day(1)) is None
+    assert base_id(log_of(*DAYS_1_TO_3), day(1)) is None
+
+
+def test_an_interval_before_the_start_is_refused() -> None:
+    with pytest.raises(UsageError, match="the pipeline starts at 2024-01-01T00:00:00Z"):
+        base_id(log_of(*DAYS_1_TO_3), day(0))
+
+
+@pytest.mark.parametrize(("n", "expected"), [(2, 1), (3, 2), (4, 3)])
+def test_the_base_ends_where_the_interval_starts(n: int, expected: int) -> None:
+    assert base_id(log_of(*DAYS_1_TO_3), day(n)) == expected
+
+
+def test_the_highest_id_of_several_wins() -> None:
+    assert base_id(log_of(*RERUN), day(2)) == 4
+
+
+def test_a_base_may_belong_to_an_interval_of_another_length() -> None:
+    long = Interval(day(1).start, day(3).end)
+    assert base_id(log_of(record(1, long)), day(4)) == 1
+
+
+def test_a_gap_names_the_nearest_restore_points_and_the_command() -> None:
+    with pytest.raises(StateGapError) as raised:
+        base_id(log_of(*DAYS_1_TO_3), day(7))
+    assert "2024-01-04T00:00:00Z" in str(raised.value)
+    assert (
+        "airflow backfill create --dag-id counting --from-date 2024-01-04T00:00:00Z --to-date 2024-01-06T00:00:00Z"
+        in str(raised.value)
+    )
+    assert "--reprocess-behavior completed" in str(raised.value)
+
+
+def test_a_gap_without_any_checkpoint_names_the_start() -> None:
+    with pytest.raises(StateGapError, match="no checkpoint at all"):
+        base_id(Log(entries={}), day(2))
+
+
+def test_allow_gap_takes_the_latest_end_then_the_highest_id() -> None:
+    two = (*DAYS_1_TO_3, record(4, day(3), 2))
+    assert base_id(log_of(*two), day(9), GAP) == 4
+    with pytest.raises(StateGapError):
+        base_id(log_of(record(1, day(5))), day(3), GAP)
+
+
+def test_a_dropped_base_is_a_gap() -> None:
+    head = record(3, day(3), 2, {2: None, 3: None})
+    log = log_of(record(1, day(1)), record(2, day(2), 1), head, dropped=(1,))
+    with pytest.raises(StateGapError, match=r"The earliest is 2024-01-03T00:00:00Z: restore an older savepoint"):
+        base_id(log, day(2))
+
+
+def test_a_stale_base_is_refused_with_what_to_run_again() -> None:
+    with pytest.raises(StaleStateError) as raised:
+        base_id(log_of(*RERUN), day(4))
+    assert "checkpoint 3" in str(raised.value)
+    assert "--from-date 2024-01-02T00:00:00Z --to-date 2024-01-03T00:00:00Z" in str(raised.value)
+
+
+def test_allow_stale_base_covers_what_was_stale_at_begin_and_no_more() -> None:
+    assert base_id(log_of(*RERUN), day(4), STALE) == 3
+    assert base_id(log_of(*RERUN), day(4), STALE, as_of=4) == 3
+    with pytest.raises(StaleStateError):
+        base_id(log_of(*RERUN), day(4), STALE, as_of=3)
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_a_quarantined_ancestor_makes_a_checkpoint_unusable(refused: int) -> None:
+    with pytest.raises(StateUnusable, match="quarantined") as raised:
+        base_id(log_of(*DAYS_1_TO_3, quarantined=(refused,)), day(4))
+    assert "airflow backfill create" in str(raised.value)
+
+
+def test_ancestors_are_read_from_tombstones_too() -> None:
+    head = record(3, day(3), 2, {3: None})
+    with pytest.raises(StateUnusable):
+        base_id(log_of(*DAYS_1_TO_3[:2], head, quarantined=(1,), dropped=(1, 2)), day(4))
+
+
+def test_a_quarantined_re_run_gives_way_to_what_was_before() -> None:
+    log = log_of(record(1, day(1)), record(2, day(1)), quarantined=(2,))
+    assert base_id(log, day(2)) == 1
+
+
+# --- reproductions and staleness ---------------------------------------------------------------------------------------------
+
+
+def test_an_equal_result_is_a_reproduction() -> None:
+    log = log_of(*DAYS_1_TO_3)
+    assert reproduces(log, content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)) == 2
+
+
+@pytest.mark.parametrize("what", ["digest", "watermark", "descriptors", "key", "interval"])
+def test_whatever_differs_makes_it_none(what: str) -> None:
+    same = content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)
+    different = {
+        "digest": replace(same, digest=same.digest ^ 1),
+        "watermark": replace(same, time=replace(same.time, watermark_ms=0)),
+        "descriptors": replace(same, states=()),
+        "key": replace(same, key_schema={"type": "struct", "fields": [1]}),
+        "interval": replace(same, interval=Interval(day(2).start, day(2).end + DAY)),
+    }[what]
+    assert reproduces(log_of(*DAYS_1_TO_3), different) is None
+
+
+def test_what_counts_is_the_last_result_of_the_interval_dropped_or_not() -> None:
+    """Going back to the result before the last one is a change, even if the last one has been dropped."""
+    first = record(1, day(1))
+    log = log_of(first, record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,))
+    assert reproduces(log, content(day(1), "b", digest=first.content.digest)) is None
+
+
+def test_a_rewind_is_no_reproduction_and_a_consolidation_is() -> None:
+    log = log_of(*DAYS_1_TO_3)
+    digest = DAYS_1_TO_3[1].content.digest
+    assert reproduces(log, content(day(2), "b", 2, digest=digest, kind="restore")) is None
+    assert reproduces(log, content(day(2), "b", 2, digest=digest, kind="consolidate")) == 2
+
+
+@pytest.mark.parametrize(("n", "stale"), [(1, {2, 3}), (2, {3}), (3, set()), (4, set())])
+def test_a_commit_makes_stale_what_lies_after_its_start(n: int, stale: set[int]) -> None:
+    """For other intervals than its own: what was the same interval is superseded."""
+    marks = stale_marks(log_of(*DAYS_1_TO_3), content(day(n), "b"), 4)
+    assert {i for i in marks if i != n} == stale
+    assert set(marks.values()) <= {4}
+
+
+def test_a_mark_is_sticky() -> None:
+    assert stale_marks(log_of(*RERUN), content(day(1), "b"), 5).keys() <= {4}
+
+
+def test_an_overlapping_interval_makes_stale_too() -> None:
+    half = Interval(day(2).start + DAY / 2, day(3).end)
+    assert stale_marks(log_of(*DAYS_1_TO_3), content(half, "b"), 4) == {2: 4, 3: 4}
+
+
+# --- where the code is not what section 6 says -----------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="allow_gap stops at the latest end, also where all that ends there is stale")
+def test_allow_gap_passes_over_stale_checkpoints() -> None:
+    log = log_of(*DAYS_1_TO_3, record(4, day(2), 1, {1: None, 2: 4, 3: 4, 4: None}))
+    assert base_id(log, day(9), GAP) == 4
+
+
+@pytest.mark.xfail(strict=True, reason="a commit marks other results of its own interval too")
+def test_a_commit_does_not_mark_its_own_interval() -> None:
+    """Section 6: "a commit r of ANOTHER interval". Else a quarantined re-run leaves nothing to go back to."""
+    assert stale_marks(log_of(record(1, day(1))), content(day(1), "b"), 2) == {}
+
+
+@pytest.mark.xfail(strict=True, reason="a dropped result does not hide the older one that it replaced")
+def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() -> None:
+    log = log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,))
+    with pytest.raises(StateGapError):
+        base_id(log, day(2))

@@ -1,0 +1,175 @@
+"""Records decode to exactly what was encoded, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from state_backend.formats import record_codec
+from state_backend.values.errors import CorruptRecord
+from state_backend.values.handles import Handle
+from state_backend.values.records import (
+    OutputFile,
+    Prepared,
+    Published,
+    Quarantine,
+    Record,
+    Retained,
+    Savepoint,
+    ShardManifest,
+    ShardRef,
+    SweepRecord,
+    Tombstone,
+)
+from tests.support.checkpoints import content, day, manifest, record, run
+
+HANDLE = Handle(path="shared/a/0-0-0.sst", size_bytes=7, crc32c=2**32 - 1)
+SHARDS = (
+    ShardRef(shard=0, manifest=None, inline=manifest([HANDLE], digest=2**64 - 1)),
+    ShardRef(shard=1, manifest=replace(HANDLE, path="shared/a/1-0-0.manifest"), inline=None),
+)
+OUTPUTS = (OutputFile(handle=replace(HANDLE, path="output/i/a/part-0.parquet"), rows=3),)
+RECORD = record(2, day(2), 1, shards=SHARDS, outputs=OUTPUTS, source_position={"näme": [1, 2.5, None, "\u2028"]})
+VALUES: list[Any] = [
+    RECORD,
+    record(1, day(1)),
+    SweepRecord(id=3, retained=(Retained(id=1, stale_by=2),), sweep="s", abandoned=("a", "b")),
+    Tombstone(
+        id=1,
+        kind="interval",
+        interval=day(1),
+        run=run(),
+        attempt="a",
+        base_id=None,
+        digest=2**64 - 1,
+        watermark_ms=-5,
+        descriptors_hash="ab",
+        reproduces=None,
+        outputs=OUTPUTS,
+    ),
+    Prepared(h0=0, content=content(day(1), "a", shards=SHARDS)),
+    manifest([HANDLE]),
+    Quarantine(id=1, reason='it "lies"', findings=("x",)),
+    Published(id=1, interval=day(1)),
+    Savepoint(savepoint="s", format="native", checkpoint_id=1, content=content(day(1), "a")),
+]
+ALL = (Record, SweepRecord, Tombstone, Prepared, ShardManifest, Quarantine, Published, Savepoint)
+
+
+def resealed(change: Callable[[dict[str, Any]], Any], value: Any = RECORD) -> bytes:
+    """An encoding whose body was changed, with the checksum made right again: what a hostile writer would do."""
+    envelope = json.loads(record_codec.encode(value))
+    change(envelope["body"])
+    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
+    return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: type(v).__name__)
+def test_round_trip(value: Any) -> None:
+    """F64: metadata of every kind survives encoding, byte for byte the second time too."""
+    data = record_codec.encode(value)
+    decoded = record_codec.decode(data, "p", *ALL)
+    assert decoded == value
+    assert type(decoded) is type(value)
+    assert record_codec.encode(decoded) == data
+
+
+@pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
+def test_no_flipped_byte_goes_unnoticed(mask: int) -> None:
+    """F50, S32: a damaged record is an error, never another value."""
+    data = record_codec.encode(record(1, day(1), outputs=OUTPUTS))
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= mask
+        with pytest.raises(CorruptRecord, match="some/path"):
+            record_codec.decode(bytes(damaged), "some/path", *ALL)
+
+
+def test_no_truncation_goes_unnoticed() -> None:
+    """F64: short data is an error."""
+    data = record_codec.encode(Published(id=1, interval=day(1)))
+    for size in range(len(data)):
+        with pytest.raises(CorruptRecord):
+            record_codec.decode(data[:size], "p", *ALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda b: b.update(extra=1), "extra"),
+        (lambda b: b.pop("retained"), "retained"),
+        (lambda b: b["content"].update(extra=1), "content.extra"),
+        (lambda b: b["content"].pop("digest"), "content.digest"),
+        (lambda b: b["content"].update(digest="7"), "content.digest"),
+        (lambda b: b["content"].update(digest=7.0), "content.digest"),
+        (lambda b: b["content"].update(parallelism=True), "content.parallelism"),
+        (lambda b: b["content"].update(kind="other"), "content.kind"),
+        (lambda b: b.update(id=None), "id"),
+        (lambda b: b["content"]["interval"].update(end="2024-01-01T00:00:00"), "no time zone"),
+        (lambda b: b["content"]["interval"].update(end=b["content"]["interval"]["start"]), "start < end"),
+    ],
+)
+def test_a_body_of_another_shape_is_refused(change: Callable[[dict[str, Any]], Any], says: str) -> None:
+    with pytest.raises(CorruptRecord, match=f"^some/path: .*{says}"):
+        record_codec.decode(resealed(change), "some/path", Record)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../other/x", "a/../../x", "a//b", "", ".", "a\\b", "a\nb", ".tmp/x", "a/./b"]
+)
+def test_no_handle_leads_out_of_its_root(path: str) -> None:
+    """A record from an untrusted bucket can't name files elsewhere, at any depth."""
+
+    def output(body: dict[str, Any]) -> None:
+        body["content"]["outputs"][0]["handle"]["path"] = path
+
+    def shared(body: dict[str, Any]) -> None:
+        body["content"]["shards"][0]["inline"]["files"][0]["handle"]["path"] = path
+
+    def manifest_file(body: dict[str, Any]) -> None:
+        body["content"]["shards"][1]["manifest"]["path"] = path
+
+    for change in (output, shared, manifest_file):
+        with pytest.raises(CorruptRecord, match="not a storage path"):
+            record_codec.decode(resealed(change), "p", Record)
+
+
+def test_a_field_named_twice_is_refused() -> None:
+    data = record_codec.encode(RECORD)
+    for twice in (b'"format":1,"format":1', b'"format":2,"format":1'):
+        with pytest.raises(CorruptRecord, match="named twice"):
+            record_codec.decode(data.replace(b'"format":1', twice), "p", Record)
+
+
+@pytest.mark.parametrize("version", [b"0", b"2", b'"1"', b"null"])
+def test_an_unknown_version_is_refused(version: bytes) -> None:
+    """S27: the format version is recorded and never guessed."""
+    data = record_codec.encode(RECORD).replace(b'"format":1', b'"format":' + version)
+    with pytest.raises(CorruptRecord, match="is unknown here"):
+        record_codec.decode(data, "p", Record)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"null", b"[]", b"{}", b"\x80\x04N.", b"{" * 100_000, b'{"cairn":[],"format":1,"crc32c":"","body":{}}'],
+    ids=["empty", "null", "list", "object", "pickle", "deep", "typeless"],
+)
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        record_codec.decode(data, "p", *ALL)
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(CorruptRecord, match=r"expected a prepared record, found 'checkpoint'"):
+        record_codec.decode(record_codec.encode(RECORD), "p", Prepared)
+
+
+def test_a_tombstone_stays_small() -> None:
+    """Section 5: a tombstone takes less than 1 KiB."""
+    assert len(record_codec.encode(VALUES[3])) < 1024

@@ -1,0 +1,96 @@
+"""Retention is pure and composes; what is protected stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.retention import DEFAULT_POLICY, AnyOf, KeepLast, KeepPerDay, plan_retention
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Quarantine, Record, Retained
+from tests.support.checkpoints import START, day, record
+
+
+def ids(retained: tuple[Retained, ...]) -> list[int]:
+    return [r.id for r in retained]
+
+
+def days(n: int) -> list[Record]:
+    return [record(i, day(i), i - 1 or None) for i in range(1, n + 1)]
+
+
+def hours(n: int) -> list[Record]:
+    hour = timedelta(hours=1)
+    return [record(i, Interval(START + (i - 1) * hour, START + i * hour)) for i in range(1, n + 1)]
+
+
+@pytest.mark.parametrize(("n", "kept"), [(1, {5}), (3, {3, 4, 5}), (9, {1, 2, 3, 4, 5})])
+def test_keep_last(n: int, kept: set[int]) -> None:
+    """F46, F48."""
+    assert KeepLast(n).keep(days(5)) == kept
+
+
+def test_keep_per_day_keeps_the_last_of_each_day() -> None:
+    kept = KeepPerDay(35).keep(hours(72))
+    assert len(kept) == 4  # days of interval ends: the 24th hour ends on the next day
+    assert {23, 47, 71, 72} == kept
+
+
+def test_keep_per_day_counts_from_the_latest_end_not_from_the_clock() -> None:
+    """Time is logical: a backfill of an old day expires nothing."""
+    assert KeepPerDay(3).keep(days(10)) == {8, 9, 10}
+    assert KeepPerDay(3).keep([*days(10), record(11, day(1))]) == {8, 9, 10}
+
+
+def test_policies_compose() -> None:
+    assert AnyOf((KeepLast(1), KeepPerDay(2))).keep([*days(5), record(6, day(1))]) == {4, 5, 6}
+    assert AnyOf(()).keep(days(3)) == frozenset()
+
+
+def test_default_keeps_ten_and_one_per_day_for_35_days() -> None:
+    assert DEFAULT_POLICY.keep(days(50)) == set(range(16, 51))
+    assert len(DEFAULT_POLICY.keep(hours(48))) == 11  # the last ten, and the end of the first day
+
+
+def test_the_new_one_stays_whatever_the_policy_says() -> None:
+    """F45: at least one checkpoint is retained."""
+    log = Log(entries={r.id: r for r in days(3)})
+    assert ids(plan_retention(log, record(4, day(4), 3), {}, AnyOf(()))) == [4]
+
+
+def test_protected_ones_stay() -> None:
+    log = Log(entries={r.id: r for r in days(3)})
+    assert ids(plan_retention(log, record(4, day(4), 3), {}, KeepLast(1), frozenset({2, 99}))) == [2, 4]
+
+
+def test_quarantined_ones_and_their_descendants_do_not_count() -> None:
+    log = Log(entries={r.id: r for r in days(5)}, quarantined={4: Quarantine(id=4, reason="wrong")})
+    kept = ids(plan_retention(log, record(6, day(4), 3), {}, KeepLast(3)))
+    assert [i for i in kept if i not in (4, 5)] == [2, 3, 6]
+
+
+def test_a_dropped_checkpoint_never_comes_back() -> None:
+    entries = {r.id: r for r in days(3)}
+    entries[3] = replace(entries[3], retained=(Retained(id=2, stale_by=None), Retained(id=3, stale_by=None)))
+    assert ids(plan_retention(Log(entries=entries), record(4, day(4), 3), {}, KeepLast(9))) == [2, 3, 4]
+
+
+def test_marks_are_merged_and_stick() -> None:
+    entries = {r.id: r for r in days(3)}
+    entries[3] = replace(entries[3], retained=tuple(Retained(id=i, stale_by=3 if i == 1 else None) for i in (1, 2, 3)))
+    kept = plan_retention(Log(entries=entries), record(4, day(1)), {1: 4, 2: 4}, KeepLast(9))
+    assert {r.id: r.stale_by for r in kept} == {1: 3, 2: 4, 3: None, 4: None}
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
+def test_what_is_kept_is_sorted_bounded_and_holds_the_new_one(n: int, last: int, per_day: int) -> None:
+    log = Log(entries={r.id: r for r in days(n)})
+    kept = ids(plan_retention(log, record(n + 1, day(n + 1), n), {}, AnyOf((KeepLast(last), KeepPerDay(per_day)))))
+    assert kept == sorted(set(kept))
+    assert kept[-1] == n + 1
+    assert len(kept) <= last + per_day
