@@ -114,6 +114,7 @@ class AirflowClient:
         *,
         max_active_runs: int = 1,
         reprocess_behavior: str = "completed",
+        conf: Mapping[str, Any] | None = None,
         timeout_s: float = 60,
     ) -> dict[str, Any]:
         """Backfills the logical dates from ``first`` to ``last``, both included; unpauses the DAG.
@@ -128,6 +129,7 @@ class AirflowClient:
             "to_date": last,
             "max_active_runs": max_active_runs,
             "reprocess_behavior": reprocess_behavior,
+            "dag_run_conf": conf,
         }
         deadline_s = time.monotonic() + timeout_s
         self.pause(dag_id, True)
@@ -203,6 +205,10 @@ class AirflowClient:
                 "include_downstream": downstream,
             },
         )
+
+    def fail_task(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """As if a person marked it failed: Airflow stops the task if it runs."""
+        self.call("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{task_id}", {"new_state": "failed"})
 
     def fail_run(self, dag_id: str, run_id: str) -> None:
         self.call("PATCH", _run(dag_id, run_id), {"state": "failed"})

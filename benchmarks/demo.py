@@ -61,11 +61,10 @@ def run_demo(days: int) -> int:
     say(f"Cairn demo: {days} days of flights from New York, the history of every aircraft as keyed state")
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)
-    env = {"CAIRN_DATA": str(DATA), "CAIRN_ROOT": f"file://{DATA}/state", "CAIRN_FLIGHTS": str(FLIGHTS)}
     with ExitStack() as stack:
         spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
         stack.callback(spark.stop)
-        env["AIRFLOW_CONN_CAIRN_SPARK"] = spark.airflow_connection
+        env = pipeline_env(DATA, FLIGHTS, spark)
         airflow = AirflowServer(ROOT, home=ROOT, port=8080, log_dir=DATA / "logs", env=env)
         stack.callback(airflow.stop)
         try:
@@ -112,6 +111,16 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     if not killer.done:
         say("no driver could be killed: each was faster than that")
     return 0
+
+
+def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[str, str]:
+    """What Airflow's components need to know to run the pipeline with its data in a folder of its own."""
+    return {
+        "CAIRN_DATA": str(data),
+        "CAIRN_ROOT": f"file://{data}/state",
+        "CAIRN_FLIGHTS": str(flights),
+        "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
+    }
 
 
 # --- before ---------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def run_interval(
     result = coordinator.commit(attempt)
     coordinator.publish(pipeline.sink_hook(spark, join_url(root, pipeline.name)))
     coordinator.clean_up()
-    return result.record
+    return result.record or coordinator.record(result.id)
 
 
 def process_interval(

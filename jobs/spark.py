@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from state_backend.values.errors import StorageUnavailable, UsageError
 
@@ -28,6 +30,7 @@ def connect(where: str, app_name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if where.startswith("sc://"):
+        _check_listening(where)
         session = SparkSession.builder.remote(where).getOrCreate()
         try:
             for key, value in _CONF.items():
@@ -41,3 +44,12 @@ def connect(where: str, app_name: str) -> SparkSession:
     for key, value in (_CONF | (_LOCAL_CONF if where.startswith("local") else {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _check_listening(where: str) -> None:
+    """Spark Connect's client tries a dead server again for ten minutes; Airflow's own retry is the better place to wait."""
+    address = urlsplit(where)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()
+    except OSError as error:
+        raise StorageUnavailable(f"no Spark Connect server answers at {where}: {error}") from None

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
-from state_backend.formats import record_codec
 from state_backend.ports.storage import Storage
 from state_backend.state.layout import key_group_bounds
 from state_backend.transfer import download_all
 from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, StateUnusable
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest, ShardRef
+from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
 
 _COPY_ENTRIES = 20_000
 
@@ -55,18 +54,6 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     first, wanted = max(overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first))
     others = tuple(m for m, _ in overlapping if m is not first)
     return RestorePlan(first=first, clip=wanted != first.key_groups, others=others)
-
-
-def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """The manifest that a record refers to, inline or read from its file and verified."""
-    if ref.inline is not None:
-        return ref.inline
-    if ref.manifest is None:
-        raise CorruptRecord(f"shard {ref.shard} has neither an inline manifest nor a file of one")
-    data = storage.read(ref.manifest.path)
-    if len(data) != ref.manifest.size_bytes:
-        raise CorruptFile(f"{ref.manifest.path}: {len(data)} bytes, expected {ref.manifest.size_bytes}")
-    return record_codec.decode(data, ref.manifest.path, ShardManifest)
 
 
 def restore_shard(

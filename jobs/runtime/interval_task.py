@@ -33,7 +33,8 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.restore import RestoredShard, manifest_of, restore_shard
+from state_backend.manifest import manifest_of
+from state_backend.restore import RestoredShard, restore_shard
 from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import (

@@ -31,7 +31,8 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.restore import manifest_of, restore_shard
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
 from state_backend.state.entries import StoredEntry, read_entries, read_timers
 from state_backend.state.verify import verify_shard
 from state_backend.formats.row_codec import RowCodec

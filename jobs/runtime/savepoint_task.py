@@ -17,7 +17,8 @@ from jobs.runtime.interval_task import ShardAck, work_folder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats import paths, record_codec
-from state_backend.restore import manifest_of, restore_shard
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
 from state_backend.snapshot import take_snapshot
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.records import Content, Savepoint, ShardRef

@@ -46,15 +46,18 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
             url = join_url(self.root, self.pipeline_name)
             hook = _sink_hook(self.sink_of, url) if self.sink_of else None
             coordinator = Coordinator(open_storage(url), self.pipeline_name)
-            record = coordinator.commit(self.attempt).record
+            committed = coordinator.commit(self.attempt)
             coordinator.publish(hook)
             coordinator.clean_up()
         except AttemptLost as error:
             raise AirflowFailException(f"{type(error).__name__}: {error}\n{_begin_again(context)}") from error
         except CairnError as error:
             raise _for_airflow(error) from error
-        summary = summarise(record)
-        self.log.info("::group::Checkpoint %d of %s", record.id, self.pipeline_name)
+        if committed.record is None:
+            self.log.info("committed as checkpoint %d, which retention has dropped since", committed.id)
+            return {"checkpoint": committed.id}
+        summary = summarise(committed.record)
+        self.log.info("::group::Checkpoint %d of %s", committed.id, self.pipeline_name)
         for name, value in summary.items():
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")

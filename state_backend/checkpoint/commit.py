@@ -99,6 +99,14 @@ def _is_plain_retry(entry: Record | Tombstone, content: Content) -> bool:
 
 def _check_base(log: Log, prepared: Prepared) -> None:
     content = prepared.content
+    if content.base_id is not None and content.base_id not in log.retained:
+        # Also if an equal one took its place: this attempt shares files that go with the dropped one.
+        raise BaseMoved(f"{_who(content)}: it started from {_checkpoint(content.base_id)}, which was dropped meanwhile")
+    if content.kind != "interval":
+        # A rewind or consolidation acts on a checkpoint that it names, not on the one that its interval starts from.
+        if content.base_id is None or log.quarantine_above(content.base_id) is not None:
+            raise BaseMoved(f"{_who(content)}: {_checkpoint(content.base_id)} can't be used any more")
+        return
     try:
         base = plan_base(
             log, content.pipeline, content.interval, content.permissions, content.pipeline_start_ms, as_of=prepared.h0

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.log import Log, descriptors_hash, read_log
+from state_backend.checkpoint.log import Log, descriptors_hash, outputs_of, read_log
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.restore import manifest_of
+from state_backend.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
@@ -57,9 +58,11 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The record that counts for the attempt. ``adopted``: it is another try's, with the same base."""
+    """The checkpoint that counts for the attempt. ``adopted``: it is another try's, with the same base. ``record`` is None
+    if retention dropped it since."""
 
-    record: Record
+    id: int
+    record: Record | None
     outcome: Literal["committed", "already", "adopted"]
 
 
@@ -132,9 +135,9 @@ class Coordinator:
         Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
         there as it was acked; UnknownOutcome if it can't tell. Only Fenced deletes anything.
         """
-        committed = self._committed(attempt)
-        if committed is not None:
-            return committed
+        entry = self.log().of_attempt(attempt)
+        if entry is not None:  # its prepared.json may be gone by now
+            return CommitResult(id=entry.id, record=entry if isinstance(entry, Record) else None, outcome="already")
         prepared = self.load_prepared(attempt)
         verified = False
         for _ in range(_COMMIT_ROUNDS):
@@ -144,10 +147,13 @@ class Coordinator:
             except Fenced:
                 self._delete_own(now, prepared.content)
                 raise
-            if isinstance(decision, AlreadyCommitted):
-                return CommitResult(record=self._whole(now, decision.id, prepared), outcome="already")
-            if isinstance(decision, Adopted):
-                return CommitResult(record=self._whole(now, decision.id, prepared), outcome="adopted")
+            if isinstance(decision, AlreadyCommitted | Adopted):
+                entry = now.entries[decision.id]
+                return CommitResult(
+                    id=decision.id,
+                    record=entry if isinstance(entry, Record) else None,
+                    outcome="adopted" if isinstance(decision, Adopted) else "already",
+                )
             if not verified:
                 self._verify(prepared.content)
                 verified = True
@@ -158,20 +164,8 @@ class Coordinator:
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
                     raise
                 continue
-            return CommitResult(record=decision.record, outcome="committed")
+            return CommitResult(id=decision.record.id, record=decision.record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
-
-    def _committed(self, attempt: str) -> CommitResult | None:
-        """The attempt's commit, if the log still has it whole. Its prepared.json may be gone by then."""
-        entry = self.log().of_attempt(attempt)
-        return CommitResult(record=entry, outcome="already") if isinstance(entry, Record) else None
-
-    def _whole(self, now: Log, checkpoint_id: int, prepared: Prepared) -> Record:
-        entry = now.entries[checkpoint_id]
-        if isinstance(entry, Record):
-            return entry
-        # Committed and dropped since. What it committed is what was prepared.
-        return Record(id=checkpoint_id, retained=(), reproduces=None, content=prepared.content)
 
     def _verify(self, content: Content) -> None:
         """Every file that this attempt wrote is there, with the size and, where the storage keeps one, the crc32c acked."""
@@ -200,21 +194,30 @@ class Coordinator:
     def publish(self, hook: Callable[[Record], None] | None) -> list[int]:
         """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. A hook
         that raises stops it: the mark is missing, and the next checkpoint task runs it again."""
-        now = self.log()
         published = []
-        for interval, (checkpoint_id, _) in sorted(now.current_outputs().items()):
-            entry = now.entries[checkpoint_id]
-            path = paths.published(interval, checkpoint_id)
-            if not isinstance(entry, Record) or self._storage.stat(path) is not None:
-                continue
+        for interval, (checkpoint_id, _) in sorted(self.log().current_outputs().items()):
+            if self._storage.stat(paths.published(interval, checkpoint_id)) is None:
+                published += self._publish(interval, checkpoint_id, hook)
+        return published
+
+    def _publish(self, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None) -> list[int]:
+        """Runs the hook until what it ran for last is current. A newer output may have been published while this hook ran;
+        then this one has written over it, and the newer one's hook has to run again."""
+        published = []
+        while True:
+            entry = self.log().entries[checkpoint_id]
+            if not isinstance(entry, Record):
+                return published  # published, dropped and shrunk by others meanwhile
             if hook is not None:
                 hook(entry)
-            try:
-                self._storage.create(path, record_codec.encode(Published(id=checkpoint_id, interval=interval)))
-            except AlreadyExists:
-                continue
+            with suppress(AlreadyExists):
+                mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
+                self._storage.create(paths.published(interval, checkpoint_id), mark)
             published.append(checkpoint_id)
-        return published
+            current = self.log().current_outputs()[interval][0]
+            if current == checkpoint_id:
+                return published
+            checkpoint_id = current
 
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
@@ -223,32 +226,39 @@ class Coordinator:
         shrinks those to tombstones. Continues what others began; does nothing that a concurrent commit could miss, since
         what a head does not retain no later head does."""
         now = self.log()
+        current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
         dropped = [e for e in now.entries.values() if isinstance(e, Record) and e.id not in now.retained]
-        replaced = _replaced_outputs(now)
+        replaced = [e for e in now.entries.values() if isinstance(e, Tombstone) and e.outputs and e.id not in current]
         if not dropped and not replaced:
             return CleanUp(deleted_files=0, shrunk=())
         needed = {h.path for h in self._referenced(now)}
         deleted, shrunk = 0, []
-        for path in sorted(replaced - needed):
-            deleted += self._storage.delete(path)
-        for record in sorted(dropped, key=lambda r: r.id):
-            # Before the deletes: the generation says that it is still the record that was judged.
-            info = self._storage.stat(paths.record(record.id))
+        for entry in [*replaced, *sorted(dropped, key=lambda r: r.id)]:
+            if isinstance(entry, Record) and self._unpublished(entry, current):
+                continue  # its sink hook needs the whole record; whoever publishes it cleans up after
+            # Before the deletes: the generation says that it is still what was judged.
+            info = self._storage.stat(paths.record(entry.id))
             if info is None:
-                raise CorruptFile(f"{paths.record(record.id)} vanished from the log")
-            doomed = {h.path for h in self._state_files(record.content)} | {o.handle.path for o in record.content.outputs}
-            doomed.add(paths.prepared(record.content.attempt))
+                raise CorruptFile(f"{paths.record(entry.id)} vanished from the log")
+            doomed = {o.handle.path for o in outputs_of(entry)}
+            if isinstance(entry, Record):
+                doomed |= {h.path for h in self._state_files(entry.content, gone_before=True)}
+                doomed.add(paths.prepared(entry.content.attempt))
             # Manifests last: they name the others, should this stop half-way.
             for path in sorted(doomed - needed, key=lambda p: (p.endswith(".manifest"), p)):
                 deleted += self._storage.delete(path)
-            try:
-                self._storage.replace(
-                    paths.record(record.id), record_codec.encode(tombstone_of(record)), generation=info.generation
-                )
-                shrunk.append(record.id)
-            except PreconditionFailed:
-                continue  # somebody else shrank it
+            tombstone = tombstone_of(entry) if isinstance(entry, Record) else entry
+            if entry.id not in current:
+                tombstone = replace(tombstone, outputs=())
+            with suppress(PreconditionFailed):  # somebody else shrank it
+                self._storage.replace(paths.record(entry.id), record_codec.encode(tombstone), generation=info.generation)
+                if isinstance(entry, Record):
+                    shrunk.append(entry.id)
         return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
+
+    def _unpublished(self, record: Record, current: set[int]) -> bool:
+        mark = paths.published(record.content.interval, record.id)
+        return record.id in current and self._storage.stat(mark) is None
 
     def _referenced(self, now: Log) -> Iterable[Handle]:
         """Files that the retained checkpoints and the current outputs need."""
@@ -261,14 +271,18 @@ class Coordinator:
         yield from self._state_files(content)
         yield from (o.handle for o in content.outputs)
 
-    def _state_files(self, content: Content) -> Iterable[Handle]:
+    def _state_files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
+        """Shared files and manifests of a checkpoint. ``gone_before``: a clean-up that stopped half-way may have deleted a
+        manifest, after all that it names. Anywhere else a lost manifest hides what is needed, so nothing may be deleted."""
         for ref in content.shards:
             if ref.manifest is not None:
                 yield ref.manifest
             try:
                 manifest = manifest_of(ref, self._storage)
-            except NotFound:
-                continue  # a dropped checkpoint whose clean-up stopped half-way
+            except NotFound as error:
+                if gone_before:
+                    continue
+                raise CorruptFile(f"the manifest of shard {ref.shard} of {content.interval} is missing: {error}") from error
             yield from (f.handle for f in manifest.files)
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
@@ -298,15 +312,6 @@ class Coordinator:
             self._storage.create(paths.quarantine(checkpoint_id), record_codec.encode(mark))
         except AlreadyExists:
             log.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
-
-
-def _replaced_outputs(now: Log) -> set[str]:
-    """Output files of tombstones that the newest commit replaced: theirs outlived them until now."""
-    head = now.entries.get(now.head_id)
-    if not isinstance(head, Record):
-        return set()
-    old = [e for e in now.entries.values() if isinstance(e, Tombstone) and e.interval == head.content.interval]
-    return {o.handle.path for e in old for o in e.outputs}
 
 
 def tombstone_of(record: Record) -> Tombstone:

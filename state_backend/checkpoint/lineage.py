@@ -26,12 +26,10 @@ def plan_base(
         )
     if interval.start_ms == pipeline_start_ms:
         return None
-    completed = log.completed()
+    completed = [c for c in log.completed() if not _superseded(log, c)]
     candidates = [c for c in completed if c.content.interval.end == interval.start]
     if not candidates and permissions.allow_gap:
-        before = [c for c in completed if c.content.interval.end <= interval.start]
-        latest = max((c.content.interval.end for c in before), default=None)
-        candidates = [c for c in before if c.content.interval.end == latest]
+        candidates = [c for c in completed if c.content.interval.end <= interval.start]
         if not candidates:
             raise StateGapError(f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from")
     if not candidates:
@@ -42,7 +40,20 @@ def plan_base(
     fresh = [c for c in usable if _forgiven(log.retained[c.id].stale_by, permissions, as_of)]
     if not fresh:
         raise StaleStateError(_stale(log, pipeline, interval, max(usable, key=lambda c: c.id)))
-    return max(fresh, key=lambda c: c.id)
+    return max(fresh, key=lambda c: (c.content.interval.end, c.id))
+
+
+def _superseded(log: Log, candidate: Record) -> bool:
+    """Whether a later commit of the same interval left another state. It counts also when it was dropped: retention must not
+    bring back the result that it replaced. One that validation refused does not count."""
+    return any(
+        e.id > candidate.id
+        and kind_of(e) in ("interval", "restore")
+        and interval_of(e) == candidate.content.interval
+        and fingerprint(e) != fingerprint(candidate)
+        and log.quarantine_above(e.id) is None
+        for e in log.commits()
+    )
 
 
 def _forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
@@ -70,7 +81,8 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     for checkpoint_id, retained in log.retained.items():
         entry = log.entries[checkpoint_id]
         interval = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
-        if retained.stale_by is None and interval is not None and content.interval.start < interval.end:
+        another = interval is not None and interval != content.interval
+        if retained.stale_by is None and another and content.interval.start < interval.end:
             marks[checkpoint_id] = new_id
     return marks
 

@@ -130,9 +130,29 @@ def descriptors_hash(content: Content) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+_READ_ROUNDS = 10
+
+
 def read_log(storage: Storage) -> Log:
     """Reads all heads. Raises CorruptRecord for one that can't be decoded or an id that is missing: a checkpoint that is
-    left out silently would be an older state taken for the newest."""
+    left out silently would be an older state taken for the newest.
+
+    Others may commit and shrink meanwhile, so that the newest record seen retains what is a tombstone by now; then it reads
+    again, until what it saw fits together.
+    """
+    for attempt in range(_READ_ROUNDS):
+        log = _read_once(storage)
+        try:
+            log.completed()
+        except CorruptRecord:
+            if attempt == _READ_ROUNDS - 1:
+                raise
+            continue
+        break
+    return log
+
+
+def _read_once(storage: Storage) -> Log:
     entries: dict[int, Entry] = {}
     for info in storage.list(paths.CHECKPOINTS):
         checkpoint_id = paths.record_id(info.path)

@@ -63,12 +63,14 @@ def plan_retention(
 ) -> tuple[Retained, ...]:
     """What is completed once ``new`` is committed, with stale marks.
 
-    Never dropped: ``new``, which is the newest usable one since its base was checked, and ``protected``. Quarantined ones
+    Never dropped: ``new``, which is the newest usable one since its base was checked, the one that reaches furthest in time
+    (a re-run of an old day must not cost today's state), and ``protected``. Quarantined ones
     and their descendants neither count nor stay, unless they are protected.
     """
     before = log.completed()
     usable = [c for c in [*before, new] if c is new or log.quarantine_above(c.id) is None]
-    keep = {new.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
+    latest = max(usable, key=lambda c: (c.content.interval.end, c.id))
+    keep = {new.id, latest.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
     inherited = log.retained
     return tuple(
         Retained(id=i, stale_by=inherited[i].stale_by if i in inherited and inherited[i].stale_by else marks.get(i))

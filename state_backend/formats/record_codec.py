@@ -79,11 +79,14 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
     cls = _TYPES.get(envelope["cairn"]) if isinstance(envelope["cairn"], str) else None
     if cls not in expected or cls is None:
         raise CorruptRecord(f"{path}: expected a {wanted} record, found {envelope['cairn']!r}")
-    if envelope["format"] != FORMAT:
+    if type(envelope["format"]) is not int or envelope["format"] != FORMAT:
         raise CorruptRecord(
             f"{path}: format {envelope['format']!r} is unknown here (known: {FORMAT}); written by a newer version?"
         )
-    found = f"{google_crc32c.value(_compact(envelope['body'])):08x}"
+    try:
+        found = f"{google_crc32c.value(_compact(envelope['body'])):08x}"
+    except UnicodeEncodeError as error:
+        raise CorruptRecord(f"{path}: not a record: {error}") from None
     if envelope["crc32c"] != found:
         raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
     try:

@@ -17,7 +17,8 @@ from jobs.runtime.keyed_state import KeyedState
 from jobs.savepoint import take_savepoint
 from jobs.validate import validate_checkpoint
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.restore import manifest_of, restore_shard
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.values import errors
 from tests.support.counting import DAYS, Counting, counting, day

@@ -204,10 +204,9 @@ def test_decisions_do_not_depend_on_what_has_been_shrunk() -> None:
         assert whole == plan(log_of(tombstone_of(C1), tombstone_of(C2), head), mine(interval, base_id, h0))
 
 
-# --- where the code is not what section 5 says -----------------------------------------------------------------------------
+# --- found by reading the code against section 5 -----------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="the unconsolidated base is not looked for among the retained ones")
 def test_a_dropped_base_has_moved_also_if_its_consolidation_is_there() -> None:
     """The attempt shares files that the consolidation does not: they are deleted with the dropped base."""
     consolidated = record(3, day(2), 2, {1: None, 3: None}, kind="consolidate", reproduces=2)
@@ -215,9 +214,6 @@ def test_a_dropped_base_has_moved_also_if_its_consolidation_is_there() -> None:
         plan(log_of(C1, tombstone_of(C2), consolidated), mine(day(3), 2, 2))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=BaseMoved, reason="a rewind or consolidation is held against the base of its interval"
-)
 @pytest.mark.parametrize("kind", ["restore", "consolidate"])
 def test_a_rewind_and_a_consolidation_can_be_committed(kind: str) -> None:
     prepared = mine(day(2), 2, 3, kind=kind, digest=C2.content.digest)

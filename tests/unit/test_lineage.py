@@ -172,22 +172,19 @@ def test_an_overlapping_interval_makes_stale_too() -> None:
     assert stale_marks(log_of(*DAYS_1_TO_3), content(half, "b"), 4) == {2: 4, 3: 4}
 
 
-# --- where the code is not what section 6 says -----------------------------------------------------------------------------
+# --- found by reading the code against section 6 -----------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="allow_gap stops at the latest end, also where all that ends there is stale")
 def test_allow_gap_passes_over_stale_checkpoints() -> None:
     log = log_of(*DAYS_1_TO_3, record(4, day(2), 1, {1: None, 2: 4, 3: 4, 4: None}))
     assert base_id(log, day(9), GAP) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="a commit marks other results of its own interval too")
 def test_a_commit_does_not_mark_its_own_interval() -> None:
     """Section 6: "a commit r of ANOTHER interval". Else a quarantined re-run leaves nothing to go back to."""
     assert stale_marks(log_of(record(1, day(1))), content(day(1), "b"), 2) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="a dropped result does not hide the older one that it replaced")
 def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() -> None:
     log = log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,))
     with pytest.raises(StateGapError):

@@ -29,10 +29,17 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from cairn_operators import SavepointOperator, StatefulMicroBatchOperator, ValidateStateOperator, stateful_pipeline
+from cairn_operators import (
+    IncrementalCheckpointOperator,
+    SavepointOperator,
+    StatefulMicroBatchOperator,
+    ValidateStateOperator,
+    stateful_pipeline,
+)
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.spark_location import spark_location, spark_url
+from state_backend.values import errors
 
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
 
@@ -276,6 +283,91 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path],
     start_s = time.monotonic()
     assert run(micro_batch())["attempt"]
     assert time.monotonic() - start_s < 10
+
+
+# --- the checkpoint task ----------------------------------------------------------------------------------------------------
+
+
+def checkpoint(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], **more: Any) -> tuple[Any, list[str]]:
+    """An operator whose coordinator commits as told, and what else it was asked to do."""
+    asked: list[str] = []
+
+    class Coordinator:
+        def __init__(self, storage: Any, pipeline: str) -> None:
+            asked.append(pipeline)
+
+        def commit(self, attempt: str) -> Any:
+            asked.append(f"commit {attempt}")
+            return SimpleNamespace(record=commit())
+
+        def publish(self, hook: Any) -> None:
+            asked.append(f"publish {hook}")
+
+        def clean_up(self) -> None:
+            asked.append("clean up")
+
+    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
+    operator = IncrementalCheckpointOperator(
+        task_id="checkpoint", pipeline_name="p", root="memory://r", attempt="a1", **more
+    )
+    return operator, asked
+
+
+def record() -> Any:
+    names = "changed_bytes uploaded_bytes state_bytes state_files keys keys_touched input_rows output_rows"
+    totals = SimpleNamespace(**{name: number for number, name in enumerate(names.split())})
+    return SimpleNamespace(id=7, content=SimpleNamespace(base_id=6, interval="[a, b)", totals=totals))
+
+
+def refuse(error: Exception) -> Callable[[], Any]:
+    def commit() -> Any:
+        raise error
+
+    return commit
+
+
+def test_checkpoint_commits_publishes_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, asked = checkpoint(monkeypatch, record)
+    event = SimpleNamespace(extra=None)
+    result = run(operator, context(outlet_events={operator.asset: event}))
+    assert asked == ["p", "commit a1", "publish None", "clean up"]
+    assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6)
+    assert event.extra == result and json.dumps(result)
+
+
+def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, asked = checkpoint(monkeypatch, refuse(errors.BaseMoved("the base is gone")))
+    task = SimpleNamespace(task_id="checkpoint", upstream_task_ids={"process"})
+    with pytest.raises(AirflowFailException) as caught:
+        run(operator, context(task=task))
+    assert str(caught.value).startswith("BaseMoved: the base is gone\n")
+    assert "airflow tasks clear aircraft -t '^(checkpoint|process)$' -s 2013-01-05" in str(caught.value)
+    assert asked == ["p", "commit a1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "for_good"),
+    [
+        (errors.StorageUnavailable("s"), False),
+        (errors.UnknownOutcome("u"), False),
+        (errors.CorruptFile("c"), True),
+        (errors.UsageError("u"), True),
+    ],
+)
+def test_checkpoint_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, for_good: bool) -> None:
+    operator, _ = checkpoint(monkeypatch, refuse(error))
+    with pytest.raises(AirflowException, match=type(error).__name__) as caught:
+        run(operator)
+    assert isinstance(caught.value, AirflowFailException) == for_good
+
+
+def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls: list[str] = []
+    pipeline = SimpleNamespace(sink_hook=lambda spark, url: urls.append(url) or "hook")
+    monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
+    operator, asked = checkpoint(monkeypatch, record, sink_of="some_pipelines:MINE")
+    run(operator)
+    assert urls == ["memory://r/p"] and "publish hook" in asked
 
 
 # --- validation and savepoints --------------------------------------------------------------------------------------------
