@@ -198,6 +198,7 @@ def test_failure_2_a_freed_id() -> None:
     def others() -> None:
         folder.run(day(2), "x")
         folder.run(day(3), "z")
+        folder.coordinator.publish(None)
         folder.coordinator.clean_up()
 
     with pytest.raises(Fenced):

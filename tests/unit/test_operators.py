@@ -298,7 +298,8 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], **mor
 
         def commit(self, attempt: str) -> Any:
             asked.append(f"commit {attempt}")
-            return SimpleNamespace(record=commit())
+            record = commit()
+            return SimpleNamespace(id=record.id, record=record)
 
         def publish(self, hook: Any) -> None:
             asked.append(f"publish {hook}")
