@@ -76,7 +76,9 @@ def run_demo(days: int) -> int:
     if code:
         return code
     say("Airflow and Spark are stopped")
-    print(f"\nLook at the runs:  CAIRN_DATA=$PWD/{_short(DATA)} AIRFLOW_HOME=$PWD .venv/bin/airflow standalone")
+    print(
+        f"\nLook at the runs:  CAIRN_DATA=$PWD/{_short(DATA)} AIRFLOW_HOME=$PWD PATH=$PWD/.venv/bin:$PATH airflow standalone"
+    )
     print(f"                   then open http://127.0.0.1:8080/dags/{DAG}")
     return 0
 
@@ -98,8 +100,8 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     last_day = FIRST_DAY + timedelta(days=days - 1)
     prepare(client, last_day)
     began = datetime.now(tz=UTC)
-    backfill = client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
-    stack.callback(settle, client, int(backfill["id"]))
+    stack.callback(settle, client, last_day)
+    client.backfill(DAG, FIRST_DAY.isoformat(), last_day.isoformat())
     say(f"backfill of {FIRST_DAY.date()} to {last_day.date()} created; one day after the other")
     killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=min(5, days) - 1))
     failed = watch(airflow, killer, last_day, began)
@@ -137,7 +139,8 @@ def land_flights(days: int, env: dict[str, str]) -> None:
 
 
 def prepare(client: AirflowClient, last_day: datetime) -> None:
-    """Ends what an interrupted demo left unfinished in the database: a backfill runs only over days that have ended."""
+    """Ends what a former demo left in the database. A backfill runs only over days that have ended, and only if no other
+    one is active; Airflow itself sees the end of one up to 30 s late."""
     for backfill in client.active_backfills(DAG):
         client.cancel_backfill(backfill["id"])
     for run in demo_runs(client, last_day):
@@ -145,14 +148,16 @@ def prepare(client: AirflowClient, last_day: datetime) -> None:
             client.fail_run(DAG, run["dag_run_id"])
 
 
-def settle(client: AirflowClient, backfill_id: int) -> None:
-    """Nothing of the demo stays active in the database, or the next Airflow would go on with it."""
+def settle(client: AirflowClient, last_day: datetime) -> None:
+    """Nothing of the demo stays unfinished in the database, or the next Airflow would go on with it.
+
+    Not by cancelling the backfill: that pauses it for ever, and a run of it that somebody clears later would never start.
+    The last day first, so that no other starts meanwhile.
+    """
     # An Airflow that is going down may not answer any more; the next demo settles the rest.
     with suppress(RestError, OSError):
-        if any(backfill["id"] == backfill_id for backfill in client.active_backfills(DAG)):
-            client.cancel_backfill(backfill_id)
-        for run in client.dag_runs(DAG):
-            if run["state"] not in _ENDED and run["run_type"] == "backfill":
+        for run in reversed(demo_runs(client, last_day)):
+            if run["state"] not in _ENDED:
                 client.fail_run(DAG, run["dag_run_id"])
 
 

@@ -121,6 +121,7 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
         "entries": validation.entries,
         "keys": record.content.totals.keys,
         "expectations": validation.expectations,
+        "pids": list(validation.pids),
         "docs": validation.docs,
     }
 

@@ -54,8 +54,10 @@ def run_interval(
     attempt = str(uuid.uuid4())
     run = run or RunRef(run_id=f"direct__{attempt}", clear_number=0, try_number=1)
     permissions = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base)
-    process_interval(spark, pipeline, interval, root, mode, attempt=attempt, run=run, permissions=permissions)
     coordinator = coordinator_of(pipeline, root)
+    process_interval(
+        spark, pipeline, interval, root, mode, attempt=attempt, run=run, permissions=permissions, coordinator=coordinator
+    )
     result = coordinator.commit(attempt)
     coordinator.publish(pipeline.sink_hook(spark, join_url(root, pipeline.name)))
     coordinator.clean_up()
@@ -72,13 +74,14 @@ def process_interval(
     attempt: str,
     run: RunRef,
     permissions: Permissions,
+    coordinator: Coordinator | None = None,
 ) -> Prepared:
     """Runs the interval on Spark, from its base to *prepared*. Nothing is committed."""
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     started_ns = time.monotonic_ns()
     pipeline_root = join_url(root, pipeline.name)
-    coordinator = coordinator_of(pipeline, root)
+    coordinator = coordinator or coordinator_of(pipeline, root)
     begun = coordinator.begin(
         interval, run=run, permissions=permissions, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt
     )

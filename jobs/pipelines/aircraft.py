@@ -64,14 +64,15 @@ def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
     The files are small, so the driver reads each one: for the counts, and to say what is wrong with it in words.
     ``SourceError`` for a missing or unreadable file, or one that lacks a column or has it in another type.
     """
-    folder, files, counts = flights_folder(), [], FlightCounts()
-    for day in _days(interval):
-        path = folder / day_file(day)
+    folder, days, counts = flights_folder(), _days(interval), FlightCounts()
+    paths = [folder / day_file(day) for day in days]
+    files = []
+    for day, path in zip(days, paths, strict=True):
         data, flights = _read_day(path, folder, day)
         files.append({"path": day_file(day), "size_bytes": len(data), "etag": f"{google_crc32c.value(data):08x}"})
         counts += count_flights(flights)
     log.info("flights of %s: files=%d %s", interval, len(files), counts)
-    frame = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{folder / f['path']}" for f in files))
+    frame = spark.read.schema(READ_SCHEMA).parquet(*(f"file://{path}" for path in paths))
     return frame.select(*FLIGHT_SCHEMA.names), {"files": files, "counts": counts.to_json()}
 
 
@@ -261,6 +262,28 @@ def _flight_row(flight: Row, features: dict[str, Any]) -> Row:
     return Row(**(_ALL_NULL | {"kind": "flight"} | {name: flight[name] for name in _FROM_INPUT} | features))
 
 
+def expectations() -> dict[str, list[Any]]:
+    """What the owner of this state expects of it, whatever the day."""
+    import great_expectations.expectations as gxe
+
+    minutes = {"min_value": -24 * 60, "max_value": 48 * 60}
+    return {
+        "history": [
+            gxe.ExpectColumnValuesToBeUnique(column="key_tailnum"),
+            gxe.ExpectColumnValuesToNotBeNull(column="key_tailnum"),
+            gxe.ExpectColumnValuesToBeBetween(column="flights", min_value=1),
+            gxe.ExpectColumnPairValuesAToBeGreaterThanB(column_A="flights", column_B="delays_count", or_equal=True),
+            gxe.ExpectColumnValuesToBeBetween(column="last_delay_minutes", **minutes),
+            gxe.ExpectColumnValuesToNotBeNull(column="last_flown_day"),
+        ],
+        "routes": [
+            gxe.ExpectColumnValuesToBeInSet(column="user_key_origin", value_set=["EWR", "JFK", "LGA"]),
+            gxe.ExpectColumnValuesToBeBetween(column="flights", min_value=1),
+            gxe.ExpectColumnValuesToNotBeNull(column="expires_at"),
+        ],
+    }
+
+
 AIRCRAFT = Pipeline(
     name="aircraft",
     start=datetime(2013, 1, 1, tzinfo=UTC),
@@ -273,4 +296,5 @@ AIRCRAFT = Pipeline(
     order_by=["scheduled_departure", "row_number"],
     parallelism=2,
     max_parallelism=128,
+    expectations=expectations,
 )

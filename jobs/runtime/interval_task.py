@@ -232,6 +232,7 @@ class IntervalTask:
             shards=self._refs(acks, manifests, previous, storage),
             outputs=outputs,
             durations_us={"plan": self.plan_us, **_slowest(acks)},
+            worker_pids=tuple(ack.pid for ack in acks),
         )
         Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))
 

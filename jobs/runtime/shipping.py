@@ -7,10 +7,13 @@ workers; a task refuses to run on a server whose runtime differs from the driver
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
+import importlib.util
 import sys
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +29,9 @@ _RUNTIME = ("jobs.runtime", "jobs.pipeline", "jobs.run_interval", "jobs.driver",
 
 
 def user_modules(cls: type) -> list[ModuleType]:
-    """The module of a class and what it uses, directly or not, of modules that neither Python, an installed package nor
-    this runtime brings; sorted by name."""
+    """The module of a class and what it imports, directly or not, of modules that neither Python, an installed package nor
+    this runtime brings; sorted by name. Import statements are read from the sources, since a constant that was imported
+    leaves no trace of where it came from."""
     found: dict[str, ModuleType] = {}
     pending = [cls.__module__]
     while pending:
@@ -36,9 +40,20 @@ def user_modules(cls: type) -> list[ModuleType]:
         if module is None or name in found or not _is_users(module):
             continue
         found[name] = module
-        for value in vars(module).values():
-            pending.append(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
+        pending += _imported(module)
     return [found[name] for name in sorted(found)]
+
+
+def _imported(module: ModuleType) -> Iterator[str]:
+    """Names of modules that a module's source may import, at the top or in a function."""
+    package = module.__package__ or ""
+    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parent = importlib.util.resolve_name("." * node.level + (node.module or ""), package) if node.level else str(node.module)
+            yield parent
+            yield from (f"{parent}.{alias.name}" for alias in node.names)
 
 
 def code_hash(cls: type) -> str:
@@ -90,5 +105,9 @@ def _is_users(module: ModuleType) -> bool:
     name = module.__name__
     if file is None or any(name == r or name.startswith(r + ".") for r in _RUNTIME):
         return False
-    installed = [sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return not any(Path(file).is_relative_to(p) for p in installed)
+    return not any(Path(file).is_relative_to(folder) for folder in _installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord
+from state_backend.values.handles import FileInfo
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content, OutputFile, Quarantine, Record, Retained, RunRef, SweepRecord, Tombstone
 
@@ -152,16 +154,32 @@ def read_log(storage: Storage) -> Log:
     return log
 
 
+# An entry is immutable under its generation, so it is read and checked once per storage; a commit looks at the log several
+# times. By path and generation; the oldest go when it is full.
+_seen: WeakKeyDictionary[Storage, dict[tuple[str, int], Entry]] = WeakKeyDictionary()
+_SEEN_ENTRIES = 4096
+
+
+def _read_entry(storage: Storage, info: FileInfo, checkpoint_id: int) -> Entry:
+    known = _seen.setdefault(storage, {})
+    entry = known.get((info.path, info.generation))
+    if entry is None:
+        entry = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)
+        if entry.id != checkpoint_id:
+            raise CorruptRecord(f"{info.path}: it says that it is checkpoint {entry.id}")
+        while len(known) >= _SEEN_ENTRIES:
+            known.pop(next(iter(known)), None)
+        known[info.path, info.generation] = entry
+    return entry
+
+
 def _read_once(storage: Storage) -> Log:
     entries: dict[int, Entry] = {}
     for info in storage.list(paths.CHECKPOINTS):
         checkpoint_id = paths.record_id(info.path)
         if checkpoint_id is None:
             raise CorruptRecord(f"{info.path}: no such file belongs here")
-        entry: Entry = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)  # type: ignore[type-var]
-        if entry.id != checkpoint_id:
-            raise CorruptRecord(f"{info.path}: it says that it is checkpoint {entry.id}")
-        entries[checkpoint_id] = entry
+        entries[checkpoint_id] = _read_entry(storage, info, checkpoint_id)
     missing = set(range(1, max(entries, default=0) + 1)) - set(entries)
     if missing:
         raise CorruptRecord(f"{paths.record(min(missing))}: missing from the log, though later records are there")

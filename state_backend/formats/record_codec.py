@@ -10,7 +10,7 @@ and not a pickle, because reading a bucket that somebody else can write must nev
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -19,7 +19,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 
 from state_backend.values.errors import CorruptRecord, UsageError
-from state_backend.values.handles import Handle, check_path
 from state_backend.values.records import (
     Prepared,
     Published,
@@ -93,7 +92,6 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
         value: T = _adapter(cls).validate_json(json.dumps(envelope["body"]))
     except (ValidationError, UsageError) as error:
         raise CorruptRecord(f"{path}: {_first_problem(error)}") from None
-    _check_paths(value, path)
     return value
 
 
@@ -130,17 +128,3 @@ def _first_problem(error: ValidationError | UsageError) -> str:
         return str(error)
     first = error.errors(include_url=False, include_input=False)[0]
     return f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-
-
-def _check_paths(value: object, path: str) -> None:
-    if isinstance(value, Handle):
-        try:
-            check_path(value.path)
-        except UsageError as error:
-            raise CorruptRecord(f"{path}: {error}") from None
-    elif is_dataclass(value):
-        for f in fields(value):
-            _check_paths(getattr(value, f.name), path)
-    elif isinstance(value, tuple):
-        for item in value:
-            _check_paths(item, path)

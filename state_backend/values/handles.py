@@ -18,6 +18,9 @@ class Handle:
     size_bytes: int
     crc32c: int
 
+    def __post_init__(self) -> None:
+        check_path(self.path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:

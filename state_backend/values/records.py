@@ -167,7 +167,7 @@ class Content:
     """What an attempt made, before and after it is committed. ``base_id`` is None for a start from empty.
 
     ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase; ``code_hash`` is over the
-    sources of the processor and what it imports from the user's own modules.
+    sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
     """
 
     kind: Kind
@@ -190,6 +190,7 @@ class Content:
     shards: tuple[ShardRef, ...]
     outputs: tuple[OutputFile, ...]
     durations_us: dict[str, int]
+    worker_pids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

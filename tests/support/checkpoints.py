@@ -94,6 +94,7 @@ def content(interval: Interval, attempt: str, base_id: int | None = None, **chan
         shards=(),
         outputs=(),
         durations_us={"process": 1},
+        worker_pids=(1,),
     )
     return replace(made, **changes)
 
