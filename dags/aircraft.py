@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from airflow.sdk import CronDataIntervalTimetable
-
 from cairn_operators import stateful_pipeline
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))

@@ -65,7 +65,9 @@ class Pipeline:
         to_ms(self.start)
         check_parallelism(self.parallelism, self.max_parallelism)
         if not self.key or len(set(self.key)) != len(self.key):
-            raise UsageError(f"pipeline {self.name!r}: key must name one or more different columns, not {list(self.key)!r}")
+            raise UsageError(
+                f"pipeline {self.name!r}: key must name one or more different columns, not {list(self.key)!r}"
+            )
         if self.api != "row":
             raise UsageError(f"pipeline {self.name!r}: api={self.api!r} is not built yet; use 'row'")
         if self.time_mode == "event":

@@ -56,7 +56,15 @@ def run_interval(
     permissions = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base)
     coordinator = coordinator_of(pipeline, root)
     process_interval(
-        spark, pipeline, interval, root, mode, attempt=attempt, run=run, permissions=permissions, coordinator=coordinator
+        spark,
+        pipeline,
+        interval,
+        root,
+        mode,
+        attempt=attempt,
+        run=run,
+        permissions=permissions,
+        coordinator=coordinator,
     )
     result = coordinator.commit(attempt)
     coordinator.publish(pipeline.sink_hook(spark, join_url(root, pipeline.name)))
@@ -154,7 +162,7 @@ def coordinator_of(pipeline: Pipeline, root: str) -> Coordinator:
 
 def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
     """A DDL schema, parsed by Spark; UsageError quotes one that can't be."""
-    parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl  # type: ignore[attr-defined]
+    parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)
     except Exception as error:
@@ -172,7 +180,9 @@ def _read(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[
     except CairnError:
         raise
     except Exception as error:
-        raise SourceError(f"{pipeline.name} {interval}: the input can't be read: {str(error).strip().splitlines()[0]}") from error
+        raise SourceError(
+            f"{pipeline.name} {interval}: the input can't be read: {str(error).strip().splitlines()[0]}"
+        ) from error
     return rows, position
 
 
@@ -185,7 +195,9 @@ def _plan_states(spark: SparkSession, pipeline: Pipeline, base: Content | None) 
     except CairnError:
         raise
     except Exception as error:
-        raise ProcessorError(f"{pipeline.processor.__name__}.init on the driver: {type(error).__name__}: {error}") from error
+        raise ProcessorError(
+            f"{pipeline.processor.__name__}.init on the driver: {type(error).__name__}: {error}"
+        ) from error
     return plan_states(pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()))
 
 
@@ -199,7 +211,9 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
         ("key types", _types(base.key_schema), _types(key_schema.jsonValue())),
     ):
         if recorded != now:
-            raise UsageError(f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change")
+            raise UsageError(
+                f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change"
+            )
 
 
 def _types(schema: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -16,8 +16,9 @@ from state_backend.values.errors import UsageError
 from state_backend.values.records import Record, Savepoint
 
 if TYPE_CHECKING:
-    from jobs.pipeline import Pipeline
     from pyspark.sql import SparkSession
+
+    from jobs.pipeline import Pipeline
 
 
 def take_savepoint(spark: SparkSession, pipeline: Pipeline, pipeline_root: str, record: Record, to: str) -> Savepoint:
@@ -37,7 +38,7 @@ def take_savepoint(spark: SparkSession, pipeline: Pipeline, pipeline_root: str, 
     option = ship(task, None)
     content = record.content
     with first_cause():
-        ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism).write.format("keyed_state").mode(
-            "append"
-        ).option("task", option).save()
+        ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism).write.format(
+            "keyed_state"
+        ).mode("append").option("task", option).save()
     return record_codec.decode(destination.read(paths.SAVEPOINT_RECORD), f"{to}/{paths.SAVEPOINT_RECORD}", Savepoint)

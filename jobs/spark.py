@@ -36,10 +36,14 @@ def connect(where: str, app_name: str) -> SparkSession:
             for key, value in _CONF.items():
                 session.conf.set(key, value)
         except Exception as error:
-            raise StorageUnavailable(f"no Spark Connect server answers at {where}: {str(error).strip().splitlines()[0]}") from error
+            raise StorageUnavailable(
+                f"no Spark Connect server answers at {where}: {str(error).strip().splitlines()[0]}"
+            ) from error
         return session
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise UsageError(f"Spark master {where!r} needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'")
+        raise UsageError(
+            f"Spark master {where!r} needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'"
+        )
     builder = SparkSession.builder.master(where).appName(app_name)
     for key, value in (_CONF | (_LOCAL_CONF if where.startswith("local") else {})).items():
         builder = builder.config(key, value)

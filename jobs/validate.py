@@ -20,8 +20,9 @@ from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
 
 if TYPE_CHECKING:
-    from jobs.pipeline import Pipeline
     from pyspark.sql import DataFrame, SparkSession
+
+    from jobs.pipeline import Pipeline
 
 log = logging.getLogger("cairn")
 
@@ -89,7 +90,7 @@ def flat_state(spark: SparkSession, pipeline: Pipeline, root: str, record: Recor
     for name in table.columns:
         if name in ("key", "user_key", "value"):
             start = "" if name == "value" else f"{name}_"
-            columns += [F.col(name).getField(f).alias(start + f) for f in table.schema[name].dataType.fieldNames()]  # type: ignore[attr-defined]
+            columns += [F.col(name).getField(f).alias(start + f) for f in table.schema[name].dataType.fieldNames()]
         else:
             columns.append(F.col(name))
     return table.select(*columns)
@@ -112,16 +113,25 @@ def _expect(
         docs.mkdir(parents=True, exist_ok=True)
         store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs)}
         index = {"class_name": "DefaultSiteIndexBuilder"}
-        context.add_data_docs_site("local", {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": store})
+        context.add_data_docs_site(
+            "local", {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": store}
+        )
         actions.append(gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=["local"]))
     source = context.data_sources.add_spark("restored_state")
     evaluated, findings = 0, []
     for state, expectations in suites.items():
         batch = source.add_dataframe_asset(state).add_batch_definition_whole_dataframe("all")
-        suite = context.suites.add(gx.ExpectationSuite(name=f"{pipeline.name}.{state}", expectations=list(expectations)))
+        suite = context.suites.add(
+            gx.ExpectationSuite(name=f"{pipeline.name}.{state}", expectations=list(expectations))
+        )
         definition = context.validation_definitions.add(gx.ValidationDefinition(name=state, data=batch, suite=suite))
         checkpoint = context.checkpoints.add(
-            gx.Checkpoint(name=state, validation_definitions=[definition], actions=actions, result_format={"result_format": "SUMMARY"})
+            gx.Checkpoint(
+                name=state,
+                validation_definitions=[definition],
+                actions=actions,
+                result_format={"result_format": "SUMMARY"},
+            )
         )
         # One restore for all expectations of the suite, not one for each.
         table = flat_state(spark, pipeline, root, record, state).cache()
@@ -146,7 +156,11 @@ def _finding(state: str, result: Any) -> str | None:
         raise UsageError(f"{what} could not be evaluated: {raised}; the expectation is wrong, not the data")
     if result.success:
         return None
-    seen = {k: v for k, v in result.result.items() if k in ("observed_value", "unexpected_count", "element_count", "partial_unexpected_list")}
+    seen = {
+        k: v
+        for k, v in result.result.items()
+        if k in ("observed_value", "unexpected_count", "element_count", "partial_unexpected_list")
+    }
     return f"{what}: {seen}"
 
 

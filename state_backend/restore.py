@@ -51,7 +51,9 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:
         return RestorePlan(first=None, clip=False, others=())
-    first, wanted = max(overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first))
+    first, wanted = max(
+        overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first)
+    )
     others = tuple(m for m, _ in overlapping if m is not first)
     return RestorePlan(first=first, clip=wanted != first.key_groups, others=others)
 
@@ -107,7 +109,9 @@ def fetch(manifest: ShardManifest, storage: Storage, directory: Path) -> int:
     try:
         download_all(storage, [(f.handle, _inside(directory, f.name)) for f in manifest.files])
     except NotFound as error:
-        raise CorruptFile(f"shard {manifest.shard}: a file of the checkpoint is missing from {storage.url}: {error}") from error
+        raise CorruptFile(
+            f"shard {manifest.shard}: a file of the checkpoint is missing from {storage.url}: {error}"
+        ) from error
     return sum(f.handle.size_bytes for f in manifest.files)
 
 

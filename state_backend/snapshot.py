@@ -42,7 +42,9 @@ class Snapshot:
     uploaded_bytes: int
 
 
-def plan_snapshot(sizes: dict[str, int], opened: Sequence[LocalFile], *, full: bool, inline_budget_bytes: int) -> SnapshotPlan:
+def plan_snapshot(
+    sizes: dict[str, int], opened: Sequence[LocalFile], *, full: bool, inline_budget_bytes: int
+) -> SnapshotPlan:
     """``sizes``: the image's SSTs by name. ``opened``: the files that this very store was opened from.
 
     A name is shared only with the file that the store was opened from under that name: RocksDB never gives a number twice
@@ -54,7 +56,9 @@ def plan_snapshot(sizes: dict[str, int], opened: Sequence[LocalFile], *, full: b
         base = known.get(name)
         if base is not None:
             if base.handle.size_bytes != size_bytes:
-                raise InvariantViolated(f"{name} has {size_bytes} bytes, but {base.handle.path} has {base.handle.size_bytes}")
+                raise InvariantViolated(
+                    f"{name} has {size_bytes} bytes, but {base.handle.path} has {base.handle.size_bytes}"
+                )
             shared.append(base)
         elif size_bytes <= INLINE_FILE_BYTES and size_bytes <= inline_budget_bytes:
             inline.append(name)

@@ -44,7 +44,12 @@ class KeyedInput:
     """Iterates ``(key, encoded key, key group, rows)``; the rows of a key must be used before the next key is asked for."""
 
     def __init__(
-        self, batches: Iterator[pa.RecordBatch], key_codec: KeyCodec, schema: StructType, state: ShardState, owned: KeyGroupRange
+        self,
+        batches: Iterator[pa.RecordBatch],
+        key_codec: KeyCodec,
+        schema: StructType,
+        state: ShardState,
+        owned: KeyGroupRange,
     ) -> None:
         self.input_rows = 0
         self.keys = 0
@@ -86,10 +91,10 @@ class KeyedInput:
             self.ticks += int((kinds == TICK).sum())
             if not (kinds == INPUT).any():
                 continue
-            batch = batch.filter(pa.array(kinds == INPUT)) if (kinds != INPUT).any() else batch
-            self.input_rows += batch.num_rows
-            self._segments = self._split(batch)
-            self._rows = self._to_rows(batch.column("__input"))
+            inputs = batch.filter(pa.array(kinds == INPUT)) if (kinds != INPUT).any() else batch
+            self.input_rows += inputs.num_rows
+            self._segments = self._split(inputs)
+            self._rows = self._to_rows(inputs.column("__input"))
             self._at = 0
             self._state.prefetch([(s.key_group, s.encoded_key) for s in self._segments])
             return True
@@ -101,7 +106,9 @@ class KeyedInput:
         groups = batch.column("__key_group").to_pylist()
         keys = list(zip(*[_plain(column).to_pylist() for column in batch.column("__key").flatten()], strict=True))
         if not (groups[0] in self._owned and groups[-1] in self._owned):
-            raise InvariantViolated(f"rows of key groups {groups[0]} .. {groups[-1]} reached the shard of {self._owned}")
+            raise InvariantViolated(
+                f"rows of key groups {groups[0]} .. {groups[-1]} reached the shard of {self._owned}"
+            )
         segments: list[Segment] = []
         start, key, encoded = 0, keys[0], self._key_codec.encode(keys[0])
         for at in range(1, len(keys)):
@@ -120,14 +127,19 @@ def rows_converter(schema: StructType) -> Callable[[pa.StructArray], list[Row]]:
     """A function from a struct column to PySpark rows, with the Python types that PySpark gives. Flat schemas take a path
     by columns; nested ones PySpark's own conversion."""
     names = tuple(schema.names)
-    if any(isinstance(f.dataType, ArrayType | MapType | StructType | UserDefinedType | VariantType) for f in schema.fields):
-        return lambda column: ArrowTableToRowsConversion.convert(pa.Table.from_batches([pa.RecordBatch.from_struct_array(column)]), schema)
+    if any(
+        isinstance(f.dataType, ArrayType | MapType | StructType | UserDefinedType | VariantType) for f in schema.fields
+    ):
+        return lambda column: ArrowTableToRowsConversion.convert(
+            pa.Table.from_batches([pa.RecordBatch.from_struct_array(column)]), schema
+        )
     make = row_maker(names)
     zoned = [isinstance(f.dataType, TimestampType) for f in schema.fields]
 
     def convert(column: pa.StructArray) -> list[Row]:
         columns = [
-            (_plain(values) if has_zone else values).to_pylist() for values, has_zone in zip(column.flatten(), zoned, strict=True)
+            (_plain(values) if has_zone else values).to_pylist()
+            for values, has_zone in zip(column.flatten(), zoned, strict=True)
         ]
         return [make(values) for values in zip(*columns, strict=True)]
 

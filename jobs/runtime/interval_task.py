@@ -32,8 +32,8 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
-from state_backend.ports.storage import Storage
 from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, restore_shard
 from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
 from state_backend.state.shard_state import ShardState
@@ -144,7 +144,10 @@ class IntervalTask:
         clock: _StopWatch,
     ) -> ShardAck:
         state = ShardState(
-            restored.store, key_groups=restored.key_group_states, descriptors=self.states, now_ms=self.time.processing_time_ms
+            restored.store,
+            key_groups=restored.key_group_states,
+            descriptors=self.states,
+            now_ms=self.time.processing_time_ms,
         )
         keys = KeyCodec(parse_struct(self.key_schema))
         rows = KeyedInput(batches, keys, StructType.fromJson(self.input_schema), state, owned)
@@ -153,7 +156,9 @@ class IntervalTask:
         with clock.phase("process"):
             runner.process(rows)
         if rows.ticks != 1:
-            raise InvariantViolated(f"shard {shard} got {rows.ticks} ticks: rows were not placed one shard to a partition")
+            raise InvariantViolated(
+                f"shard {shard} got {rows.ticks} ticks: rows were not placed one shard to a partition"
+            )
         with clock.phase("timers"):
             runner.fire_timers()
             runner.close()
@@ -199,7 +204,9 @@ class IntervalTask:
         """Writes ``prepared.json``. Refuses acks that are not exactly one per shard."""
         acks = sorted(acks, key=lambda ack: ack.shard)
         if [ack.shard for ack in acks] != list(range(self.parallelism)):
-            raise InvariantViolated(f"expected one ack of each of {self.parallelism} shards, got {[a.shard for a in acks]}")
+            raise InvariantViolated(
+                f"expected one ack of each of {self.parallelism} shards, got {[a.shard for a in acks]}"
+            )
         expected_rows = self.source_position.get("counts", {}).get("rows")
         input_rows = sum(ack.input_rows for ack in acks)
         if expected_rows is not None and expected_rows != input_rows:
@@ -295,7 +302,12 @@ class _RowRunner:
         self._handle.state = HandleState.INITIALIZED
 
     def process(self, rows: KeyedInput) -> None:
-        state, add, handler, timer_values = self._state, self._output.add, self._processor.handleInputRows, self._timer_values
+        state, add, handler, timer_values = (
+            self._state,
+            self._output.add,
+            self._processor.handleInputRows,
+            self._timer_values,
+        )
         for segment, key_rows in rows:
             state.set_key(segment.key_group, segment.encoded_key)
             with self._user_code("handleInputRows", segment.key):
@@ -356,7 +368,9 @@ def user_traceback(error: Exception) -> str:
 
 def _slowest(acks: list[ShardAck]) -> dict[str, int]:
     """Microseconds of each phase on the shard where it took longest: shards run side by side."""
-    return {phase: max(a.durations_us.get(phase, 0) for a in acks) for phase in ("restore", "process", "timers", "upload")}
+    return {
+        phase: max(a.durations_us.get(phase, 0) for a in acks) for phase in ("restore", "process", "timers", "upload")
+    }
 
 
 class _StopWatch:

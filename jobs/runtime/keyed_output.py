@@ -42,7 +42,9 @@ class KeyedOutput(DataSource):
         # Of any interval: what a filter leaves may be empty, and its rows would still have these columns.
         files = [f for _, files in self._outputs().values() for f in files if f.late == self._late()]
         if not files:
-            raise StateUnusable(f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet")
+            raise StateUnusable(
+                f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet"
+            )
         with work_folder("schema-") as work:
             open_storage(self._root()).download(files[0].handle, work / "file.parquet")
             schema: StructType = from_arrow_schema(pq.read_schema(work / "file.parquet"))

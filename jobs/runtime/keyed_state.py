@@ -21,7 +21,13 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
@@ -31,12 +37,12 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
 from state_backend.state.entries import StoredEntry, read_entries, read_timers
 from state_backend.state.verify import verify_shard
-from state_backend.formats.row_codec import RowCodec
-from state_backend.formats.types import parse_struct
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record, ShardRef, StateDescriptor
@@ -101,7 +107,9 @@ class KeyedState(DataSource):
     def _option(self, name: str) -> str:
         value = self.options.get(name)
         if value is None:
-            raise UsageError(f'format("keyed_state") needs the option {name!r}: root, pipeline, state, and checkpoint if not the latest')
+            raise UsageError(
+                f'format("keyed_state") needs the option {name!r}: root, pipeline, state, and checkpoint if not the latest'
+            )
         return str(value)
 
 
@@ -114,7 +122,9 @@ def parse_checkpoint(text: str) -> str | int | datetime:
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00") from None
+        raise UsageError(
+            f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
+        ) from None
     if instant.tzinfo is None:
         raise UsageError(f"checkpoint {text!r} has no time zone")
     return instant
@@ -125,7 +135,9 @@ def _descriptor(record: Record, name: str) -> StateDescriptor:
         if descriptor.name == name:
             return descriptor
     names = ", ".join([d.name for d in record.content.states] + [TIMERS])
-    raise UsageError(f"pipeline {record.content.pipeline!r} has no state {name!r} in checkpoint {record.id}; it has {names}")
+    raise UsageError(
+        f"pipeline {record.content.pipeline!r} has no state {name!r} in checkpoint {record.id}; it has {names}"
+    )
 
 
 def _table_schema(record: Record, name: str) -> StructType:
@@ -133,7 +145,14 @@ def _table_schema(record: Record, name: str) -> StructType:
     place = [StructField("key_group", IntegerType(), False), StructField("shard", IntegerType(), False)]
     expires_at = StructField("expires_at", TimestampType(), True)
     if name == CHECK:
-        return StructType([place[1], StructField("entries", LongType(), False), StructField("pid", LongType(), False), StructField("finding", StringType(), True)])
+        return StructType(
+            [
+                place[1],
+                StructField("entries", LongType(), False),
+                StructField("pid", LongType(), False),
+                StructField("finding", StringType(), True),
+            ]
+        )
     if name == TIMERS:
         return StructType([key, expires_at, *place])
     descriptor = _descriptor(record, name)
@@ -217,7 +236,9 @@ def _findings(partition: _Shard, storage: Any, work: Any) -> Iterator[tuple[Any,
         yield shard, 0, pid, str(error)
         return
     try:
-        entries, findings = verify_shard(restored.store, manifest, partition.states, partition.key_schema, partition.max_parallelism)
+        entries, findings = verify_shard(
+            restored.store, manifest, partition.states, partition.key_schema, partition.max_parallelism
+        )
     finally:
         restored.store.close()
     yield shard, entries, pid, None
@@ -226,7 +247,10 @@ def _findings(partition: _Shard, storage: Any, work: Any) -> Iterator[tuple[Any,
 
 
 def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.array([_arrow_value(v, f.type) for v in column], type=f.type) for f, column in zip(schema, zip(*rows, strict=True), strict=True)]
+    columns = [
+        pa.array([_arrow_value(v, f.type) for v in column], type=f.type)
+        for f, column in zip(schema, zip(*rows, strict=True), strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

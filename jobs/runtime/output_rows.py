@@ -39,7 +39,9 @@ class OutputRows:
             except AttributeError:
                 raise ProcessorError(f"the processor yielded {_short(row)}; expected pyspark.sql.Row") from None
             except TypeError:
-                raise ProcessorError(f"the processor yielded {_short(row)}, which has no field names; use Row(name=value, ...)") from None
+                raise ProcessorError(
+                    f"the processor yielded {_short(row)}, which has no field names; use Row(name=value, ...)"
+                ) from None
             self._pending.append(tuple(fields.get(name) for name in self._names))
         self.rows += 1
         if len(self._pending) >= _ROWS_PER_BATCH:
@@ -59,7 +61,9 @@ class OutputRows:
         try:
             array = pa.array(values, type=field.type)
         except (pa.ArrowException, TypeError, OverflowError) as error:
-            raise ProcessorError(f"output column {field.name!r} is {field.type}, and a value does not fit: {error}") from error
+            raise ProcessorError(
+                f"output column {field.name!r} is {field.type}, and a value does not fit: {error}"
+            ) from error
         if not field.nullable and array.null_count:
             raise ProcessorError(f"output column {field.name!r} is NOT NULL, but a row has no value for it")
         return array

@@ -99,15 +99,17 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowValueState:
         _check_state(self.state, "getValueState", HandleState.CREATED)
-        return self._shard.value(stateName, RowValueState)
+        return self._shard.value_state(stateName, RowValueState)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
         _check_state(self.state, "getListState", HandleState.CREATED)
-        return self._shard.list(stateName, RowListState)
+        return self._shard.list_state(stateName, RowListState)
 
-    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None) -> RowMapState:
+    def getMapState(
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
+    ) -> RowMapState:
         _check_state(self.state, "getMapState", HandleState.CREATED)
-        return self._shard.map(stateName, RowMapState)
+        return self._shard.map_state(stateName, RowMapState)
 
     def deleteIfExists(self, stateName: str) -> None:
         _check_state(self.state, "deleteIfExists", HandleState.CREATED)
@@ -149,7 +151,9 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
-    def getMapState(self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None) -> Any:
+    def getMapState(
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
+    ) -> Any:
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
@@ -167,14 +171,22 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
 
     def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> None:
         if not name or name != name.strip() or name == "default" or name.startswith("$"):
-            raise StateSchemaError(f"{name!r} can't name a state: not empty, no spaces around it, not 'default', no leading '$'")
+            raise StateSchemaError(
+                f"{name!r} can't name a state: not empty, no spaces around it, not 'default', no leading '$'"
+            )
         if name in self.declared:
             raise StateSchemaError(f"state {name!r} is declared twice in init()")
         if ttl_ms is not None and ttl_ms < 0:
-            raise StateSchemaError(f"state {name!r}: ttlDurationMs is {ttl_ms}; it must be positive, or 0 or None for no expiry")
+            raise StateSchemaError(
+                f"state {name!r}: ttlDurationMs is {ttl_ms}; it must be positive, or 0 or None for no expiry"
+            )
         if ttl_ms and self._time_mode != "processing":
-            raise StateSchemaError(f"state {name!r}: expiry goes by processing time, but time_mode is {self._time_mode!r}")
-        version = SchemaVersion(version=1, value=self._schema(schema), user_key=None if user_key is None else self._schema(user_key))
+            raise StateSchemaError(
+                f"state {name!r}: expiry goes by processing time, but time_mode is {self._time_mode!r}"
+            )
+        version = SchemaVersion(
+            version=1, value=self._schema(schema), user_key=None if user_key is None else self._schema(user_key)
+        )
         self.declared[name] = StateDescriptor(
             name=name, kind=kind, state_id=len(self.declared) + 1, ttl_ms=ttl_ms or None, versions=(version,)
         )

@@ -54,7 +54,9 @@ def route(
     schema = rows.schema
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
-        raise UsageError(f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}")
+        raise UsageError(
+            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
+        )
     key_group = F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int")
     keys = F.struct(*[_column(name) for name in key])
     inputs = rows.select(

@@ -80,7 +80,9 @@ class SavepointTask:
         """Writes the savepoint's record: from here on it is one."""
         manifests: list[Any] = [a.manifest for a in sorted(acks, key=lambda a: a.shard)]
         if [m.shard for m in manifests] != list(range(self.content.parallelism)):
-            raise InvariantViolated(f"a savepoint of {self.content.parallelism} shards got acks of {[m.shard for m in manifests]}")
+            raise InvariantViolated(
+                f"a savepoint of {self.content.parallelism} shards got acks of {[m.shard for m in manifests]}"
+            )
         storage = open_storage(self.destination)
         shards = tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
         # The outputs stay with the pipeline; a savepoint is state.

@@ -25,7 +25,15 @@ import jobs
 import state_backend
 from state_backend.values.errors import UsageError
 
-_RUNTIME = ("jobs.runtime", "jobs.pipeline", "jobs.run_interval", "jobs.driver", "jobs.cli", "state_backend", "cairn_operators")
+_RUNTIME = (
+    "jobs.runtime",
+    "jobs.pipeline",
+    "jobs.run_interval",
+    "jobs.driver",
+    "jobs.cli",
+    "state_backend",
+    "cairn_operators",
+)
 
 
 def user_modules(cls: type) -> list[ModuleType]:
@@ -51,7 +59,11 @@ def _imported(module: ModuleType) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parent = importlib.util.resolve_name("." * node.level + (node.module or ""), package) if node.level else str(node.module)
+            parent = (
+                importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                if node.level
+                else str(node.module)
+            )
             yield parent
             yield from (f"{parent}.{alias.name}" for alias in node.names)
 

@@ -67,7 +67,7 @@ class EngineOptions:
 class RocksStore:
     """A sorted map of bytes to bytes in one directory. Not thread-safe; nothing is durable before ``capture``."""
 
-    def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:  # noqa: B008 - frozen
+    def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
         """Opens what is in ``directory``, or an empty store. Raises CorruptFile if it is damaged."""
         self.directory = directory
         try:
@@ -75,13 +75,17 @@ class RocksStore:
         except Exception as error:
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
-        unlogged.disable_wal = True  # an interval is captured whole or thrown away, so a log would be written for nobody
+        unlogged.disable_wal = (
+            True  # an interval is captured whole or thrown away, so a log would be written for nobody
+        )
         self._db.set_write_options(unlogged)
 
     def __enter__(self) -> RocksStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:

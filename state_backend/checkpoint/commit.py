@@ -112,7 +112,9 @@ def _check_base(log: Log, prepared: Prepared) -> None:
             log, content.pipeline, content.interval, content.permissions, content.pipeline_start_ms, as_of=prepared.h0
         )
     except CairnError as error:
-        raise BaseMoved(f"{_who(content)}: the checkpoint that it started from can't be used any more: {error}") from error
+        raise BaseMoved(
+            f"{_who(content)}: the checkpoint that it started from can't be used any more: {error}"
+        ) from error
     now = base.id if base is not None else None
     while base is not None and now != content.base_id and base.content.kind == "consolidate":
         now = base.content.base_id

@@ -24,8 +24,8 @@ from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log, descriptors_hash, outputs_of, read_log
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
 from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
@@ -40,7 +40,16 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.records import Content, Permissions, Prepared, Published, Quarantine, Record, RunRef, Tombstone
+from state_backend.values.records import (
+    Content,
+    Permissions,
+    Prepared,
+    Published,
+    Quarantine,
+    Record,
+    RunRef,
+    Tombstone,
+)
 
 log = logging.getLogger("cairn")
 
@@ -124,7 +133,9 @@ class Coordinator:
         try:
             data = self._storage.read(path)
         except NotFound:
-            raise StateUnusable(f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again") from None
+            raise StateUnusable(
+                f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again"
+            ) from None
         return record_codec.decode(data, path, Prepared)
 
     # --- commit --------------------------------------------------------------------------------------------------------------
@@ -135,9 +146,9 @@ class Coordinator:
         Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
         there as it was acked; UnknownOutcome if it can't tell. Only Fenced deletes anything.
         """
-        entry = self.log().of_attempt(attempt)
-        if entry is not None:  # its prepared.json may be gone by now
-            return CommitResult(id=entry.id, record=entry if isinstance(entry, Record) else None, outcome="already")
+        mine = self.log().of_attempt(attempt)
+        if mine is not None:  # its prepared.json may be gone by now
+            return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
         prepared = self.load_prepared(attempt)
         verified = False
         for _ in range(_COMMIT_ROUNDS):
@@ -173,7 +184,9 @@ class Coordinator:
         for handle in own:
             info = self._storage.stat(handle.path)
             if info is None:
-                raise CorruptFile(f"{handle.path} is missing from {self._storage.url}; nothing is committed, run the interval again")
+                raise CorruptFile(
+                    f"{handle.path} is missing from {self._storage.url}; nothing is committed, run the interval again"
+                )
             if info.size_bytes != handle.size_bytes or info.crc32c not in (None, handle.crc32c):
                 raise CorruptFile(
                     f"{handle.path}: expected {handle.size_bytes} bytes, crc32c {handle.crc32c:08x}; the storage has "
@@ -194,7 +207,7 @@ class Coordinator:
     def publish(self, hook: Callable[[Record], None] | None) -> list[int]:
         """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. A hook
         that raises stops it: the mark is missing, and the next checkpoint task runs it again."""
-        published = []
+        published: list[int] = []
         for interval, (checkpoint_id, _) in sorted(self.log().current_outputs().items()):
             if self._storage.stat(paths.published(interval, checkpoint_id)) is None:
                 published += self._publish(interval, checkpoint_id, hook)
@@ -203,7 +216,7 @@ class Coordinator:
     def _publish(self, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None) -> list[int]:
         """Runs the hook until what it ran for last is current. A newer output may have been published while this hook ran;
         then this one has written over it, and the newer one's hook has to run again."""
-        published = []
+        published: list[int] = []
         while True:
             entry = self.log().entries[checkpoint_id]
             if not isinstance(entry, Record):
@@ -233,7 +246,8 @@ class Coordinator:
             return CleanUp(deleted_files=0, shrunk=())
         needed = {h.path for h in self._referenced(now)}
         deleted, shrunk = 0, []
-        for entry in [*replaced, *sorted(dropped, key=lambda r: r.id)]:
+        entries: list[Record | Tombstone] = [*replaced, *sorted(dropped, key=lambda r: r.id)]
+        for entry in entries:
             if isinstance(entry, Record) and self._unpublished(entry, current):
                 continue  # its sink hook needs the whole record; whoever publishes it cleans up after
             # Before the deletes: the generation says that it is still what was judged.
@@ -251,7 +265,9 @@ class Coordinator:
             if entry.id not in current:
                 tombstone = replace(tombstone, outputs=())
             with suppress(PreconditionFailed):  # somebody else shrank it
-                self._storage.replace(paths.record(entry.id), record_codec.encode(tombstone), generation=info.generation)
+                self._storage.replace(
+                    paths.record(entry.id), record_codec.encode(tombstone), generation=info.generation
+                )
                 if isinstance(entry, Record):
                     shrunk.append(entry.id)
         return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
@@ -282,7 +298,9 @@ class Coordinator:
             except NotFound as error:
                 if gone_before:
                     continue
-                raise CorruptFile(f"the manifest of shard {ref.shard} of {content.interval} is missing: {error}") from error
+                raise CorruptFile(
+                    f"the manifest of shard {ref.shard} of {content.interval} is missing: {error}"
+                ) from error
             yield from (f.handle for f in manifest.files)
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
@@ -302,7 +320,9 @@ class Coordinator:
             raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
         if not fitting:
             there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
-            raise StateGapError(f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}")
+            raise StateGapError(
+                f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}"
+            )
         return max(fitting, key=lambda c: c.id)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:

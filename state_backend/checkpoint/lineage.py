@@ -11,7 +11,13 @@ from state_backend.values.records import Content, Permissions, Record, Tombstone
 
 
 def plan_base(
-    log: Log, pipeline: str, interval: Interval, permissions: Permissions, pipeline_start_ms: int, *, as_of: int | None = None
+    log: Log,
+    pipeline: str,
+    interval: Interval,
+    permissions: Permissions,
+    pipeline_start_ms: int,
+    *,
+    as_of: int | None = None,
 ) -> Record | None:
     """The completed checkpoint that the interval starts from; None: it starts from empty state.
 
@@ -31,7 +37,9 @@ def plan_base(
     if not candidates and permissions.allow_gap:
         candidates = [c for c in completed if c.content.interval.end <= interval.start]
         if not candidates:
-            raise StateGapError(f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from")
+            raise StateGapError(
+                f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from"
+            )
     if not candidates:
         raise StateGapError(_gap(log, pipeline, interval))
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
@@ -81,8 +89,9 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     for checkpoint_id, retained in log.retained.items():
         entry = log.entries[checkpoint_id]
         interval = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
-        another = interval is not None and interval != content.interval
-        if retained.stale_by is None and another and content.interval.start < interval.end:
+        if retained.stale_by is not None or interval is None or interval == content.interval:
+            continue
+        if content.interval.start < interval.end:
             marks[checkpoint_id] = new_id
     return marks
 
@@ -145,7 +154,11 @@ def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Recor
     usable = [c for c in log.completed() if log.quarantine_above(c.id) is None]
     if usable:
         newest = max(usable, key=lambda c: (c.content.interval.end, c.id))
-        text += f" The newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.content.interval.end)}."
+        text += (
+            f" The newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.content.interval.end)}."
+        )
     if first is None:
         return text
-    return f"{text} Run again from there: {backfill_command(pipeline, first, format_instant(base.content.interval.start))}"
+    return (
+        f"{text} Run again from there: {backfill_command(pipeline, first, format_instant(base.content.interval.start))}"
+    )

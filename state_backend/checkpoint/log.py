@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from state_backend.formats import paths, record_codec
@@ -17,7 +18,16 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import FileInfo
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Content, OutputFile, Quarantine, Record, Retained, RunRef, SweepRecord, Tombstone
+from state_backend.values.records import (
+    Content,
+    OutputFile,
+    Quarantine,
+    Record,
+    Retained,
+    RunRef,
+    SweepRecord,
+    Tombstone,
+)
 
 Entry = Record | SweepRecord | Tombstone
 
@@ -50,7 +60,9 @@ class Log:
         for checkpoint_id in sorted(self.retained):
             entry = self.entries.get(checkpoint_id)
             if not isinstance(entry, Record):
-                raise CorruptRecord(f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole")
+                raise CorruptRecord(
+                    f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole"
+                )
             found.append(entry)
         return found
 
@@ -82,7 +94,9 @@ class Log:
                 return at
             entry = self.entries.get(at)
             if entry is None or isinstance(entry, SweepRecord):
-                raise CorruptRecord(f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log")
+                raise CorruptRecord(
+                    f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log"
+                )
             at = base_of(entry)
         return None
 
@@ -164,7 +178,8 @@ def _read_entry(storage: Storage, info: FileInfo, checkpoint_id: int) -> Entry:
     known = _seen.setdefault(storage, {})
     entry = known.get((info.path, info.generation))
     if entry is None:
-        entry = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)
+        found: Any = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)
+        entry = cast(Entry, found)
         if entry.id != checkpoint_id:
             raise CorruptRecord(f"{info.path}: it says that it is checkpoint {entry.id}")
         while len(known) >= _SEEN_ENTRIES:

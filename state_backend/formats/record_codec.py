@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import google_crc32c
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 
 from state_backend.values.errors import CorruptRecord, UsageError
 from state_backend.values.records import (
@@ -51,7 +50,7 @@ T = TypeVar("T")
 
 def encode(value: object) -> bytes:
     """The durable bytes of a record, manifest or mark."""
-    body = _adapter(type(value)).dump_python(value, mode="json")
+    body = _adapter(cast(Any, type(value))).dump_python(value, mode="json")
     envelope = {
         "cairn": _NAMES[type(value)],
         "format": FORMAT,
@@ -89,14 +88,14 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
     if envelope["crc32c"] != found:
         raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
     try:
-        value: T = _adapter(cls).validate_json(json.dumps(envelope["body"]))
+        value: T = _adapter(cast(Any, cls)).validate_json(json.dumps(envelope["body"]))
     except (ValidationError, UsageError) as error:
         raise CorruptRecord(f"{path}: {_first_problem(error)}") from None
     return value
 
 
 @cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     _be_strict(cls)
     return TypeAdapter(cls)
 

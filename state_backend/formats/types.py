@@ -228,7 +228,7 @@ def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
 # --- Python value -> physical value --------------------------------------------------------------------------------------
 
 
-class Misfit(TypeError):  # noqa: N818
+class Misfit(TypeError):
     """A value does not fit its type. Gathers the path (``.b[3].key``) on its way out; the codec makes the error that users
     see. ``text`` follows the path directly."""
 

@@ -55,8 +55,12 @@ def decode_entry(
         user_key = user_keys.decode(rest)
     elif rest:
         raise CorruptFile(f"value state {descriptor.name!r}, key {key!r}: {len(rest)} bytes follow the key")
-    if entry[:1] not in (bytes([layout.PLAIN]), bytes([layout.EXPIRING])) or (entry[0] == layout.EXPIRING and len(entry) < 9):
-        raise CorruptFile(f"state {descriptor.name!r}, key {key!r}: an entry begins with {entry[:1].hex() or 'nothing'}")
+    if entry[:1] not in (bytes([layout.PLAIN]), bytes([layout.EXPIRING])) or (
+        entry[0] == layout.EXPIRING and len(entry) < 9
+    ):
+        raise CorruptFile(
+            f"state {descriptor.name!r}, key {key!r}: an entry begins with {entry[:1].hex() or 'nothing'}"
+        )
     return StoredEntry(
         key_group=int.from_bytes(stored_key[:2], "big"),
         key=key,

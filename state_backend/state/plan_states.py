@@ -34,7 +34,9 @@ def plan_states(
             "the processor does not declare any more; dropping states is not built yet, so keep declaring them"
         )
     if taken > MAX_STATE_ID:
-        raise StateSchemaError(f"pipeline {pipeline!r}: {taken} states were declared over time; {MAX_STATE_ID} is the most")
+        raise StateSchemaError(
+            f"pipeline {pipeline!r}: {taken} states were declared over time; {MAX_STATE_ID} is the most"
+        )
     return tuple(sorted(planned, key=lambda d: d.state_id))
 
 
@@ -54,5 +56,9 @@ def _check_same(pipeline: str, before: StateDescriptor, now: StateDescriptor) ->
 
 def _brief(schema: object) -> str:
     if isinstance(schema, dict):
-        return "(" + ", ".join(f"{f['name']} {f['type']}{'' if f['nullable'] else ' NOT NULL'}" for f in schema["fields"]) + ")"
+        return (
+            "("
+            + ", ".join(f"{f['name']} {f['type']}{'' if f['nullable'] else ' NOT NULL'}" for f in schema["fields"])
+            + ")"
+        )
     return repr(schema)

@@ -41,7 +41,7 @@ class ShardState:
     """State of the key groups of one shard, over a store that holds nothing else.
 
     ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. Values, lists and maps are
-    handed out by ``value``, ``list`` and ``map``, and act on the key that ``set_key`` chose last.
+    handed out by ``value_state``, ``list_state`` and ``map_state``, and act on the key that ``set_key`` chose last.
     """
 
     def __init__(
@@ -78,26 +78,28 @@ class ShardState:
 
     # --- what processors hold ---------------------------------------------------------------------------------------------
 
-    def value(self, name: str, cls: type[V]) -> V:
+    def value_state(self, name: str, cls: type[V]) -> V:
         """The value state of that name; its entries are prefetched from now on. ``cls``: ValueState, or a subclass."""
         state = cls(self, self._descriptor(name, "value"))
         self._prefetched.append((state.state_id, b""))
         return state
 
-    def list(self, name: str, cls: type[L]) -> L:
+    def list_state(self, name: str, cls: type[L]) -> L:
         """The list state of that name; its positions are prefetched from now on."""
         state = cls(self, self._descriptor(name, "list"))
         self._prefetched.append((state.state_id, layout.LIST_META))
         return state
 
-    def map(self, name: str, cls: type[M]) -> M:
+    def map_state(self, name: str, cls: type[M]) -> M:
         """The map state of that name."""
         return cls(self, self._descriptor(name, "map"))
 
     def _descriptor(self, name: str, kind: str) -> StateDescriptor:
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
-            raise StateSchemaError(f"{kind} state {name!r} was not declared when the pipeline was planned: init() must not vary")
+            raise StateSchemaError(
+                f"{kind} state {name!r} was not declared when the pipeline was planned: init() must not vary"
+            )
         return descriptor
 
     def set_key(self, key_group: int, key: bytes) -> None:
@@ -110,7 +112,9 @@ class ShardState:
     def prefetch(self, keys: Sequence[tuple[int, bytes]]) -> None:
         """Reads what a batch's keys will need: (key group, encoded key), ascending."""
         wanted = [
-            layout.prefix(key_group, state_id) + key + suffix for state_id, suffix in self._prefetched for key_group, key in keys
+            layout.prefix(key_group, state_id) + key + suffix
+            for state_id, suffix in self._prefetched
+            for key_group, key in keys
         ]
         wanted = [key for key in wanted if key not in self._cache]
         self._cache.update(zip(wanted, self.store.get_many(wanted), strict=True))
@@ -234,7 +238,8 @@ class ShardState:
     def _store_timers(self, timers: list[int], changed_ms: int, sign: int) -> None:
         packed_time = layout.pack_time(changed_ms)
         self._set(
-            layout.prefix(self.key_group, layout.TIMERS) + self.key, b"".join(map(layout.pack_time, timers)) if timers else None
+            layout.prefix(self.key_group, layout.TIMERS) + self.key,
+            b"".join(map(layout.pack_time, timers)) if timers else None,
         )
         self._set(layout.prefix(self.key_group, layout.TIMER_INDEX) + packed_time + self.key, b"" if sign > 0 else None)
         change = sign * layout.entry_hash(self._timer_seed, self.key + packed_time, b"")
@@ -277,7 +282,9 @@ class ShardState:
                 stored_key = index_key[:2] + index_key[11:]
                 descriptor = self._by_id.get(stored_key[2])
                 if descriptor is None:
-                    raise InvariantViolated(f"an expiring entry belongs to state id {stored_key[2]}, which no state has")
+                    raise InvariantViolated(
+                        f"an expiring entry belongs to state id {stored_key[2]}, which no state has"
+                    )
                 self.key_group = key_group
                 self.write(stored_key, None, descriptor.name, layout.seed_of(descriptor.name))
                 if descriptor.kind == "list":
@@ -336,7 +343,9 @@ class ValueState(_KeyedState):
 
     def update(self, new_value: Any) -> None:
         shard = self._shard
-        shard.write(self._stored_key(), shard.entry_of(self._codec.encode(new_value), self._ttl_ms), self._name, self._seed)
+        shard.write(
+            self._stored_key(), shard.entry_of(self._codec.encode(new_value), self._ttl_ms), self._name, self._seed
+        )
 
     def clear(self) -> None:
         self._shard.write(self._stored_key(), None, self._name, self._seed)

@@ -39,7 +39,11 @@ def verify_shard(
 
 class _Check:
     def __init__(
-        self, manifest: ShardManifest, states: Sequence[StateDescriptor], key_schema: dict[str, Any], max_parallelism: int
+        self,
+        manifest: ShardManifest,
+        states: Sequence[StateDescriptor],
+        key_schema: dict[str, Any],
+        max_parallelism: int,
     ) -> None:
         self.findings: list[str] = []
         self.entries = 0
@@ -50,10 +54,14 @@ class _Check:
         self._keys = KeyCodec(self._key_schema)
         self._by_id = {d.state_id: d for d in states}
         self._codecs = {
-            (d.state_id, v.version): RowCodec(d.name, parse_struct(v.value), v.version) for d in states for v in d.versions
+            (d.state_id, v.version): RowCodec(d.name, parse_struct(v.value), v.version)
+            for d in states
+            for v in d.versions
         }
         self._user_keys = {
-            d.state_id: KeyCodec(parse_struct(d.versions[-1].user_key)) for d in states if d.versions[-1].user_key is not None
+            d.state_id: KeyCodec(parse_struct(d.versions[-1].user_key))
+            for d in states
+            if d.versions[-1].user_key is not None
         }
         self._seeds = {d.state_id: layout.seed_of(d.name) for d in states}
         self._timer_seed = layout.seed_of(layout.TIMERS_NAME)
@@ -94,7 +102,9 @@ class _Check:
             return
         codec = self._codecs.get((descriptor.state_id, decoded.row[1] if len(decoded.row) > 1 else -1))
         if codec is None:
-            self.found(f"state {descriptor.name!r}, key {decoded.key!r}: written with a schema version that is not recorded")
+            self.found(
+                f"state {descriptor.name!r}, key {decoded.key!r}: written with a schema version that is not recorded"
+            )
         else:
             codec.decode(decoded.row)
         self._owns(decoded.key, key_group)
@@ -102,7 +112,9 @@ class _Check:
         self._count(key_group, descriptor.name, layout.entry_hash(self._seeds[descriptor.state_id], rest, entry))
         if decoded.expiry_ms is not None:
             indexed = layout.pack_time(decoded.expiry_ms) + stored_key[2:]
-            self._expiry_balance[key_group] = self._expiry_balance.get(key_group, 0) + layout.entry_hash(0, indexed, b"")
+            self._expiry_balance[key_group] = self._expiry_balance.get(key_group, 0) + layout.entry_hash(
+                0, indexed, b""
+            )
 
     def _timers(self, key_group: int, key: bytes, packed: bytes) -> None:
         if not packed or len(packed) % 8:
@@ -112,7 +124,9 @@ class _Check:
         for expiry_ms in layout.unpack_times(packed):
             time = layout.pack_time(expiry_ms)
             self._count(key_group, layout.TIMERS_NAME, layout.entry_hash(self._timer_seed, key + time, b""))
-            self._timer_balance[key_group] = self._timer_balance.get(key_group, 0) + layout.entry_hash(0, time + key, b"")
+            self._timer_balance[key_group] = self._timer_balance.get(key_group, 0) + layout.entry_hash(
+                0, time + key, b""
+            )
 
     def _owns(self, key: tuple[Any, ...], key_group: int) -> None:
         expected = self._hash(key) % self._max_parallelism

@@ -45,7 +45,9 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def four_months(spark: SparkSession, flights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+def four_months(
+    spark: SparkSession, flights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Record]]:
     root = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAIRN_FLIGHTS", str(flights))
@@ -124,7 +126,13 @@ def test_a_day_uploads_what_it_changed(four_months: tuple[Path, list[Record]]) -
     uploaded = sum(r.content.totals.uploaded_bytes for r in records[1:])
     assert uploaded <= 4 * changed
     for record in records[1:]:
-        own = [f.handle for s in record.content.shards if s.inline for f in s.inline.files if record.content.attempt in f.handle.path]
+        own = [
+            f.handle
+            for s in record.content.shards
+            if s.inline
+            for f in s.inline.files
+            if record.content.attempt in f.handle.path
+        ]
         assert len(own) == record.content.totals.uploaded_files
         assert sum(h.size_bytes for h in own) <= record.content.totals.uploaded_bytes
     # And what no retained checkpoint needs is gone.
@@ -140,11 +148,15 @@ def test_a_day_again_is_identical(spark: SparkSession, four_months: tuple[Path, 
     again = run_interval(spark, AIRCRAFT, day(DAYS - 1), str(root))
     assert again.reproduces == records[-1].id
     assert again.content.digest == records[-1].content.digest
-    before, after = ([(root / "aircraft" / f.handle.path).read_bytes() for f in r.content.outputs] for r in (records[-1], again))
+    before, after = (
+        [(root / "aircraft" / f.handle.path).read_bytes() for f in r.content.outputs] for r in (records[-1], again)
+    )
     assert before == after
 
 
-def test_another_parallelism_gives_the_same_state(spark: SparkSession, tmp_path: Path, four_months: tuple[Path, list[Record]]) -> None:
+def test_another_parallelism_gives_the_same_state(
+    spark: SparkSession, tmp_path: Path, four_months: tuple[Path, list[Record]]
+) -> None:
     _, records = four_months
     for n, parallelism in enumerate((3, 5, 1)):
         record = run_interval(spark, replace(AIRCRAFT, parallelism=parallelism), day(n), str(tmp_path))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PIPELINE = '''
+PIPELINE = """
 from datetime import UTC, datetime
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
@@ -43,7 +43,7 @@ class Greeter(StatefulProcessor):
 
 PIPELINE = Pipeline(name="greeting", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["user"],
                     processor=Greeter, output_schema="user string, text string", max_parallelism=8)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,16 @@ def drive(folder: Path, server: str, command: str, *arguments: str) -> dict[str,
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder), str(ROOT)])
-    common = ["--pipeline", "pipeline_of_it:PIPELINE", "--root", str(folder / "root"), "--spark", server, "--result", str(result)]
+    common = [
+        "--pipeline",
+        "pipeline_of_it:PIPELINE",
+        "--root",
+        str(folder / "root"),
+        "--spark",
+        server,
+        "--result",
+        str(result),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "jobs.driver", command, *common, *arguments],
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
@@ -88,7 +97,9 @@ def test_an_edited_processor_counts_from_the_next_interval_on(server: SparkConne
     it imports, are edited between intervals, and each time the hash in the record changes with them."""
     coordinator = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting")
     hashes, texts = [], []
-    for day, (version, greeting) in enumerate([("one", "hello"), ("two", "hello"), ("two", "servus"), ("two", "servus")], start=1):
+    for day, (version, greeting) in enumerate(
+        [("one", "hello"), ("two", "hello"), ("two", "servus"), ("two", "servus")], start=1
+    ):
         write_pipeline(tmp_path, version, greeting)
         result = process(tmp_path, server.url, day, f"attempt-{day}")
         assert "ok" in result, result

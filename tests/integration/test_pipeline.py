@@ -17,9 +17,9 @@ from jobs.runtime.keyed_state import KeyedState
 from jobs.savepoint import take_savepoint
 from jobs.validate import validate_checkpoint
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.rocks import EngineOptions
 from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
-from state_backend.adapters.rocks import EngineOptions
 from state_backend.values import errors
 from tests.support.counting import DAYS, Counting, counting, day
 
@@ -71,7 +71,9 @@ def test_state_is_carried_from_interval_to_interval(spark: SparkSession, tmp_pat
     assert outputs(spark, tmp_path, 5) == []
     totals = {r.key.user: (r.value.sum, r.value.rows) for r in state(spark, tmp_path, "total")}
     assert totals == {"ann": (6, 3), "bob": (6, 2), None: (9, 1)}
-    assert [(r.key.user, r.value.amount, r.position) for r in state(spark, tmp_path, "amounts") if r.key.user == "bob"] == [
+    assert [
+        (r.key.user, r.value.amount, r.position) for r in state(spark, tmp_path, "amounts") if r.key.user == "bob"
+    ] == [
         ("bob", 5, 0),
         ("bob", 1, 1),
     ]
@@ -143,7 +145,10 @@ def test_full_and_incremental_follow_each_other(spark: SparkSession, tmp_path: P
     DAYS[day(0).start] = [(f"user-{n}", "fig" * 10, n) for n in range(20_000)]
     small = {n: [(f"user-{n}", "kiwi", n)] for n in range(1, 4)}
     DAYS.update({day(n).start: rows for n, rows in small.items()})
-    records = [run_interval(spark, counting(), day(n), str(tmp_path), mode) for n, mode in enumerate(["incremental", "full", "incremental"])]
+    records = [
+        run_interval(spark, counting(), day(n), str(tmp_path), mode)
+        for n, mode in enumerate(["incremental", "full", "incremental"])
+    ]
     files = [{f.handle.path for s in r.content.shards if s.inline for f in s.inline.files} for r in records]
     assert files[0] and not files[0] & files[1]
     assert files[1] <= files[2]
@@ -200,8 +205,12 @@ def test_a_savepoint_is_compacted_self_contained_and_movable(spark: SparkSession
     for ref in savepoint.content.shards:
         manifest = manifest_of(ref, storage)
         assert len(manifest.files) <= 1
-        restored = restore_shard(manifest.key_groups, [manifest], storage, tmp_path / f"db-{ref.shard}", EngineOptions())
-        assert verify_shard(restored.store, manifest, savepoint.content.states, savepoint.content.key_schema, 16)[1] == []
+        restored = restore_shard(
+            manifest.key_groups, [manifest], storage, tmp_path / f"db-{ref.shard}", EngineOptions()
+        )
+        assert (
+            verify_shard(restored.store, manifest, savepoint.content.states, savepoint.content.key_schema, 16)[1] == []
+        )
         restored.store.close()
 
 
@@ -231,7 +240,10 @@ class Tuples(Counting):
 @pytest.mark.parametrize(
     ("processor", "says"),
     [
-        (Broken, "handleInputRows, key ('bob',), interval [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z): ZeroDivisionError: on purpose"),
+        (
+            Broken,
+            "handleInputRows, key ('bob',), interval [2024-01-02T00:00:00Z, 2024-01-03T00:00:00Z): ZeroDivisionError: on purpose",
+        ),
         (Untyped, "state 'total'"),
         (Forgetful, "handleInputRows returned None"),
         (Tuples, "expected pyspark.sql.Row"),
@@ -265,17 +277,28 @@ def _lacks_key() -> Pipeline:
     ("pipeline", "error", "says"),
     [
         (_lacks_key, errors.SourceError, "lacks the key column customer; found: user, item, amount"),
-        (lambda: counting(source=lambda spark, interval: (_ for _ in ()).throw(errors.SourceError("no file"))), errors.SourceError, "no file"),
+        (
+            lambda: counting(source=lambda spark, interval: (_ for _ in ()).throw(errors.SourceError("no file"))),
+            errors.SourceError,
+            "no file",
+        ),
         (lambda: counting(order_by=["when"]), errors.UsageError, "order_by names when"),
         (lambda: counting(output_schema="user strin"), errors.UsageError, "not a schema"),
         (
-            lambda: counting(source=lambda spark, interval: (spark.createDataFrame([("a", "b", 1)], "user string, item string, amount long"), {"counts": {"rows": 2}})),
+            lambda: counting(
+                source=lambda spark, interval: (
+                    spark.createDataFrame([("a", "b", 1)], "user string, item string, amount long"),
+                    {"counts": {"rows": 2}},
+                )
+            ),
             errors.SourceError,
             "the source counted 2 rows, but 1 reached the processor",
         ),
     ],
 )
-def test_bad_input_is_refused_and_nothing_is_lost(spark: SparkSession, tmp_path: Path, pipeline: Any, error: type, says: str) -> None:
+def test_bad_input_is_refused_and_nothing_is_lost(
+    spark: SparkSession, tmp_path: Path, pipeline: Any, error: type, says: str
+) -> None:
     run_interval(spark, counting(), day(0), str(tmp_path))
     with pytest.raises(error, match=says):
         run_interval(spark, pipeline(), day(1), str(tmp_path))

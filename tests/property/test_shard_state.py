@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.formats.spark_hash import key_group as key_group_of
+from state_backend.formats.types import parse_struct
 from state_backend.restore import restore_shard
 from state_backend.snapshot import take_snapshot
 from state_backend.state.shard_state import ListState, MapState, ShardState, ValueState
 from state_backend.state.verify import verify_shard
-from state_backend.adapters.rocks import EngineOptions
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
-from state_backend.formats.spark_hash import key_group as key_group_of
-from state_backend.formats.types import parse_struct
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
 MAX_PARALLELISM = 8
@@ -65,7 +65,9 @@ class StateMachine(RuleBasedStateMachine):
             owned = range_of(shard, parallelism, MAX_PARALLELISM)
             directory = self.folder / f"db-{self.runs}-{shard}"
             restored = restore_shard(owned, self.manifests, self.storage, directory, EngineOptions())
-            state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=self.now_ms)
+            state = ShardState(
+                restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=self.now_ms
+            )
             self.shards.append((owned, restored, state))
 
     def _at(self, key: str) -> ShardState:
@@ -82,39 +84,39 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(key=keys, row=rows, ttl=ttls)
     def update(self, key: str, row: Any, ttl: str) -> None:
-        self._at(key).value("value" + ttl, ValueState).update(row)
+        self._at(key).value_state("value" + ttl, ValueState).update(row)
         self.values["value" + ttl][key] = (row, self._expiry("value" + ttl))
 
     @rule(key=keys, ttl=ttls)
     def clear_value(self, key: str, ttl: str) -> None:
-        self._at(key).value("value" + ttl, ValueState).clear()
+        self._at(key).value_state("value" + ttl, ValueState).clear()
         self.values["value" + ttl].pop(key, None)
 
     @rule(key=keys, new=st.lists(rows, min_size=1, max_size=3), ttl=ttls, put=st.booleans())
     def extend(self, key: str, new: list[Any], ttl: str, put: bool) -> None:
-        state = self._at(key).list("list" + ttl, ListState)
+        state = self._at(key).list_state("list" + ttl, ListState)
         (state.put if put else state.append_list)(new)
         before = [] if put else self.lists["list" + ttl].get(key, [])
         self.lists["list" + ttl][key] = before + [(row, self._expiry("list" + ttl)) for row in new]
 
     @rule(key=keys, ttl=ttls)
     def clear_list(self, key: str, ttl: str) -> None:
-        self._at(key).list("list" + ttl, ListState).clear()
+        self._at(key).list_state("list" + ttl, ListState).clear()
         self.lists["list" + ttl].pop(key, None)
 
     @rule(key=keys, user_key=keys, row=rows, ttl=ttls)
     def put(self, key: str, user_key: str, row: Any, ttl: str) -> None:
-        self._at(key).map("map" + ttl, MapState).update_value((user_key,), row)
+        self._at(key).map_state("map" + ttl, MapState).update_value((user_key,), row)
         self.maps["map" + ttl][key, user_key] = (row, self._expiry("map" + ttl))
 
     @rule(key=keys, user_key=keys, ttl=ttls)
     def remove(self, key: str, user_key: str, ttl: str) -> None:
-        self._at(key).map("map" + ttl, MapState).remove_key((user_key,))
+        self._at(key).map_state("map" + ttl, MapState).remove_key((user_key,))
         self.maps["map" + ttl].pop((key, user_key), None)
 
     @rule(key=keys, ttl=ttls)
     def clear_map(self, key: str, ttl: str) -> None:
-        self._at(key).map("map" + ttl, MapState).clear()
+        self._at(key).map_state("map" + ttl, MapState).clear()
         self.maps["map" + ttl] = {k: v for k, v in self.maps["map" + ttl].items() if k[0] != key}
 
     @rule(key=keys, time_ms=times)
@@ -138,7 +140,9 @@ class StateMachine(RuleBasedStateMachine):
         manifests = []
         for shard, (owned, restored, state) in enumerate(self.shards):
             fired = [(KEYS.decode(due.key)[0], due.expiry_ms) for due in self._fire(state)]
-            expected = {t for t in self.timers if t[1] <= self.now_ms and key_group_of((t[0],), KEY, MAX_PARALLELISM) in owned}
+            expected = {
+                t for t in self.timers if t[1] <= self.now_ms and key_group_of((t[0],), KEY, MAX_PARALLELISM) in owned
+            }
             assert set(fired) == expected
             assert [t for _, t in fired] == sorted(t for _, t in fired)
             self.timers -= expected
@@ -181,18 +185,18 @@ class StateMachine(RuleBasedStateMachine):
             for name, values in self.values.items():
                 row, expiry = values.get(key, (None, None))
                 expected = row if row is not None and self._alive(expiry) else None
-                assert state.value(name, ValueState).get() == expected
-                assert state.value(name, ValueState).exists() == (expected is not None)
+                assert state.value_state(name, ValueState).get() == expected
+                assert state.value_state(name, ValueState).exists() == (expected is not None)
             for name, lists in self.lists.items():
                 alive = [row for row, expiry in lists.get(key, []) if self._alive(expiry)]
-                assert list(state.list(name, ListState).get()) == alive
-                assert state.list(name, ListState).exists() == bool(alive)
+                assert list(state.list_state(name, ListState).get()) == alive
+                assert state.list_state(name, ListState).exists() == bool(alive)
             for name, maps in self.maps.items():
                 alive_map = {u: row for (k, u), (row, expiry) in maps.items() if k == key and self._alive(expiry)}
-                found = list(state.map(name, MapState).iterator())
+                found = list(state.map_state(name, MapState).iterator())
                 assert {u: row for (u,), row in found} == alive_map
                 assert [u for (u,), _ in found] == sorted(alive_map, key=lambda u: u.encode())
-                assert state.map(name, MapState).get_value(("a",)) == alive_map.get("a")
+                assert state.map_state(name, MapState).get_value(("a",)) == alive_map.get("a")
             assert state.timers() == sorted(t for k, t in self.timers if k == key)
 
 
