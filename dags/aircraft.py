@@ -1,7 +1,7 @@
 """The life of every aircraft, one day of 2013 after the other. Wiring only: the pipeline is jobs/pipelines/aircraft.py."""
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import CronDataIntervalTimetable
@@ -15,6 +15,7 @@ dag = stateful_pipeline(
     root=os.environ.get("CAIRN_ROOT", f"file://{DATA}/state"),
     savepoints=f"file://{DATA}/savepoints",
     docs_dir=f"{DATA}/docs",
+    expectations_every=timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
     # Not "@daily" alone: that would tick with empty intervals unless airflow.cfg says otherwise.
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),

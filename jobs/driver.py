@@ -52,7 +52,7 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
     pipeline = load_pipeline(options.pipeline)
     interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
     started = time.monotonic()
-    spark = connect(options.spark, f"cairn {pipeline.name} {interval}")
+    spark = connect(options.spark, f"cairn {pipeline.name} {interval}", shared_as=f"{pipeline.name}/process")
     prepared = process_interval(
         spark,
         pipeline,
@@ -88,7 +88,7 @@ def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline = load_pipeline(options.pipeline)
     record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
-    spark = connect(options.spark, f"cairn {pipeline.name} savepoint")
+    spark = connect(options.spark, f"cairn {pipeline.name} savepoint", shared_as=f"{pipeline.name}/savepoint")
     savepoint = take_savepoint(spark, pipeline, join_url(options.root, pipeline.name), record, options.to)
     manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
     files = sum(len(m.files) for m in manifests)
@@ -105,8 +105,11 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline = load_pipeline(options.pipeline)
     record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
-    spark = connect(options.spark, f"cairn {pipeline.name} validate")
-    validation = validate_checkpoint(spark, pipeline, options.root, record, docs=options.docs)
+    # Never the session of the writer: its workers are other processes, so what they find was not in anybody's memory.
+    spark = connect(options.spark, f"cairn {pipeline.name} validate", shared_as=f"{pipeline.name}/validate")
+    validation = validate_checkpoint(
+        spark, pipeline, options.root, record, docs=options.docs, with_expectations=not options.without_expectations
+    )
     for finding in validation.findings:
         log.info("finding: %s", finding)
     log.info(
@@ -178,6 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     validate = command("validate", _validate)
     validate.add_argument("--checkpoint", default="latest")
     validate.add_argument("--docs", type=Path)
+    validate.add_argument("--without-expectations", action="store_true")
     return parser
 
 

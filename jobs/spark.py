@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import sys
+import time
+import uuid
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -24,13 +26,18 @@ _LOCAL_CONF = {
 }
 
 
-def connect(where: str, app_name: str) -> SparkSession:
-    """A session there. StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master."""
+def connect(where: str, app_name: str, *, shared_as: str | None = None) -> SparkSession:
+    """A session there. ``shared_as``: on a Connect server, drivers of that name that start within one hour use one session, so
+    that only the first pays for starting its Python workers (seconds). An hour, since the server closes a session for good
+    when nobody has used it for that long. StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     if where.startswith("sc://"):
         _check_listening(where)
+        if shared_as is not None and ";" not in where:
+            hour = int(time.time() // 3600)
+            where = f"{where.rstrip('/')}/;session_id={uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{shared_as}:{hour}')}"
         session = SparkSession.builder.remote(where).getOrCreate()
         try:
             for key, value in _CONF.items():

@@ -44,9 +44,15 @@ class Validation:
 
 
 def validate_checkpoint(
-    spark: SparkSession, pipeline: Pipeline, root: str, record: Record, *, docs: Path | None = None
+    spark: SparkSession,
+    pipeline: Pipeline,
+    root: str,
+    record: Record,
+    *,
+    docs: Path | None = None,
+    with_expectations: bool = True,
 ) -> Validation:
-    """Examines a committed checkpoint, and quarantines it if it is wrong. UsageError if an expectation itself can't be
+    """Examines a committed checkpoint, its owner's expectations included or not, and quarantines it if it is wrong. UsageError if an expectation itself can't be
     evaluated: that says nothing about the data, so nothing is quarantined."""
     spark.dataSource.register(KeyedState)
     with first_cause():
@@ -57,7 +63,7 @@ def validate_checkpoint(
         findings.append(f"{entries} entries were restored, {record.content.totals.entries} are recorded")
     expectations = 0
     docs_page = None
-    if not findings and pipeline.expectations is not None:
+    if not findings and with_expectations and pipeline.expectations is not None:
         suites = pipeline.expectations()
         with first_cause():
             expectations, found, docs_page = _expect(spark, pipeline, root, record, suites, docs)

@@ -83,7 +83,8 @@ def ship(task: object, processor: type | None) -> str:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        payload = cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task)))
+        names = [m.__name__ for m in modules]
+        payload = cloudpickle.dumps((runtime_version(), names, cloudpickle.dumps(task)))
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
@@ -92,12 +93,15 @@ def ship(task: object, processor: type | None) -> str:
 
 def unship(option: str) -> Any:
     """The task, in a worker. UsageError if the worker's runtime is another version."""
-    version, task = cloudpickle.loads(base64.b64decode(option))
+    version, users, task = cloudpickle.loads(base64.b64decode(option))
     if version != runtime_version():
         raise UsageError(
             "the Spark server runs another version of this project than the driver; restart the server, so that its workers "
             f"import the current one (driver {version}, server {runtime_version()})"
         )
+    # A worker may have imported one of the user's modules for an earlier interval, by an import inside a function.
+    for name in users:
+        sys.modules.pop(name, None)
     return cloudpickle.loads(task)
 
 

@@ -27,7 +27,7 @@ def stateful_pipeline(
     start_date: datetime,
     docs_dir: str | None = None,
     savepoints: str | None = None,
-    validate_every: timedelta | None = None,
+    expectations_every: timedelta | None = None,
     savepoint_every: timedelta | None = timedelta(days=7),
     pipeline_name: str | None = None,
     spark_conn_id: str = "cairn_spark",
@@ -78,7 +78,12 @@ def stateful_pipeline(
         batch >> commit
         if docs_dir is not None:
             commit >> ValidateStateOperator(
-                task_id="validate", checkpoint=_CHECKPOINT, docs_dir=docs_dir, every=validate_every, retries=1, **where
+                task_id="validate",
+                checkpoint=_CHECKPOINT,
+                docs_dir=docs_dir,
+                expectations_every=expectations_every,
+                retries=1,
+                **where,
             )
         if savepoints is not None:
             commit >> SavepointOperator(

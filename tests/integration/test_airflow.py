@@ -74,7 +74,7 @@ def states(airflow: AirflowServer, run_id: str) -> dict[str, str]:
 
 
 def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path) -> None:
-    killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=1))
+    killer = DriverKiller(airflow.processes, FIRST_DAY + timedelta(days=1), after_s=0.5)
     airflow.client.backfill(DAG, day(1), day(3))
     runs = [run_of(airflow, number) for number in (1, 2, 3)]
     deadline_s = time.monotonic() + 120

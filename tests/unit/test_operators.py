@@ -400,10 +400,20 @@ def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None
     assert asked[0] == "savepoint" and asked[7:11] == ["--checkpoint", "5", "--to", "file:///s"]
 
 
-@pytest.mark.parametrize("make", [validate, savepoint])
-def test_off_the_cadence_is_skipped(make: Callable[..., Any]) -> None:
+def test_a_savepoint_off_the_cadence_is_skipped() -> None:
     with pytest.raises(AirflowSkipException):
-        run(make(every=timedelta(days=7)))
+        run(savepoint(every=timedelta(days=7)))
+
+
+@pytest.mark.parametrize(("every", "flag"), [(None, []), (timedelta(days=7), ["--without-expectations"])])
+def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
+    fake: Callable[[str], Path], every: timedelta | None, flag: list[str]
+) -> None:
+    folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
+    run(validate(expectations_every=every))
+    asked = json.loads((folder / "arguments.json").read_text())
+    assert asked[9:11] == ["--docs", "/docs"]
+    assert asked[11:-2] == flag
 
 
 @pytest.mark.parametrize(
