@@ -35,7 +35,7 @@ demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (D
 	@$(PYTHON) -m benchmarks.demo
 
 test: setup  ## all tests
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-fast: setup  ## the tests that need neither Spark nor Airflow
 	@$(PYTHON) -m pytest -m "not spark and not airflow" $(PYTEST_ARGS)
@@ -47,7 +47,7 @@ lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/lint-imports
 
 ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C
-	@$(VENV)/bin/airflow standalone
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" airflow standalone
 
 clean:  ## removes what set-up, demo and tests made, the virtual environment too
 	@rm -rf $(VENV) data logs airflow.db* .jwt-secret *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -169,7 +169,7 @@ class DriverKiller:
     """Kills the Spark driver of one day, once: of our own Airflow, after it has run for a little. If that day's is done
     sooner, the next day's after half the time."""
 
-    def __init__(self, processes: OwnedProcesses, day: datetime, *, after_s: float = 1.5) -> None:
+    def __init__(self, processes: OwnedProcesses, day: datetime, *, after_s: float = 0.8) -> None:
         self.day = day
         self.after_s = after_s
         self.done = False

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.sdk import CronDataIntervalTimetable
+
 from cairn_operators import stateful_pipeline
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))

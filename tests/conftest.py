@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Spark's Python workers convert instants by the process's zone; tests and workers agree on UTC.
 os.environ["TZ"] = "UTC"
+# Before anything imports Airflow: its files belong neither into the repository nor into the user's home.
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from benchmarks.owned_process import command_line
 from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
+from tests.oracles.aircraft import expected, row_order
+from tests.support.reading import read_output, read_state
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
@@ -97,6 +99,18 @@ def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path) -
         "savepoint": "skipped",
     }
     assert airflow.client.xcom(DAG, runs[2], "checkpoint")["checkpoint"] == 3
+
+    # And all of it, the killed day included, is what pandas says.
+    oracle = expected(FIRST_DAY.date(), 3)
+    root = data / "state" / DAG
+    for number, record in enumerate(completed):
+        rows = sorted(read_output(root, record), key=row_order)
+        assert rows == oracle.rows[FIRST_DAY.date() + timedelta(days=number)]
+    history = read_state(root, completed[-1], "history", data / "restored")
+    assert {tail: fields for (tail,), fields in history.items()} == oracle.history
+    routes = read_state(root, completed[-1], "routes", data / "restored")
+    counts = {(tail, origin, dest): fields["flights"] for (tail, origin, dest), fields in routes.items()}
+    assert counts == {(tail, *route): n for tail, flown in oracle.routes.items() for route, n in flown.items()}
     assert not drivers(airflow)
 
 

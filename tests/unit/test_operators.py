@@ -28,6 +28,7 @@ from airflow.sdk.exceptions import (
     AirflowNotFoundException,
     AirflowSkipException,
 )
+
 from cairn_operators import (
     IncrementalCheckpointOperator,
     SavepointOperator,
@@ -38,7 +39,6 @@ from cairn_operators import (
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.spark_location import spark_location, spark_url
-
 from state_backend.values import errors
 
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)

@@ -1,0 +1,45 @@
+"""What a committed checkpoint holds, read without Spark: files, restore, decode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.types import parse_struct
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
+from state_backend.state.entries import read_entries
+from state_backend.values.records import Record
+
+
+def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Key (for maps: key and user key) -> fields of the value, of one state. ``root`` is the pipeline's folder."""
+    storage = open_storage(str(root))
+    descriptor = next(d for d in record.content.states if d.name == name)
+    version = descriptor.versions[-1]
+    schema = parse_struct(version.value)
+    codec = RowCodec(name, schema, version.version)
+    keys = KeyCodec(parse_struct(record.content.key_schema))
+    user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
+    found = {}
+    for ref in record.content.shards:
+        manifest = manifest_of(ref, storage)
+        directory = work / f"{name}-{record.id}-{ref.shard}"
+        restored = restore_shard(manifest.key_groups, [manifest], storage, directory, EngineOptions())
+        with restored.store as store:
+            for entry in read_entries(store, descriptor, keys, user_keys):
+                found[entry.key + (entry.user_key or ())] = dict(
+                    zip(schema.names, codec.decode(entry.row), strict=True)
+                )
+    return found
+
+
+def read_output(root: Path, record: Record) -> list[dict[str, Any]]:
+    """The rows that a checkpoint's interval put out, file by file."""
+    return [row for f in record.content.outputs for row in pq.read_table(root / f.handle.path).to_pylist()]

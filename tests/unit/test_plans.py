@@ -1,0 +1,140 @@
+"""The pure decisions of snapshot, restore and states, as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state_backend.restore import check_whole, plan_restore
+from state_backend.snapshot import INLINE_FILE_BYTES, plan_snapshot
+from state_backend.state.plan_states import plan_states
+from state_backend.values.errors import InvariantViolated, StateSchemaError, StateUnusable, UsageError
+from state_backend.values.handles import Handle
+from state_backend.values.key_groups import KeyGroupRange, check_parallelism, range_of, shard_of
+from state_backend.values.records import LocalFile, ShardManifest
+from tests.support.shards import descriptor, struct
+
+BIG = INLINE_FILE_BYTES + 1
+
+
+def shared(name: str, size_bytes: int = BIG) -> LocalFile:
+    return LocalFile(name=name, handle=Handle(path=f"shared/base/0-0-{name}", size_bytes=size_bytes, crc32c=1))
+
+
+def manifest(first: int, last: int) -> ShardManifest:
+    owned = KeyGroupRange(first=first, last=last)
+    return ShardManifest(shard=first, key_groups=owned, files=(), inline_files=(), key_group_states=())
+
+
+@given(st.integers(1, 300), st.data())
+def test_every_key_group_belongs_to_one_shard(max_parallelism: int, data: st.DataObject) -> None:
+    """F68: ranges are contiguous, cover everything once, differ in size by at most one, and agree with ``shard_of``."""
+    parallelism = data.draw(st.integers(1, max_parallelism))
+    ranges = [range_of(shard, parallelism, max_parallelism) for shard in range(parallelism)]
+    check_whole([manifest(r.first, r.last) for r in ranges], max_parallelism)
+    assert max(len(r) for r in ranges) - min(len(r) for r in ranges) <= 1
+    for shard, owned in enumerate(ranges):
+        for key_group in range(owned.first, owned.last + 1):
+            assert shard_of(key_group, parallelism, max_parallelism) == shard
+
+
+@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(0, 1), (2, 1), (1, 32_769), (-1, 4)])
+def test_impossible_parallelism_is_refused(parallelism: int, max_parallelism: int) -> None:
+    with pytest.raises(UsageError, match="1 <= parallelism <= max_parallelism <= 32768"):
+        check_parallelism(parallelism, max_parallelism)
+
+
+def test_only_files_of_the_opened_base_are_shared() -> None:
+    """F1, F37: a file is new unless this very store was opened from one of that name."""
+    plan = plan_snapshot(
+        {"1.sst": BIG, "2.sst": BIG, "3.sst": 10}, [shared("1.sst")], full=False, inline_budget_bytes=100
+    )
+    assert (plan.shared, plan.inline, plan.upload) == ((shared("1.sst"),), ("3.sst",), ("2.sst",))
+
+
+def test_full_shares_nothing() -> None:
+    plan = plan_snapshot({"1.sst": BIG}, [shared("1.sst")], full=True, inline_budget_bytes=100)
+    assert (plan.shared, plan.upload) == ((), ("1.sst",))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "budget", "inline"),
+    [
+        ({"a": INLINE_FILE_BYTES}, 10**6, ("a",)),
+        ({"a": BIG}, 10**6, ()),
+        ({"a": 60, "b": 60}, 100, ("a",)),
+        ({"a": 60, "b": 40, "c": 1}, 100, ("a", "b")),
+        ({"a": 1}, 0, ()),
+    ],
+)
+def test_small_files_are_inlined_within_the_budget(sizes: dict[str, int], budget: int, inline: tuple[str, ...]) -> None:
+    """F66: below, at and above the threshold."""
+    plan = plan_snapshot(sizes, [], full=False, inline_budget_bytes=budget)
+    assert plan.inline == inline
+    assert set(plan.inline) | set(plan.upload) == set(sizes)
+
+
+def test_a_shared_file_of_another_size_is_a_bug() -> None:
+    """S18: a name that stands for other bytes than the base's must never be shared."""
+    with pytest.raises(InvariantViolated, match=r"1\.sst"):
+        plan_snapshot({"1.sst": BIG + 1}, [shared("1.sst")], full=False, inline_budget_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "opened"), [((3, 6), (4, 7)), ((5, 12), (8, 12)), ((4, 11), (4, 7)), ((3, 12), (8, 12))]
+)
+def test_the_best_handle_is_opened(target: tuple[int, int], opened: tuple[int, int]) -> None:
+    """F70, with Flink's golden cases: most of the range first; of equals, the one of which the larger part is wanted."""
+    handles = [manifest(0, 3), manifest(4, 7), manifest(8, 12)]
+    plan = plan_restore(KeyGroupRange(first=target[0], last=target[1]), handles)
+    assert plan.first is not None
+    assert (plan.first.key_groups.first, plan.first.key_groups.last) == opened
+    wanted = KeyGroupRange(first=target[0], last=target[1])
+    assert {m.key_groups.first for m in plan.others} == {
+        m.key_groups.first for m in handles if m is not plan.first and m.key_groups.intersect(wanted)
+    }
+
+
+def test_one_handle_is_clipped_only_if_it_holds_more() -> None:
+    assert plan_restore(KeyGroupRange(first=0, last=3), [manifest(0, 3)]).clip is False
+    assert plan_restore(KeyGroupRange(first=1, last=3), [manifest(0, 3)]).clip is True
+    assert plan_restore(KeyGroupRange(first=0, last=7), [manifest(0, 3), manifest(4, 7)]).clip is False
+    assert plan_restore(KeyGroupRange(first=0, last=3), []).first is None
+
+
+@pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (5, 7)], [(0, 4), (4, 7)], [(1, 7)]])
+def test_shards_that_leave_out_or_repeat_key_groups_are_refused(ranges: list[tuple[int, int]]) -> None:
+    with pytest.raises(StateUnusable):
+        check_whole([manifest(*r) for r in ranges], 8)
+
+
+def test_states_keep_their_ids() -> None:
+    """S39: a state that is added gets a new id; an expiry may change."""
+    recorded = [descriptor("a", "value", 1), descriptor("b", "map", 7)]
+    declared = [descriptor("c", "list", 1), descriptor("b", "map", 2, ttl_ms=5), descriptor("a", "value", 3)]
+    planned = plan_states("p", recorded, declared)
+    assert [(d.name, d.state_id, d.ttl_ms) for d in planned] == [("a", 1, None), ("b", 7, 5), ("c", 8, None)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ([], "holds the state a, which the processor does not declare"),
+        ([descriptor("a", "list", 1)], "its kind is 'list' now, but 'value'"),
+        (
+            [
+                replace(
+                    descriptor("a", "value", 1),
+                    versions=(replace(descriptor("a", "value", 1).versions[0], value=struct(("n", "string"))),),
+                )
+            ],
+            r"its value schema is \(n string\) now, but \(n long, s string\)",
+        ),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(declared: list[object], says: str) -> None:
+    with pytest.raises(StateSchemaError, match=says):
+        plan_states("p", [descriptor("a", "value", 1)], declared)  # type: ignore[arg-type]
