@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ def spark() -> Iterator[SparkSession]:
     """An in-process Spark with two cores."""
     from jobs.spark import connect
 
+    # Its connections are closed when Python ends, after pytest has taken the log's stream away.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     session = connect("local[2]", "cairn tests")
     yield session
     session.stop()

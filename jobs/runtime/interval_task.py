@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
@@ -34,7 +34,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
-from state_backend.restore import RestoredShard, restore_shard
+from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import (
@@ -124,12 +124,17 @@ class IntervalTask:
         clock = _StopWatch()
         with work_folder(f"{self.pipeline}-{shard}-") as work:
             with clock.phase("restore"):
-                manifests = [manifest_of(ref, storage) for ref in self.base]
+                manifests = [manifest_of(ref, storage) for ref in self._overlapping(owned)]
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine)
             try:
-                return self._process(batches, shard, task, owned, manifests, restored, storage, work, clock)
+                return self._process(batches, shard, task, owned, restored, storage, work, clock)
             finally:
                 restored.store.close()
+
+    def _overlapping(self, owned: KeyGroupRange) -> list[ShardRef]:
+        """The shards of the base that hold some of these key groups, told without reading the manifests of the others."""
+        count = len(self.base)
+        return [ref for ref in self.base if range_of(ref.shard, count, self.max_parallelism).intersect(owned)]
 
     def _process(
         self,
@@ -137,7 +142,6 @@ class IntervalTask:
         shard: int,
         task: int,
         owned: KeyGroupRange,
-        base: list[ShardManifest],
         restored: RestoredShard,
         storage: Storage,
         work: Path,
@@ -163,7 +167,7 @@ class IntervalTask:
             runner.fire_timers()
             runner.close()
             state.expire()
-        same_layout = len(base) == self.parallelism and all(m.key_groups == owned for m in base if m.shard == shard)
+        same_layout = len(self.base) == self.parallelism
         manifest: ShardManifest | None = None
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
@@ -217,6 +221,7 @@ class IntervalTask:
         storage = open_storage(self.root)
         previous = {ref.shard: ref for ref in self.base}
         manifests = [ack.manifest or manifest_of(previous[ack.shard], storage) for ack in acks]
+        check_whole(manifests, self.max_parallelism)
         outputs = tuple(ack.output for ack in acks if ack.output is not None)
         content = Content(
             kind="interval",
@@ -302,17 +307,16 @@ class _RowRunner:
         self._handle.state = HandleState.INITIALIZED
 
     def process(self, rows: KeyedInput) -> None:
-        state, add, handler, timer_values = (
-            self._state,
-            self._output.add,
-            self._processor.handleInputRows,
-            self._timer_values,
-        )
+        set_key, add = self._state.set_key, self._output.add
+        handler, timer_values = self._processor.handleInputRows, self._timer_values
         for segment, key_rows in rows:
-            state.set_key(segment.key_group, segment.encoded_key)
-            with self._user_code("handleInputRows", segment.key):
+            set_key(segment.key_group, segment.encoded_key)
+            # Not by ``_user_code``: a context manager for every key costs more than the key's state.
+            try:
                 for row in _iterable(handler(segment.key, key_rows, timer_values), "handleInputRows"):
                     add(row)
+            except Exception as error:
+                self._raise("handleInputRows", segment.key, error)
         self._handle.state = HandleState.DATA_PROCESSED
 
     def fire_timers(self) -> None:
@@ -337,18 +341,21 @@ class _RowRunner:
 
     @contextmanager
     def _user_code(self, call: str, key: Any) -> Iterator[None]:
-        """Names key and interval in what user code raises; the original traceback comes along."""
         try:
             yield
-        except (InvariantViolated, StateUnusable, RetryableError):
-            raise  # the engine's, not the user's
         except Exception as error:
-            where = f"{call}, key {tuple(key)!r}" if key is not None else call
-            what = str(error) if isinstance(error, CairnError) else f"{type(error).__name__}: {error}"
-            raised = ProcessorError(f"{where}, interval {self._interval}: {what}")
-            # As a note, since Spark passes on neither causes nor the frames of what it takes for its own.
-            raised.add_note(textwrap.indent(user_traceback(error), "  "))
-            raise raised from error
+            self._raise(call, key, error)
+
+    def _raise(self, call: str, key: Any, error: Exception) -> NoReturn:
+        """Names key and interval in what user code raised; its traceback comes along. The engine's own errors pass."""
+        if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
+            raise error
+        where = f"{call}, key {tuple(key)!r}" if key is not None else call
+        what = str(error) if isinstance(error, CairnError) else f"{type(error).__name__}: {error}"
+        raised = ProcessorError(f"{where}, interval {self._interval}: {what}")
+        # As a note, since Spark passes on neither causes nor the frames of what it takes for its own.
+        raised.add_note(textwrap.indent(user_traceback(error), "  "))
+        raise raised from error
 
 
 def _iterable(rows: Any, call: str) -> Any:

@@ -195,6 +195,8 @@ def test_interrupts_do_not_abandon_running_transfers(
     """F9: interrupted five times while files are on their way, it still waits for them, then cleans up."""
     handles = [slow.create(path, local.read_bytes()) for path, local in files]
     main = threading.get_ident()
+    # PySpark, if a test before this one used it, has put a handler of its own in the place of Python's.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         while slow.running < 2:
@@ -212,6 +214,7 @@ def test_interrupts_do_not_abandon_running_transfers(
     assert slow.running == 0
     assert list((tmp_path / "out").iterdir()) == []
     interrupter.join()
+    signal.signal(signal.SIGINT, before)
 
 
 def test_no_parallelism_is_refused() -> None:
