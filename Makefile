@@ -18,7 +18,7 @@ setup: java $(VENV)/.ready  ## the Python environment and a Java runtime, if the
 
 $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-	  echo "Cairn needs Python 3.11, and found $$("$(BASE_PYTHON)" --version 2>&1 || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	  echo "Cairn needs Python 3.11, and found $$("$(BASE_PYTHON)" --version 2>&1 | head -n 1 | grep . || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "setting up $(VENV): a minute or two the first time"
 	@"$(BASE_PYTHON)" -m venv --clear $(VENV)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
