@@ -90,7 +90,7 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     say(f"starting Spark Connect ({spark.url}) and Airflow ({airflow.client.url}); logs: {_short(DATA / 'logs')}")
     spark.start()
     airflow.start()
-    land_flights(days, env)
+    land_flights(env)
     spark.wait_until_ready()
     say("Spark Connect is ready")
     airflow.wait_until_ready()
@@ -129,14 +129,13 @@ def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[s
 # --- before ---------------------------------------------------------------------------------------------------------------
 
 
-def land_flights(days: int, env: dict[str, str]) -> None:
-    """Writes the input files, one per day."""
+def land_flights(env: dict[str, str]) -> None:
+    """Writes the input files, one per day: the whole year, so that a person can go on in the UI where the demo ended."""
     command = [sys.executable, "-m", "jobs.pipelines.land_flights", "--to", str(FLIGHTS)]
-    command += ["--from", FIRST_DAY.date().isoformat(), "--days", str(days)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the flights could not be written:\n{done.stdout}{done.stderr}")
-    say(f"{days} days of flights are in {_short(FLIGHTS)}")
+    say(f"the flights of 2013, a file for each day, are in {_short(FLIGHTS)}")
 
 
 def prepare(client: AirflowClient, last_day: datetime) -> None:
