@@ -30,7 +30,9 @@ _RUNTIME = (
     "jobs.pipeline",
     "jobs.run_interval",
     "jobs.driver",
-    "jobs.cli",
+    "jobs.savepoint",
+    "jobs.spark",
+    "jobs.validate",
     "state_backend",
     "cairn_operators",
 )

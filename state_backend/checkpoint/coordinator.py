@@ -197,9 +197,10 @@ class Coordinator:
     def _delete_own(self, now: Log, content: Content) -> None:
         """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
         referenced = {h.path for h in self._referenced(now)}
-        for handle in self._files(content):
-            if paths.attempt_of(handle.path) == content.attempt and handle.path not in referenced:
-                self._storage.delete(handle.path)
+        files = {h.path for h in self._files(content, gone_before=True)}
+        own = {path for path in files if paths.attempt_of(path) == content.attempt}
+        for path in _manifests_last(own - referenced):
+            self._storage.delete(path)
         self._storage.delete(paths.prepared(content.attempt))
 
     # --- publish --------------------------------------------------------------------------------------------------------------
@@ -258,8 +259,7 @@ class Coordinator:
             if isinstance(entry, Record):
                 doomed |= {h.path for h in self._state_files(entry.content, gone_before=True)}
                 doomed.add(paths.prepared(entry.content.attempt))
-            # Manifests last: they name the others, should this stop half-way.
-            for path in sorted(doomed - needed, key=lambda p: (p.endswith(".manifest"), p)):
+            for path in _manifests_last(doomed - needed):
                 deleted += self._storage.delete(path)
             tombstone = tombstone_of(entry) if isinstance(entry, Record) else entry
             if entry.id not in current:
@@ -283,12 +283,12 @@ class Coordinator:
         for _, outputs in now.current_outputs().values():
             yield from (o.handle for o in outputs)
 
-    def _files(self, content: Content) -> Iterable[Handle]:
-        yield from self._state_files(content)
+    def _files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
+        yield from self._state_files(content, gone_before=gone_before)
         yield from (o.handle for o in content.outputs)
 
     def _state_files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
-        """Shared files and manifests of a checkpoint. ``gone_before``: a clean-up that stopped half-way may have deleted a
+        """Shared files and manifests of a checkpoint. ``gone_before``: a deletion that stopped half-way may have taken a
         manifest, after all that it names. Anywhere else a lost manifest hides what is needed, so nothing may be deleted."""
         for ref in content.shards:
             if ref.manifest is not None:
@@ -332,6 +332,11 @@ class Coordinator:
             self._storage.create(paths.quarantine(checkpoint_id), record_codec.encode(mark))
         except AlreadyExists:
             log.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
+
+
+def _manifests_last(doomed: set[str]) -> list[str]:
+    """The order to delete in: a manifest names the others, should this stop half-way."""
+    return sorted(doomed, key=lambda path: (path.endswith(".manifest"), path))
 
 
 def tombstone_of(record: Record) -> Tombstone:

@@ -694,3 +694,19 @@ def test_an_adopted_tombstone_is_not_given_the_losers_content() -> None:
     except CairnError:
         return
     assert (result.id, result.record) == (2, None)
+
+
+@pytest.mark.parametrize("gone", [[], ["manifest"], ["manifest", "sst"]])
+def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: list[str]) -> None:
+    """F53: the manifest names the attempt's other files, so it goes last; ``gone`` is what a try that crashed had deleted."""
+    folder = Folder(inline=False)
+    folder.run(day(1), "a1")
+    folder.prepare(day(2), "loser", run=run("other", 0, 1))
+    folder.run(day(2), "winner")
+    assert sst("loser") in folder.paths()
+    for suffix in gone:
+        folder.storage.delete(sst("loser") if suffix == "sst" else paths.shared("loser", 0, 0, 0, "manifest"))
+    with pytest.raises(Fenced):
+        folder.coordinator.commit("loser")
+    left = {p for p in folder.paths() if "loser" in p}
+    assert left == ({sst("loser")} if gone == ["manifest"] else set())
