@@ -102,6 +102,6 @@ def seed_of(state_name: str) -> int:
 
 
 def entry_hash(seed: int, rest: bytes, entry: bytes) -> int:
-    """64-bit hash of one entry. ``rest`` is its key without key group and state id, so that the sum over all entries
+    """XXH64 of one entry. ``rest`` is its key without key group and state id, so that the sum over all entries
     survives a new max parallelism. Timers hash their key and expiry, with an empty entry."""
-    return xxhash.xxh3_64_intdigest(rest + entry, seed)
+    return xxhash.xxh64_intdigest(rest + entry, seed)

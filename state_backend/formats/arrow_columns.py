@@ -1,0 +1,307 @@
+"""Arrow columns, checked against the types of a schema, and the way between them and NumPy's view of their bytes.
+
+    boolean              bool               byte short integer long   int8 int16 int32 int64
+    float double         float32 float64    decimal(p,s)              decimal128(p,s)
+    string | binary      string | binary    date                      date32
+    timestamp            timestamp[us, UTC] timestamp_ntz             timestamp[us]
+    array | map | struct list | map | struct of the same
+
+Like ``to_physical``, what checks is strict: what can't be read back as a Python value (a year beyond 9999) is refused here,
+before it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.formats.types import (
+    INTEGER_BITS,
+    MAX_LONG_DIGITS,
+    ArrayType,
+    AtomicType,
+    Convert,
+    DataType,
+    DecimalType,
+    Field,
+    MapType,
+    StructType,
+    UnsupportedType,
+)
+from state_backend.values.errors import StateSchemaError, StateTypeError
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+_ATOMIC = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_DTYPES = {"boolean": "?", "float": "<f4", "double": "<f8", "date": "<i4", "timestamp": "<i8", "timestamp_ntz": "<i8"}
+_DTYPES |= {name: f"<i{bits // 8}" for name, bits in INTEGER_BITS.items()}
+_EPOCH = datetime(1970, 1, 1)
+_US = timedelta(microseconds=1)
+_TIMES_US = ((datetime.min - _EPOCH) // _US, (datetime.max - _EPOCH) // _US)
+_RANGES = {
+    "date": ((date.min - _EPOCH.date()).days, (date.max - _EPOCH.date()).days),
+    "timestamp": _TIMES_US,
+    "timestamp_ntz": _TIMES_US,
+}
+
+
+# --- types -----------------------------------------------------------------------------------------------------------------
+
+
+def arrow_type(data_type: DataType) -> pa.DataType:
+    match data_type:
+        case AtomicType(name):
+            return _ATOMIC[name]
+        case DecimalType(precision, scale):
+            return pa.decimal128(precision, scale)
+        case ArrayType(element, contains_null):
+            return pa.list_(pa.field("element", arrow_type(element), contains_null))
+        case MapType(key, value, contains_null):
+            return pa.map_(arrow_type(key), pa.field("value", arrow_type(value), contains_null))
+        case StructType(fields):
+            return pa.struct([arrow_field(f) for f in fields])
+        case UnsupportedType():
+            raise StateSchemaError(f"{data_type} can't be stored: {data_type.why}")
+
+
+def arrow_field(field: Field) -> pa.Field:
+    return pa.field(field.name, arrow_type(field.type), field.nullable)
+
+
+def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
+    """Of the physical values of a type that a row holds in a fixed width, little-endian; None for other types."""
+    if isinstance(data_type, DecimalType):
+        return np.dtype("<i8") if data_type.precision <= MAX_LONG_DIGITS else None
+    code = _DTYPES.get(data_type.name) if isinstance(data_type, AtomicType) else None
+    return np.dtype(code) if code else None
+
+
+def _fits(found: pa.DataType, expected: DataType) -> bool:
+    """Every value of ``found`` has an equal one in ``expected``; nulls and ranges are looked at elsewhere."""
+    if pa.types.is_dictionary(found):
+        return _fits(found.value_type, expected)
+    if pa.types.is_null(found):
+        return True
+    match expected:
+        case AtomicType(name) if name in INTEGER_BITS:
+            wanted = _ATOMIC[name]
+            return found == wanted or bool(pa.types.is_integer(found) and found.bit_width < wanted.bit_width)
+        case AtomicType("timestamp"):
+            # The zone is one of display: Spark sends the session's.
+            return bool(pa.types.is_timestamp(found) and found.unit == "us" and found.tz)
+        case AtomicType("string" | "binary" as name):
+            return found in (_ATOMIC[name], pa.large_string() if name == "string" else pa.large_binary())
+        case ArrayType():
+            return bool(pa.types.is_list(found) or pa.types.is_large_list(found)) and _fits(
+                found.value_type, expected.element
+            )
+        case MapType():
+            return (
+                bool(pa.types.is_map(found))
+                and _fits(found.key_type, expected.key)
+                and _fits(found.item_type, expected.value)
+            )
+        case StructType(fields):
+            return (
+                bool(pa.types.is_struct(found))
+                and tuple(f.name for f in found) == expected.names
+                and all(_fits(f.type, e.type) for f, e in zip(found, fields, strict=True))
+            )
+    return bool(found == arrow_type(expected))
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------------
+
+
+def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
+    """The column in one piece and of ``arrow_type(field.type)``, or, where that is nested, of a type that fits it.
+
+    Dictionaries, the large string and binary types, narrower integers, another time zone and an all-null column are cast.
+    ``StateTypeError``, which begins with ``owner`` ("state 'x' field 'a'"), for another type, for a null in a field that is
+    not nullable, and for what ``check_values`` refuses.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    found, wanted = column.type, arrow_type(field.type)
+    if found != wanted:
+        if not _fits(found, field.type):
+            raise StateTypeError(
+                f"{owner}: expected {field.type} (Arrow {wanted}), found Arrow {found}; cast the column"
+            )
+        if pa.types.is_dictionary(found):
+            column = column.dictionary_decode()
+        if isinstance(field.type, AtomicType | DecimalType) or pa.types.is_null(found):
+            column = column.cast(wanted)
+    if not field.nullable and column.null_count:
+        row = int(np.flatnonzero(~valid_rows(column))[0])
+        raise StateTypeError(f"{owner}: expected {field.type}, found null in row {row} (the field is not nullable)")
+    try:
+        check_values(column, field.type)
+    except ValueError as error:
+        raise StateTypeError(f"{owner}: expected {field.type}, found a value out of range: {error}") from error
+    return column
+
+
+def check_values(column: pa.Array, data_type: DataType) -> None:
+    """``ValueError`` for non-null values that Arrow can hold but the type can't: a date or timestamp outside the years 1 ..
+    9999, a decimal of too many digits, a string that is not UTF-8. Nested types are not looked into."""
+    if isinstance(data_type, DecimalType) or data_type == AtomicType("string"):
+        column.validate(full=True)
+    elif isinstance(data_type, AtomicType) and len(column) and (bounds := _RANGES.get(data_type.name)):
+        values = fixed_values(column, data_type)
+        low, high = int(values.min()), int(values.max())
+        if low < bounds[0] or bounds[1] < high:
+            raise ValueError(f"{low if low < bounds[0] else high} is not in {bounds[0]} .. {bounds[1]}")
+
+
+# --- Arrow -> NumPy --------------------------------------------------------------------------------------------------------
+
+
+def valid_rows(column: pa.Array) -> Mask:
+    mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def fixed_values(column: pa.Array, data_type: DataType) -> Array:
+    """The physical values as (n,) of ``dtype_of(data_type)``, or for wider decimals as (n, 2) uint64, low half first. Null is 0."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    if isinstance(data_type, DecimalType):
+        values = _buffer(column, np.dtype(("<u8", 2)))
+    else:
+        dtype = dtype_of(data_type)
+        assert dtype is not None
+        values = _buffer(column, dtype)
+    if column.null_count:
+        values = values.copy()
+        values[~valid_rows(column)] = 0
+    if values.ndim == 2 and dtype_of(data_type) is not None:
+        values = np.ascontiguousarray(values[:, 0]).view("<i8")
+    return values
+
+
+def _buffer(column: pa.Array, dtype: np.dtype[Any]) -> Array:
+    data = column.buffers()[1]
+    if data is None or not len(column):
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype, len(column), column.offset * dtype.itemsize)
+
+
+def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Of a string or binary column: offsets, one more than there are rows, into the bytes."""
+    _, offsets, data = column.buffers()
+    if not len(column):
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
+    views = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4)
+    return views, np.frombuffer(data or b"", np.uint8)
+
+
+# --- NumPy -> Arrow --------------------------------------------------------------------------------------------------------
+
+
+def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.Array:
+    """The inverse of ``fixed_values``: null where ``nulls`` is True."""
+    wanted, count = arrow_type(data_type), len(values)
+    if pa.types.is_boolean(wanted):
+        values = np.packbits(values, bitorder="little")
+    elif isinstance(data_type, DecimalType) and values.ndim == 1:
+        values = np.stack((values, values >> 63), axis=1)
+    validity = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+    return pa.Array.from_buffers(wanted, count, [validity, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
+    """``ArrowInvalid`` from 2 GiB on, where the offsets of Arrow's plain binary type end."""
+    return pa.Array.from_buffers(
+        pa.binary(), len(offsets) - 1, [None, pa.array(offsets).cast(pa.int32()).buffers()[1], data]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A piece of every row that has one width: (n,) values in the bytes of their dtype, or () for all rows the same. Rows where
+    ``keep`` is False lack it."""
+
+    values: Array | np.void
+    keep: Mask | None = None
+
+
+def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
+    """Row by row the pieces one behind the other; arrays are binary and without null. Neighbouring fixed pieces are packed by
+    NumPy as one structured array, the rest is joined by Arrow."""
+    joined: list[pa.Array] = []
+    for is_fixed, run in groupby(pieces, lambda piece: isinstance(piece, Fixed)):
+        neighbours = list(run)
+        joined += [_packed(count, neighbours)] if is_fixed else neighbours
+    return joined[0] if len(joined) == 1 else pc.binary_join_element_wise(*joined, b"")
+
+
+def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
+    dtype = np.dtype([(str(i), piece.values.dtype) for i, piece in enumerate(pieces)])
+    packed = np.empty(count, dtype)
+    for i, piece in enumerate(pieces):
+        packed[str(i)] = piece.values
+    if all(piece.keep is None for piece in pieces):
+        return binary_column(np.arange(count + 1) * dtype.itemsize, pa.py_buffer(packed))
+    every = np.ones(count, np.bool_)
+    keeps = np.stack([every if piece.keep is None else piece.keep for piece in pieces], axis=1)
+    kept = np.repeat(keeps, [piece.values.dtype.itemsize for piece in pieces], axis=1)
+    offsets = np.concatenate(([0], np.cumsum(kept.sum(axis=1))))
+    return binary_column(offsets, pa.py_buffer(packed.view(np.uint8).reshape(kept.shape)[kept]))
+
+
+# --- values of nested types ------------------------------------------------------------------------------------------------
+
+
+def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
+    """``encode`` of every value, one by one; it sees what ``to_physical`` takes (structs as tuples, maps as dicts), or None.
+    ``StateTypeError`` also for a map that has a key twice and for a time that Python can't hold."""
+    convert = _from_arrow(field.type)
+    try:
+        return pa.array([encode(None if v is None else convert(v)) for v in column.to_pylist()], pa.binary())
+    except (ValueError, OverflowError) as error:
+        raise StateTypeError(f"{owner}: expected {field.type}, found a value out of range: {error}") from error
+
+
+def _from_arrow(data_type: DataType) -> Convert:
+    """From what ``to_pylist`` gives: dicts for structs, lists of pairs for maps."""
+    match data_type:
+        case ArrayType(element):
+            item = _from_arrow(element)
+            return lambda items: [None if i is None else item(i) for i in items]
+        case StructType(fields):
+            converts = [(f.name, _from_arrow(f.type)) for f in fields]
+            return lambda row: tuple(None if (v := row[name]) is None else convert(v) for name, convert in converts)
+        case MapType(key_type, value_type):
+            key, value = _from_arrow(key_type), _from_arrow(value_type)
+
+            def from_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+                entries = {key(k): None if v is None else value(v) for k, v in pairs}
+                if len(entries) < len(pairs):
+                    raise ValueError("a map has a key twice")
+                return entries
+
+            return from_pairs
+    return lambda value: value

@@ -1,0 +1,382 @@
+"""The columnar formats against their scalar twins: equal bytes, equal hashes, equal refusals."""
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from state_backend.formats.arrow_columns import arrow_type
+from state_backend.formats.hash_columns import xxh64
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.row_columns import RowColumns
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import (
+    CorruptFile,
+    InvariantViolated,
+    KeyTypeError,
+    StateSchemaError,
+    StateTypeError,
+)
+from tests.property.test_codecs import all_types, array, atomic, key_types, mapping, same, struct, structs, values
+
+laws = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+
+
+def tables(types):
+    """(schema, up to six rows of it)"""
+    return structs(types).flatmap(
+        lambda json: st.tuples(
+            st.just(parse_struct(json)),
+            st.lists(st.tuples(*(values(f["type"], f["nullable"]) for f in json["fields"])), max_size=6),
+        )
+    )
+
+
+def column(data, items, data_type):
+    """As one array, a slice of a longer one, or in chunks; strings also as Spark may send them."""
+    wanted = arrow_type(data_type)
+    drawn = data.draw(st.sampled_from(["plain", "slice", "chunks", "large", "dictionary"]))
+    if drawn == "chunks":
+        cut = data.draw(st.integers(0, len(items)))
+        return pa.chunked_array([pa.array(items[:cut], wanted), pa.array(items[cut:], wanted)])
+    if drawn == "slice":
+        before = data.draw(st.integers(0, 9))
+        around = [items[i % len(items)] for i in range(before)] if items else []
+        return pa.array([*around, *items, *around], wanted).slice(len(around), len(items))
+    if drawn == "large" and wanted == pa.string():
+        return pa.array(items, pa.large_string())
+    if drawn == "dictionary" and wanted in (pa.string(), pa.int64()):
+        return pa.array(items, wanted).dictionary_encode()
+    return pa.array(items, wanted)
+
+
+def columns(data, rows, schema):
+    return [column(data, [row[i] for row in rows], f.type) for i, f in enumerate(schema.fields)]
+
+
+def table_of(columns, schema, count):
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return pa.table(columns, names=schema.names)
+
+
+def schema_of(*types, nullable=True):
+    return parse_struct(struct(types, [nullable] * len(types)))
+
+
+def one(data_type, *items):
+    """The Arrow type of a Spark type's name, as an array."""
+    return pa.array(items, arrow_type(schema_of(data_type).fields[0].type))
+
+
+# --- hashes -----------------------------------------------------------------------------------------------------------------
+
+
+def digests(rows, seed):
+    return [xxhash.xxh64_intdigest(row, seed) for row in rows]
+
+
+@pytest.mark.parametrize("block", [range(start, start + 50) for start in range(0, 300, 50)], ids=str)
+def test_hashes_of_rows_of_one_length(block, monkeypatch):
+    # So that every length is hashed by NumPy, and in more than one block.
+    monkeypatch.setattr("state_backend.formats.hash_columns._MIN_ROWS", np.ones(513))
+    monkeypatch.setattr("state_backend.formats.hash_columns._BLOCK_ROWS", 7)
+    random = np.random.default_rng(block.start)
+    for length in block:
+        rows = [random.bytes(length) for _ in range(10)]
+        seed = int(random.integers(0, 2**64, dtype=np.uint64))
+        found = xxh64(pa.array([b"before", *rows, b"behind"], pa.binary())[1:-1], seed)
+        assert found.dtype == np.uint64
+        assert found.tolist() == digests(rows, seed)
+
+
+@laws
+@given(st.lists(st.binary(max_size=100), max_size=20), st.integers(0, 2**64 - 1), st.integers(0, 3))
+def test_hashes_of_rows_of_many_lengths(rows, seed, before):
+    assert xxh64(pa.array([*[b"x"] * before, *rows], pa.binary())[before:], seed).tolist() == digests(rows, seed)
+
+
+@pytest.mark.parametrize("lengths", [[16], [16, 40], [3, 40, 600], [0, 1]], ids=str)
+def test_hashes_of_many_rows(lengths):
+    random = np.random.default_rng(0)
+    rows = [random.bytes(int(length)) for length in random.choice(lengths, 3000)]
+    assert xxh64(pa.array(rows, pa.binary()), 2**64 - 1).tolist() == digests(rows, 2**64 - 1)
+
+
+def test_null_has_no_hash():
+    with pytest.raises(InvariantViolated, match="1 of 2 rows"):
+        xxh64(pa.array([b"", None], pa.binary()), 0)
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------------
+
+
+@laws
+@given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.data())
+def test_keys_have_the_bytes_of_the_codec(drawn, data):
+    schema, rows = drawn
+    codec = KeyCodec(schema)
+    found = KeyColumns(schema).encode(columns(data, rows, schema))
+    assert found.type == pa.binary()
+    assert found.to_pylist() == [codec.encode(row) for row in rows]
+
+
+def test_many_keys():
+    """Floats that are equal but for their bytes, zero bytes, nulls, and all widths, in batches that NumPy's loops unroll."""
+    schema = schema_of("double", "float", "string", "binary", "decimal(38,0)", "timestamp", "boolean", "byte")
+    random = np.random.default_rng(0)
+    special = [0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 5e-324, -1.5]
+    rows = [
+        (
+            special[i % 8],
+            special[i // 8 % 8],
+            "a\0b"[: i % 4],
+            random.bytes(i % 5) + b"\0\1\xff"[: i % 4],
+            Decimal((-1) ** i * 7 ** (i % 45)),
+            datetime(1, 1, 1 + i % 28, tzinfo=UTC),
+            i % 3 == 0,
+            i % 256 - 128,
+        )
+        for i in range(1000)
+    ]
+    rows = [tuple(None if random.random() < 0.1 else value for value in row) for row in rows]
+    arrays = [pa.array([row[i] for row in rows], arrow_type(f.type)) for i, f in enumerate(schema.fields)]
+    codec = KeyCodec(schema)
+    assert KeyColumns(schema).encode(arrays).to_pylist() == [codec.encode(row) for row in rows]
+
+
+def test_keys_take_what_has_an_equal_value():
+    encode = KeyColumns(schema_of("long", "timestamp", "string")).encode
+    at = datetime(2024, 5, 1, 12, tzinfo=UTC)
+    plain = encode([one("long", 7, None), one("timestamp", at, None), one("string", "a", None)])
+    zoned = pa.array([at, None], pa.timestamp("us", "Asia/Tokyo"))
+    text = pa.array(["a", None], pa.large_string())
+    assert encode([pa.array([7, None], pa.uint32()), zoned, text]).equals(plain)
+    assert encode([pa.array([7, None], pa.int8()), zoned, text.dictionary_encode()]).equals(plain)
+    nulls = encode([pa.nulls(2), pa.nulls(2), pa.nulls(2)])
+    assert nulls.to_pylist() == [b"\0\0\0"] * 2
+
+
+@pytest.mark.parametrize(
+    "data_type, array, says",
+    [
+        (
+            "long",
+            pa.array([1.0]),
+            r"key column 'c0': expected bigint \(Arrow int64\), found Arrow double; cast the column",
+        ),
+        ("integer", pa.array([1]), "found Arrow int64"),
+        ("long", pa.array([1], pa.uint64()), "found Arrow uint64"),
+        ("string", pa.array([b"a"]), "found Arrow binary"),
+        ("timestamp", pa.array([0], pa.timestamp("us")), r"found Arrow timestamp\[us\]"),
+        ("timestamp", pa.array([0], pa.timestamp("ms", "UTC")), r"found Arrow timestamp\[ms, tz=UTC\]"),
+        ("timestamp_ntz", pa.array([0], pa.timestamp("us", "UTC")), r"found Arrow timestamp\[us, tz=UTC\]"),
+        ("decimal(9,2)", pa.array([Decimal("1.23")], pa.decimal128(9, 3)), r"found Arrow decimal128\(9, 3\)"),
+        (array("long"), pa.array([["a"]]), "found Arrow list"),
+        (struct(["long"]), pa.array([{"c1": 1}]), "found Arrow struct"),
+        ("date", pa.array([2**31 - 1], pa.int32()).cast(pa.date32()), "out of range: 2147483647 is not in -719162"),
+        ("timestamp", pa.array([-(2**62)], pa.timestamp("us", "UTC")), "out of range: -4611686018427387904"),
+        (array("date"), pa.array([[-(2**31)]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())), "out of range"),
+        (
+            "string",
+            pa.array([b"\xff"]).view(pa.string()),
+            "'c0': expected string, found a value out of range: Invalid UTF8",
+        ),
+        (
+            "decimal(3,0)",
+            pa.Array.from_buffers(pa.decimal128(3, 0), 1, pa.array([Decimal(1000)], pa.decimal128(4, 0)).buffers()),
+            "1000 does not fit in precision",
+        ),
+    ],
+    ids=str,
+)
+def test_misfits_are_refused(data_type, array, says):
+    schema = schema_of(data_type)
+    with pytest.raises(StateTypeError, match=says):
+        KeyColumns(schema).encode([array])
+    with pytest.raises(StateTypeError, match=says.replace("key column", "state 'x' field")):
+        RowColumns("x", schema, 1).encode(pa.table([array], names=["c0"]))
+
+
+def test_keys_of_the_wrong_shape_are_refused():
+    encode = KeyColumns(schema_of("long", "string", nullable=False), what="user key").encode
+    with pytest.raises(StateTypeError, match=r"user key: has 2 columns \(c0, c1\), found 1"):
+        encode([one("long", 1)])
+    with pytest.raises(StateTypeError, match="user key: its columns have 1, 2 rows"):
+        encode([one("long", 1), one("string", "", "")])
+    with pytest.raises(StateTypeError, match=r"user key column 'c1': expected string, found null in row 1 \(the field"):
+        encode([one("long", 1, 2), one("string", "", None)])
+    with pytest.raises(KeyTypeError, match="key column 'c0'"):
+        KeyColumns(schema_of(mapping("long", "long", True)))
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------------
+
+
+def python_rows(batch, schema, count):
+    """As ``RowCodec.decode`` gives them, through the values of single-field rows of the codec's own kind."""
+    names = schema.names
+    arrays = {name: batch.column(name).to_pylist() for name in names}
+    return [tuple(plain(f.type.to_json(), arrays[f.name][i]) for f in schema.fields) for i in range(count)]
+
+
+def plain(of, value):
+    """A value of Arrow as the codec would give it."""
+    if value is None:
+        return None
+    if isinstance(of, dict):
+        if of["type"] == "array":
+            return [plain(of["elementType"], item) for item in value]
+        if of["type"] == "map":
+            return {plain(of["keyType"], k): plain(of["valueType"], v) for k, v in value}
+        return tuple(plain(f["type"], value[f["name"]]) for f in of["fields"])
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
+
+
+@laws
+@given(tables(all_types | atomic), st.integers(0, 255), st.data())
+def test_rows_have_the_bytes_of_the_codec(drawn, version, data):
+    schema, rows = drawn
+    codec, twin = RowCodec("x", schema, version), RowColumns("x", schema, version)
+    table = table_of(columns(data, rows, schema), schema, len(rows))
+    encoded = twin.encode(table)
+    assert encoded.type == pa.binary()
+    assert encoded.to_pylist() == [codec.encode(row) for row in rows]
+    decoded = twin.decode(encoded)
+    assert decoded.schema == twin.arrow_schema and decoded.num_rows == len(rows)
+    decoded.validate(full=True)
+    assert same(python_rows(decoded, schema, len(rows)), list(map(tuple, rows)))
+    assert twin.encode(decoded).equals(encoded)
+
+
+@laws
+@given(tables(all_types | atomic), st.data())
+def test_rows_that_are_absent_have_only_nulls(drawn, data):
+    schema, rows = drawn
+    codec, twin = RowCodec("x", schema, 1), RowColumns("x", schema, 1)
+    stored = [None if data.draw(st.booleans()) else codec.encode(row) for row in rows]
+    found = twin.decode(pa.array([b"before", *stored], pa.binary())[1:])
+    absent = (None,) * len(schema.fields)
+    expected = [absent if raw is None else tuple(row) for raw, row in zip(stored, rows, strict=True)]
+    assert same(python_rows(found, schema, len(rows)), expected)
+
+
+@laws
+@given(tables(all_types | atomic).filter(lambda drawn: drawn[1]), st.data())
+def test_damaged_rows_are_refused_as_by_the_codec(drawn, data):
+    schema, rows = drawn
+    codec, twin = RowCodec("x", schema, 1), RowColumns("x", schema, 1)
+    stored = [codec.encode(row) for row in rows]
+    at = data.draw(st.integers(0, len(stored) - 1))
+    damaged = bytearray(stored[at])
+    match data.draw(st.sampled_from(["cut", "flip", "append"])):
+        case "cut":
+            del damaged[data.draw(st.integers(0, len(damaged) - 1)) :]
+        case "flip":
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        case "append":
+            damaged += data.draw(st.binary(min_size=1, max_size=20))
+    stored[at] = bytes(damaged)
+    try:
+        expected = [codec.decode(row) for row in stored]
+    except CorruptFile as error:
+        with pytest.raises(CorruptFile) as raised:
+            twin.decode(pa.array(stored, pa.binary()))
+        assert str(raised.value) == str(error)
+    else:
+        assert same(python_rows(twin.decode(pa.array(stored, pa.binary())), schema, len(rows)), expected)
+
+
+def test_many_rows():
+    schema = schema_of(
+        "string", "long", "boolean", "decimal(38,2)", "binary", "decimal(18,0)", "date", "double", "byte"
+    )
+    random = np.random.default_rng(0)
+    rows = [
+        (
+            "é" * (i % 7),
+            i << i % 50,
+            i % 2 == 0,
+            Decimal((-1) ** i * 7 ** (i % 45)).scaleb(-2),
+            random.bytes(i % 300),
+            Decimal((-1) ** i * i),
+            date.fromordinal(1 + i),
+            i / 3,
+            i % 128,
+        )
+        for i in range(1000)
+    ]
+    codec, twin = RowCodec("x", schema, 1), RowColumns("x", schema, 1)
+    for row_set in (rows, [tuple(None if random.random() < 0.1 else value for value in row) for row in rows]):
+        arrays = [pa.array([row[i] for row in row_set], t) for i, t in enumerate(twin.arrow_schema.types)]
+        encoded = twin.encode(pa.table(arrays, schema=twin.arrow_schema))
+        assert encoded.to_pylist() == [codec.encode(row) for row in row_set]
+        assert python_rows(twin.decode(encoded), schema, 1000) == row_set
+
+
+def test_the_arrow_schema():
+    types = ["boolean", "byte", "short", "integer", "long", "float", "double", "string", "binary", "date"]
+    types += ["timestamp", "timestamp_ntz", "decimal(9,2)"]
+    found = RowColumns("x", parse_struct(struct(types, [False])), 1).arrow_schema
+    assert found.types == [
+        *[pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string()],
+        *[pa.binary(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.decimal128(9, 2)],
+    ]
+    assert [f.nullable for f in found] == [False] + [True] * 12
+
+
+def test_columns_are_matched_by_name():
+    twin = RowColumns("x", schema_of("long", "string"), 1)
+    right = pa.table({"c0": [1], "c1": ["a"]})
+    assert twin.encode(right.select(["c1", "c0"])).equals(twin.encode(right))
+    assert twin.encode(right.to_batches()[0]).equals(twin.encode(right))
+
+
+@pytest.mark.parametrize(
+    "table, says",
+    [
+        (pa.table({"c0": [1]}), "state 'x': has the fields c0, c1; found c0"),
+        (pa.table({"c0": [1], "c1": ["a"], "c2": [1]}), "found c0, c1, c2"),
+        (pa.table([[1], ["a"], ["a"]], names=["c0", "c1", "c1"]), "found c0, c1, c1"),
+        (
+            pa.table({"c0": [1, 2, None], "c1": ["a"] * 3}),
+            "field 'c0': expected bigint, found null in row 2 .the field is not",
+        ),
+        (pa.table({"c0": pa.nulls(1), "c1": ["a"]}), "field 'c0': expected bigint, found null in row 0"),
+    ],
+    ids=str,
+)
+def test_tables_of_another_shape_are_refused(table, says):
+    with pytest.raises(StateTypeError, match=says):
+        RowColumns("x", parse_struct(struct(["long", "string"], [False])), 1).encode(table)
+
+
+def test_values_inside_nested_types_are_checked():
+    twin = RowColumns("x", schema_of(mapping(struct(["long"]), array("timestamp", False), True)), 1)
+    keyed = pa.map_(pa.struct({"c0": pa.int64()}), pa.list_(pa.timestamp("us", "Asia/Tokyo")))
+    at = datetime(2024, 5, 1, tzinfo=UTC)
+
+    def encode(*pairs):
+        return twin.encode(pa.table({"c0": pa.array([pairs], keyed)})).to_pylist()
+
+    codec = RowCodec("x", twin.schema, 1)
+    assert encode(({"c0": 1}, [at]), ({"c0": 2}, None)) == [codec.encode(({(1,): [at], (2,): None},))]
+    with pytest.raises(StateTypeError, match=r"state 'x' field 'c0': .*a map has a key twice"):
+        encode(({"c0": 1}, [at]), ({"c0": 1}, [at]))
+    with pytest.raises(StateTypeError, match=r"field 'c0.value\[0\]': expected timestamp, found NoneType"):
+        encode(({"c0": 1}, [None]))
+
+
+def test_what_the_codec_refuses_to_store():
+    with pytest.raises(StateSchemaError, match="interval"):
+        RowColumns("x", schema_of("interval day"), 1)
+    with pytest.raises(StateSchemaError, match="256"):
+        RowColumns("x", schema_of("long"), 256)
