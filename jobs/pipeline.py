@@ -33,10 +33,16 @@ class Pipeline:
         position has ``counts.rows``, it must be the number of rows that reach the processor.
     key: column names; rows with equal values, nulls included, share state.
     processor: a PySpark ``StatefulProcessor`` class, unmodified.
-    api: which of its interfaces the processor implements: "row", "pandas" or "arrow".
+    api: which interface the processor implements: "row" (PySpark rows), "pandas" (DataFrames), or "arrow" (the tables of
+        many keys; ``jobs.arrow_processor``).
     output_schema: DDL of the rows that the processor yields.
     time_mode: "none", "processing" (the clock is the interval's end) or "event".
-    order_by: the rows of one key arrive sorted by these columns, then by all others, so their order is always the same.
+    event_time, watermark_delay, watermark: for "event": the timestamp column; how far behind the newest event a row may be;
+        and whether the watermark follows the events seen ("observed": Spark's rule) or the interval's end ("interval").
+    order_by: the rows of one key arrive sorted by these columns (default: the event time), then by all others, so their
+        order is always the same.
+    initial_state: ``(spark) -> DataFrame`` with the key columns and what ``handleInitialState`` is to get; used in the
+        interval that starts at ``start``, and only there.
     parallelism, max_parallelism: shards now, and key groups for ever.
     sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
@@ -54,6 +60,7 @@ class Pipeline:
     watermark_delay: timedelta | None = None
     watermark: Literal["observed", "interval"] = "observed"
     order_by: Sequence[str] = ()
+    initial_state: Callable[[SparkSession], DataFrame] | None = None
     parallelism: int = 2
     max_parallelism: int = 128
     sink: Sink | None = None
@@ -68,10 +75,34 @@ class Pipeline:
             raise UsageError(
                 f"pipeline {self.name!r}: key must name one or more different columns, not {list(self.key)!r}"
             )
-        if self.api != "row":
-            raise UsageError(f"pipeline {self.name!r}: api={self.api!r} is not built yet; use 'row'")
-        if self.time_mode == "event":
-            raise UsageError(f"pipeline {self.name!r}: time_mode='event' is not built yet; use 'processing' or 'none'")
+        for name, value, known in (
+            ("api", self.api, ("row", "pandas", "arrow")),
+            ("time_mode", self.time_mode, ("none", "processing", "event")),
+            ("watermark", self.watermark, ("observed", "interval")),
+        ):
+            if value not in known:
+                raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
+        if self.api == "arrow" and self.initial_state is not None:
+            raise UsageError(f"pipeline {self.name!r}: initial_state needs api='row' or 'pandas'")
+        self._check_event_time()
+
+    def _check_event_time(self) -> None:
+        given = {"event_time": self.event_time, "watermark_delay": self.watermark_delay}
+        if self.time_mode != "event":
+            useless = [name for name, value in given.items() if value is not None]
+            if useless:
+                raise UsageError(
+                    f"pipeline {self.name!r}: {' and '.join(useless)} needs time_mode='event', not {self.time_mode!r}"
+                )
+            return
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise UsageError(
+                f"pipeline {self.name!r}: time_mode='event' needs {' and '.join(missing)}, as in "
+                "event_time='ts', watermark_delay=timedelta(hours=1)"
+            )
+        if self.watermark_delay is not None and self.watermark_delay < timedelta(0):
+            raise UsageError(f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, less than nothing")
 
     def sink_hook(self, spark: SparkSession | None, root_url: str) -> Callable[[Record], None] | None:
         """The sink as the coordinator calls it, with one record."""

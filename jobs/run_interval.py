@@ -9,23 +9,25 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from jobs.pipeline import Interval, Pipeline
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
-from jobs.runtime.processor_handle import DeclaringHandle
+from jobs.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from jobs.runtime.routing import key_schema_of, route
 from jobs.runtime.shipping import code_hash, ship
+from jobs.runtime.watermark import EventTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.state.plan_states import plan_states
+from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import to_ms
-from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
+from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,7 +106,9 @@ def process_interval(
     rows, position = _read(spark, pipeline, interval)
     key_schema = key_schema_of(rows.schema, pipeline.key, pipeline.name)
     output_schema = parse_ddl(spark, pipeline.output_schema)
-    states = _plan_states(spark, pipeline, base)
+    event_time = _event_time(pipeline, rows.schema, base)
+    initial = _initial_state(spark, pipeline, key_schema) if base is None else None
+    plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     _check_unchanged(pipeline, base, key_schema)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
@@ -122,11 +126,19 @@ def process_interval(
         mode=mode,
         parallelism=pipeline.parallelism,
         max_parallelism=pipeline.max_parallelism,
+        api=pipeline.api,
         key_schema=key_schema.jsonValue(),
         input_schema=rows.schema.jsonValue(),
+        initial_schema=initial.schema.jsonValue() if initial is not None else None,
         output_schema=output_schema.jsonValue(),
-        states=states,
-        time=LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None),
+        states=plan.states,
+        dropped=plan.dropped,
+        time=LogicalTime(
+            mode=pipeline.time_mode,
+            processing_time_ms=interval.end_ms,
+            watermark_ms=event_time.base_ms if event_time is not None else None,
+        ),
+        event_time=event_time,
         source_position=position,
         code_hash=code_hash(pipeline.processor),
         processor=pipeline.processor,
@@ -136,8 +148,9 @@ def process_interval(
     routed = route(
         spark,
         rows,
+        initial,
         key=pipeline.key,
-        order_by=pipeline.order_by,
+        order_by=pipeline.order_by or ([event_time.column] if event_time is not None else []),
         parallelism=pipeline.parallelism,
         max_parallelism=pipeline.max_parallelism,
     )
@@ -186,8 +199,46 @@ def _read(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[
     return rows, position
 
 
-def _plan_states(spark: SparkSession, pipeline: Pipeline, base: Content | None) -> tuple[StateDescriptor, ...]:
-    handle = DeclaringHandle(lambda ddl: parse_ddl(spark, ddl), pipeline.time_mode)
+def _event_time(pipeline: Pipeline, schema: StructType, base: Content | None) -> EventTime | None:
+    column, delay = pipeline.event_time, pipeline.watermark_delay
+    if pipeline.time_mode != "event" or column is None or delay is None:
+        return None
+    if column not in schema.names or not isinstance(schema[column].dataType, TimestampType | TimestampNTZType):
+        found = schema[column].dataType.simpleString() if column in schema.names else "no such column"
+        raise SourceError(
+            f"pipeline {pipeline.name!r}: event_time={column!r} must be a timestamp column of the input; found {found}"
+        )
+    return EventTime(
+        column=column,
+        delay_ms=delay // timedelta(milliseconds=1),
+        rule=pipeline.watermark,
+        base_ms=base.time.watermark_ms if base is not None else None,
+    )
+
+
+def _initial_state(spark: SparkSession, pipeline: Pipeline, key_schema: StructType) -> DataFrame | None:
+    if pipeline.initial_state is None:
+        return None
+    initial = pipeline.initial_state(spark)
+    initial_key = key_schema_of(initial.schema, pipeline.key, f"{pipeline.name}, initial state")
+    if _types(initial_key.jsonValue()) != _types(key_schema.jsonValue()):
+        raise SourceError(
+            f"pipeline {pipeline.name!r}: the initial state's key is {initial_key.simpleString()}, the input's "
+            f"{key_schema.simpleString()}; cast one of them"
+        )
+    return initial
+
+
+def _plan_states(
+    spark: SparkSession, pipeline: Pipeline, base: Content | None, key_schema: StructType, input_schema: StructType
+) -> StatePlan:
+    def parse(ddl: str) -> StructType:
+        return parse_ddl(spark, ddl)
+
+    if pipeline.api == "arrow":
+        handle: DeclaringHandle = ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema)
+    else:
+        handle = DeclaringHandle(parse, pipeline.time_mode)
     try:
         processor = pipeline.processor()
         processor.init(handle)
@@ -198,7 +249,17 @@ def _plan_states(spark: SparkSession, pipeline: Pipeline, base: Content | None) 
         raise ProcessorError(
             f"{pipeline.processor.__name__}.init on the driver: {type(error).__name__}: {error}"
         ) from error
-    return plan_states(pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()))
+    plan = plan_states(
+        pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted
+    )
+    for warning in plan.warnings:
+        log.warning("%s: %s", pipeline.name, warning)
+    if plan.undeclared:
+        log.warning(
+            "%s: no longer declared, but kept: %s; deleteIfExists in init() drops a state",
+            *(pipeline.name, ", ".join(plan.undeclared)),
+        )
+    return plan
 
 
 def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType) -> None:

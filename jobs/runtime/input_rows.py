@@ -1,4 +1,4 @@
-"""The routed Arrow batches of one shard, as keys with their rows.
+"""The input of one shard as keys with their rows, for the row and the pandas API.
 
 A batch is one round: its keys' state is prefetched when it is read. A key's rows may go on in the next batch; its handler
 sees one lazy iterator all the same, and what it does not read is skipped.
@@ -6,10 +6,12 @@ sees one lazy iterator all the same, and what it does not read is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import (
     ArrayType,
@@ -21,109 +23,121 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from jobs.runtime.input_batches import InputBatches
 from jobs.runtime.processor_handle import row_maker
-from jobs.runtime.routing import INPUT, TICK
+from jobs.runtime.routing import INITIAL, INPUT
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import InvariantViolated
-from state_backend.values.key_groups import KeyGroupRange
 
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive rows ``start .. end-1`` of one key in one batch."""
-
-    key_group: int
-    key: tuple[object, ...]
-    encoded_key: bytes
-    start: int
-    end: int
+# (struct column of a batch) -> (start, end) -> what the handler iterates over for these rows.
+Slices = Callable[[int, int], Iterable[Any]]
+SlicesOf = Callable[[pa.StructArray], Slices]
 
 
 class KeyedInput:
-    """Iterates ``(key, encoded key, key group, rows)``; the rows of a key must be used before the next key is asked for."""
+    """Iterates ``(kind, key group, key, encoded key, items)``, by key group, key and kind; the items of one must be used
+    before the next is asked for. ``keys`` counts the keys that had input."""
 
     def __init__(
         self,
-        batches: Iterator[pa.RecordBatch],
+        batches: InputBatches,
         key_codec: KeyCodec,
-        schema: StructType,
+        slices_of: dict[int, SlicesOf],
         state: ShardState,
-        owned: KeyGroupRange,
     ) -> None:
-        self.input_rows = 0
         self.keys = 0
-        self.ticks = 0
-        self._batches = batches
+        self._batches = iter(batches)
         self._key_codec = key_codec
-        self._to_rows = rows_converter(schema)
+        self._slices_of = slices_of
         self._state = state
-        self._owned = owned
-        self._segments: list[Segment] = []
-        self._rows: list[Row] = []
+        # (kind, key group, key, encoded key, start, end): consecutive rows of one key and kind in the current batch.
+        self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
+        self._slices: dict[int, Slices] = {}
         self._at = 0
 
-    def __iter__(self) -> Iterator[tuple[Segment, Iterator[Row]]]:
+    def __iter__(self) -> Iterator[tuple[int, int, tuple[Any, ...], bytes, Iterator[Any]]]:
         while self._at < len(self._segments) or self._load():
-            self.keys += 1
-            segment = self._segments[self._at]
-            rows = self._rows_of(segment)
-            yield segment, rows
-            for _ in rows:
+            while self._at < len(self._segments) - 1:
+                kind, key_group, key, encoded_key, start, end = self._segments[self._at]
+                self._at += 1
+                self.keys += kind == INPUT
+                yield kind, key_group, key, encoded_key, iter(self._slices[kind](start, end))
+            # The last one of a batch may go on in the next.
+            kind, key_group, key, encoded_key, start, end = self._segments[self._at]
+            self.keys += kind == INPUT
+            items = self._across_batches(kind, encoded_key)
+            yield kind, key_group, key, encoded_key, items
+            for _ in items:
                 pass
 
-    def _rows_of(self, segment: Segment) -> Iterator[Row]:
-        encoded_key = segment.encoded_key
+    def _across_batches(self, kind: int, encoded_key: bytes) -> Iterator[Any]:
         while True:
+            *_, start, end = self._segments[self._at]
             self._at += 1
-            yield from self._rows[segment.start : segment.end]
+            yield from self._slices[kind](start, end)
             if self._at < len(self._segments) or not self._load():
                 return
-            segment = self._segments[0]
-            if segment.encoded_key != encoded_key:
+            if (self._segments[0][0], self._segments[0][3]) != (kind, encoded_key):
                 return
 
     def _load(self) -> bool:
-        """Makes the next batch with rows current; False at the end."""
-        for batch in self._batches:
-            self._state.flush()
-            kinds = batch.column("__kind").to_numpy()
-            self.ticks += int((kinds == TICK).sum())
-            if not (kinds == INPUT).any():
-                continue
-            inputs = batch.filter(pa.array(kinds == INPUT)) if (kinds != INPUT).any() else batch
-            self.input_rows += inputs.num_rows
-            self._segments = self._split(inputs)
-            self._rows = self._to_rows(inputs.column("__input"))
-            self._at = 0
-            self._state.prefetch([(s.key_group, s.encoded_key) for s in self._segments])
-            return True
+        """Makes the next batch current; False at the end."""
+        batch = next(self._batches, None)
         self._state.flush()
-        self._segments, self._rows, self._at = [], [], 0
-        return False
+        self._at = 0
+        if batch is None:
+            self._segments, self._slices = [], {}
+            return False
+        self._segments = self._split(batch)
+        kinds = {segment[0] for segment in self._segments}
+        self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
+        self._state.prefetch([(segment[1], segment[3]) for segment in self._segments])
+        return True
 
-    def _split(self, batch: pa.RecordBatch) -> list[Segment]:
-        groups = batch.column("__key_group").to_pylist()
-        keys = list(zip(*[_plain(column).to_pylist() for column in batch.column("__key").flatten()], strict=True))
-        if not (groups[0] in self._owned and groups[-1] in self._owned):
-            raise InvariantViolated(
-                f"rows of key groups {groups[0]} .. {groups[-1]} reached the shard of {self._owned}"
+    def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
+        keys = batch.column("__key").flatten()
+        encode = self._key_codec.encode
+        encoded = pa.array(map(encode, zip(*[plain(c).to_pylist() for c in keys], strict=True)), pa.binary())
+        kinds = batch.column("__kind").to_numpy()
+        starts = starts_of(encoded, kinds)
+        ends = [*starts[1:].tolist(), len(encoded)]
+        if len(starts) < len(encoded):
+            keys = [column.take(pa.array(starts)) for column in keys]
+            encoded = encoded.take(pa.array(starts))
+        return list(
+            zip(
+                kinds[starts].tolist(),
+                batch.column("__key_group").to_numpy()[starts].tolist(),
+                zip(*[plain(column).to_pylist() for column in keys], strict=True),
+                encoded.to_pylist(),
+                starts.tolist(),
+                ends,
+                strict=True,
             )
-        segments: list[Segment] = []
-        start, key, encoded = 0, keys[0], self._key_codec.encode(keys[0])
-        for at in range(1, len(keys)):
-            if keys[at] != key:
-                # NaN is unequal to itself, but encodes to one key.
-                next_encoded = self._key_codec.encode(keys[at])
-                if next_encoded != encoded:
-                    segments.append(Segment(groups[start], key, encoded, start, at))
-                    start, encoded = at, next_encoded
-                key = keys[at]
-        segments.append(Segment(groups[start], key, encoded, start, len(keys)))
-        return segments
+        )
 
 
-def rows_converter(schema: StructType) -> Callable[[pa.StructArray], list[Row]]:
+_COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
+
+
+def starts_of(encoded: pa.Array, kinds: Any) -> Any:
+    """Positions at which another key or kind begins; the first one is 0."""
+    changed = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False) | (kinds[1:] != kinds[:-1])
+    return np.concatenate([[0], np.flatnonzero(changed) + 1])
+
+
+def row_slices(schema: StructType) -> SlicesOf:
+    """For the row API: PySpark rows."""
+    convert = _rows_converter(schema)
+
+    def slices_of(column: pa.StructArray) -> Slices:
+        rows = convert(column)
+        return lambda start, end: rows[start:end]
+
+    return slices_of
+
+
+def _rows_converter(schema: StructType) -> Callable[[pa.StructArray], list[Row]]:
     """A function from a struct column to PySpark rows, with the Python types that PySpark gives. Flat schemas take a path
     by columns; nested ones PySpark's own conversion."""
     names = tuple(schema.names)
@@ -138,7 +152,7 @@ def rows_converter(schema: StructType) -> Callable[[pa.StructArray], list[Row]]:
 
     def convert(column: pa.StructArray) -> list[Row]:
         columns = [
-            (_plain(values) if has_zone else values).to_pylist()
+            (plain(values) if has_zone else values).to_pylist()
             for values, has_zone in zip(column.flatten(), zoned, strict=True)
         ]
         return [make(values) for values in zip(*columns, strict=True)]
@@ -146,7 +160,7 @@ def rows_converter(schema: StructType) -> Callable[[pa.StructArray], list[Row]]:
     return convert
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def plain(column: pa.Array) -> pa.Array:
     """Instants as naive UTC, as PySpark gives them in a UTC session."""
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         return column.cast(pa.timestamp("us"))

@@ -10,22 +10,28 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import textwrap
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
-from jobs.runtime.input_rows import KeyedInput
+from jobs.runtime.arrow_runner import ArrowRunner
+from jobs.runtime.input_batches import InputBatches
+from jobs.runtime.input_rows import KeyedInput, row_slices
+from jobs.runtime.keyed_runner import KeyedRunner
+from jobs.runtime.output_file import LocalParquet
 from jobs.runtime.output_rows import OutputRows
-from jobs.runtime.processor_handle import HandleState, ProcessorHandle, row_maker
+from jobs.runtime.pandas_frames import OutputFrames, frame_slices
+from jobs.runtime.routing import INITIAL, INPUT
+from jobs.runtime.user_code import UserCode
+from jobs.runtime.watermark import EventTime
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -37,14 +43,7 @@ from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import (
-    CairnError,
-    InvariantViolated,
-    ProcessorError,
-    RetryableError,
-    SourceError,
-    StateUnusable,
-)
+from state_backend.values.errors import InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
@@ -68,12 +67,15 @@ INLINE_MANIFESTS_BYTES = 32 * 1024
 class ShardAck:
     """What a shard did. Manifest None: the shard did not change, and its manifest in the base stays right.
 
-    ``process_us`` etc. are microseconds; ``pid`` is the worker's process.
+    ``late``: the file of its late rows. ``newest_event_us``: the latest event time it saw. ``durations_us`` by phase; ``pid``
+    is the worker's process.
     """
 
     shard: int
     manifest: ShardManifest | None
     output: OutputFile | None
+    late: OutputFile | None
+    newest_event_us: int | None
     input_rows: int
     keys_touched: int
     changed_bytes: int
@@ -88,7 +90,8 @@ class ShardAck:
 class IntervalTask:
     """All that the shards of one attempt need; travels to the workers with the processor by value.
 
-    ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing.
+    ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing. ``dropped`` are states
+    whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
     """
 
     pipeline: str
@@ -104,11 +107,15 @@ class IntervalTask:
     mode: str
     parallelism: int
     max_parallelism: int
+    api: Literal["row", "pandas", "arrow"]
     key_schema: dict[str, Any]
     input_schema: dict[str, Any]
+    initial_schema: dict[str, Any] | None
     output_schema: dict[str, Any]
     states: tuple[StateDescriptor, ...]
+    dropped: tuple[StateDescriptor, ...]
     time: LogicalTime
+    event_time: EventTime | None
     source_position: dict[str, Any]
     code_hash: str
     processor: type
@@ -150,18 +157,20 @@ class IntervalTask:
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
-            descriptors=self.states,
+            # A name that was dropped may be declared anew.
+            descriptors=(*self.dropped, *self.states),
             now_ms=self.time.processing_time_ms,
         )
-        keys = KeyCodec(parse_struct(self.key_schema))
-        rows = KeyedInput(batches, keys, StructType.fromJson(self.input_schema), state, owned)
-        output = OutputRows(StructType.fromJson(self.output_schema), work / "output.parquet")
-        runner = _RowRunner(self, state, keys, output)
+        for descriptor in self.dropped:
+            state.drop(descriptor)
+        output = LocalParquet(_arrow_schema(self.output_schema), work / "output.parquet")
+        late = LocalParquet(_arrow_schema(self.input_schema), work / "late.parquet")
+        inputs = InputBatches(batches, owned, self.event_time, late)
         with clock.phase("process"):
-            runner.process(rows)
-        if rows.ticks != 1:
+            runner, keys = self._run_processor(inputs, state, output)
+        if inputs.ticks != 1:
             raise InvariantViolated(
-                f"shard {shard} got {rows.ticks} ticks: rows were not placed one shard to a partition"
+                f"shard {shard} got {inputs.ticks} ticks: rows were not placed one shard to a partition"
             )
         with clock.phase("timers"):
             runner.fire_timers()
@@ -171,7 +180,10 @@ class IntervalTask:
         manifest: ShardManifest | None = None
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
-            written = output.finish(storage, paths.output(self.interval, self.attempt, shard, task))
+            path = paths.output(self.interval, self.attempt, shard, task)
+            late_path = paths.output(self.interval, self.attempt, shard, task, late=True)
+            output_file = output.finish(storage, path)
+            late_file = late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full":
                 snapshot = take_snapshot(
                     restored.store,
@@ -191,9 +203,11 @@ class IntervalTask:
         return ShardAck(
             shard=shard,
             manifest=manifest,
-            output=written,
-            input_rows=rows.input_rows,
-            keys_touched=rows.keys,
+            output=output_file,
+            late=late_file,
+            newest_event_us=inputs.newest_event_us,
+            input_rows=inputs.input_rows,
+            keys_touched=keys,
             changed_bytes=state.changed_bytes,
             uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
             uploaded_files=snapshot.uploaded_files if snapshot else 0,
@@ -201,6 +215,49 @@ class IntervalTask:
             durations_us=clock.durations_us,
             pid=os.getpid(),
         )
+
+    def _run_processor(
+        self, inputs: InputBatches, state: ShardState, output: LocalParquet
+    ) -> tuple[KeyedRunner | ArrowRunner, int]:
+        """The processor after all input, and how many keys had any."""
+        user_code = UserCode(self.interval)
+        if self.api == "arrow":
+            columnar = ArrowRunner(
+                self.processor,
+                state,
+                StructType.fromJson(self.key_schema),
+                StructType.fromJson(self.input_schema),
+                output,
+                user_code,
+                self._timer_values(self.time.watermark_ms),
+            )
+            columnar.process(inputs)
+            return columnar, columnar.keys
+        slices = frame_slices if self.api == "pandas" else row_slices
+        slices_of = {INPUT: slices(StructType.fromJson(self.input_schema))}
+        if self.initial_schema is not None:
+            slices_of[INITIAL] = slices(StructType.fromJson(self.initial_schema))
+        keys = KeyCodec(parse_struct(self.key_schema))
+        due_ms = self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
+        runner = KeyedRunner(
+            self.processor,
+            state,
+            keys,
+            OutputFrames(output) if self.api == "pandas" else OutputRows(output),
+            user_code,
+            time_mode=self.time.mode,
+            timer_values=self._timer_values(self.time.watermark_ms),
+            expired_values=self._timer_values(due_ms if self.event_time is not None else None),
+            due_ms=due_ms,
+        )
+        rows = KeyedInput(inputs, keys, slices_of, state)
+        runner.process(rows)
+        return runner, rows.keys
+
+    def _timer_values(self, watermark_ms: int | None) -> TimerValues:
+        """As Spark gives them: (-1, -1) without a clock, watermark 0 in processing time and before any event."""
+        timed = self.time.mode != "none"
+        return TimerValues(self.time.processing_time_ms, watermark_ms or 0) if timed else TimerValues(-1, -1)
 
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
@@ -222,7 +279,9 @@ class IntervalTask:
         previous = {ref.shard: ref for ref in self.base}
         manifests = [ack.manifest or manifest_of(previous[ack.shard], storage) for ack in acks]
         check_whole(manifests, self.max_parallelism)
-        outputs = tuple(ack.output for ack in acks if ack.output is not None)
+        outputs = tuple(file for ack in acks for file in (ack.output, ack.late) if file is not None)
+        newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
+        watermark_ms = self.event_time and self.event_time.recorded_ms(self.interval.end_ms, newest_event_us)
         content = Content(
             kind="interval",
             pipeline=self.pipeline,
@@ -236,7 +295,7 @@ class IntervalTask:
             max_parallelism=self.max_parallelism,
             key_schema=self.key_schema,
             states=self.states,
-            time=self.time,
+            time=replace(self.time, watermark_ms=watermark_ms),
             source_position=self.source_position,
             code_hash=self.code_hash,
             totals=self._totals(acks, manifests, outputs),
@@ -286,91 +345,8 @@ class IntervalTask:
         )
 
 
-class _RowRunner:
-    """Drives a processor of the row API over one shard, in Spark's order of calls."""
-
-    def __init__(self, task: IntervalTask, state: ShardState, keys: KeyCodec, output: OutputRows) -> None:
-        self._state = state
-        self._keys = keys
-        self._output = output
-        self._interval = task.interval
-        self._timed = task.time.mode != "none"
-        now_ms, watermark_ms = task.time.processing_time_ms, task.time.watermark_ms
-        # As Spark gives them: (-1, -1) without a clock, watermark 0 in processing time.
-        self._timer_values = TimerValues(now_ms, watermark_ms or 0) if self._timed else TimerValues(-1, -1)
-        self._due_ms = watermark_ms if task.time.mode == "event" else now_ms
-        self._row_key = row_maker(tuple(f["name"] for f in task.key_schema["fields"]))
-        with self._user_code("init", None):
-            self._processor = task.processor()
-            self._handle = ProcessorHandle(state, task.time.mode)
-            self._processor.init(self._handle)
-        self._handle.state = HandleState.INITIALIZED
-
-    def process(self, rows: KeyedInput) -> None:
-        set_key, add = self._state.set_key, self._output.add
-        handler, timer_values = self._processor.handleInputRows, self._timer_values
-        for segment, key_rows in rows:
-            set_key(segment.key_group, segment.encoded_key)
-            # Not by ``_user_code``: a context manager for every key costs more than the key's state.
-            try:
-                for row in _iterable(handler(segment.key, key_rows, timer_values), "handleInputRows"):
-                    add(row)
-            except Exception as error:
-                self._raise("handleInputRows", segment.key, error)
-        self._handle.state = HandleState.DATA_PROCESSED
-
-    def fire_timers(self) -> None:
-        if self._timed and self._due_ms is not None:
-            for due in self._state.due_timers(self._due_ms):
-                key = self._row_key(self._keys.decode(due.key))
-                with self._user_code("handleExpiredTimer", key):
-                    rows = self._processor.handleExpiredTimer(
-                        key=key, timerValues=self._timer_values, expiredTimerInfo=ExpiredTimerInfo(due.expiry_ms)
-                    )
-                    for row in _iterable(rows, "handleExpiredTimer"):
-                        self._output.add(row)
-                self._state.delete_timer(due.expiry_ms)
-        self._handle.state = HandleState.TIMER_PROCESSED
-
-    def close(self) -> None:
-        self._state.set_key(-1, b"")
-        with self._user_code("close", None):
-            self._processor.close()
-        self._handle.state = HandleState.CLOSED
-        self._state.flush()
-
-    @contextmanager
-    def _user_code(self, call: str, key: Any) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._raise(call, key, error)
-
-    def _raise(self, call: str, key: Any, error: Exception) -> NoReturn:
-        """Names key and interval in what user code raised; its traceback comes along. The engine's own errors pass."""
-        if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
-            raise error
-        where = f"{call}, key {tuple(key)!r}" if key is not None else call
-        what = str(error) if isinstance(error, CairnError) else f"{type(error).__name__}: {error}"
-        raised = ProcessorError(f"{where}, interval {self._interval}: {what}")
-        # As a note, since Spark passes on neither causes nor the frames of what it takes for its own.
-        raised.add_note(textwrap.indent(user_traceback(error), "  "))
-        raise raised from error
-
-
-def _iterable(rows: Any, call: str) -> Any:
-    if rows is None:
-        raise TypeError(f"{call} returned None; it must return an iterator of rows, iter([]) for none")
-    return rows
-
-
-def user_traceback(error: Exception) -> str:
-    """The traceback of an error without the runtime's own frames, which begin it."""
-    formatted = traceback.TracebackException.from_exception(error)
-    ours = str(Path(__file__).parent)
-    users = [frame for frame in formatted.stack if not frame.filename.startswith(ours)]
-    formatted.stack[:] = users or formatted.stack[:]
-    return "".join(formatted.format()).rstrip()
+def _arrow_schema(schema: dict[str, Any]) -> pa.Schema:
+    return to_arrow_schema(StructType.fromJson(schema), timezone="UTC", prefers_large_types=False)
 
 
 def _slowest(acks: list[ShardAck]) -> dict[str, int]:

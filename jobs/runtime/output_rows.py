@@ -1,33 +1,26 @@
-"""What a processor yields, as one Parquet file per shard."""
+"""What a processor of the row API yields, as columns."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import Row, StructType
+from pyspark.sql.types import Row
 
-from state_backend.ports.storage import Storage
+from jobs.runtime.output_file import LocalParquet
 from state_backend.values.errors import ProcessorError
-from state_backend.values.records import OutputFile
 
 _ROWS_PER_BATCH = 10_000
 
 
 class OutputRows:
-    """Collects output rows by column and writes them to a local file, then to the storage."""
+    """Collects output rows; the caller writes them by ``flush`` when ``full``, between keys."""
 
-    def __init__(self, schema: StructType, local: Path) -> None:
-        self.rows = 0
-        self._names = list(schema.names)
-        self._arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC", prefers_large_types=False)
-        self._nested = any(pa.types.is_nested(t) for t in self._arrow.types)
-        self._local = local
+    def __init__(self, file: LocalParquet) -> None:
+        self._file = file
+        self._names = list(file.schema.names)
+        self._nested = any(pa.types.is_nested(t) for t in file.schema.types)
         self._pending: list[tuple[Any, ...]] = []
-        self._writer: pq.ParquetWriter | None = None
 
     def add(self, row: Any) -> None:
         """One row; fields are matched by name, a missing one is null, an extra one is dropped."""
@@ -43,41 +36,53 @@ class OutputRows:
                     f"the processor yielded {_short(row)}, which has no field names; use Row(name=value, ...)"
                 ) from None
             self._pending.append(tuple(fields.get(name) for name in self._names))
-        self.rows += 1
-        if len(self._pending) >= _ROWS_PER_BATCH:
-            self._write()
 
-    def _write(self) -> None:
-        columns = [
-            self._array(field, values)
-            for field, values in zip(self._arrow, zip(*self._pending, strict=True), strict=True)
-        ]
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._local, self._arrow, compression="zstd")
-        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._arrow))
-        self._pending.clear()
+    @property
+    def full(self) -> bool:
+        return len(self._pending) >= _ROWS_PER_BATCH
 
-    def _array(self, field: pa.Field, values: Any) -> pa.Array:
-        try:
-            array = pa.array(values, type=field.type)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
-            raise ProcessorError(
-                f"output column {field.name!r} is {field.type}, and a value does not fit: {error}"
-            ) from error
-        if not field.nullable and array.null_count:
-            raise ProcessorError(f"output column {field.name!r} is NOT NULL, but a row has no value for it")
-        return array
-
-    def finish(self, storage: Storage, path: str) -> OutputFile | None:
-        """Uploads what was written; None if there was nothing."""
+    def flush(self) -> None:
+        """Writes what has been collected. ProcessorError names the column and the row that do not fit."""
         if self._pending:
-            self._write()
-        if self._writer is None:
-            return None
-        self._writer.close()
-        return OutputFile(handle=storage.upload(path, self._local), rows=self.rows)
+            columns = zip(*self._pending, strict=True)
+            arrays = [self._column(field, values) for field, values in zip(self._file.schema, columns, strict=True)]
+            self._file.write(pa.RecordBatch.from_arrays(arrays, schema=self._file.schema))
+            self._pending.clear()
+
+    def _column(self, field: pa.Field, values: tuple[Any, ...]) -> pa.Array:
+        try:
+            return column_of(field, values)
+        except ProcessorError:
+            for value, row in zip(values, self._pending, strict=True):
+                try:
+                    column_of(field, [value])
+                except ProcessorError as error:
+                    fields = ", ".join(f"{n}={v!r}" for n, v in zip(self._names, row, strict=True))
+                    raise ProcessorError(f"{error}; the row is ({_cut(fields, 200)})") from error
+            raise
+
+
+def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.Array:
+    """Values as a column of the output; ProcessorError names the column that they do not fit."""
+    try:
+        array = pa.array(values, type=field.type, from_pandas=from_pandas)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ProcessorError(
+            f"output column {field.name!r} is {field.type}, and a value does not fit: {error}"
+        ) from error
+    return no_nulls_if_none_may_be(field, array)
+
+
+def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
+    """The array; ProcessorError if it holds nulls and the column may not."""
+    if not field.nullable and array.null_count:
+        raise ProcessorError(f"output column {field.name!r} is NOT NULL, but a row has no value for it")
+    return array
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return f"a {type(value).__name__}: {text if len(text) <= 80 else text[:77] + '...'}"
+    return f"a {type(value).__name__}: {_cut(repr(value), 80)}"
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."

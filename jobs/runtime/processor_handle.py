@@ -15,6 +15,7 @@ from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
 from state_backend.state import shard_state
+from state_backend.state.value_columns import ValueColumns
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
 
@@ -112,8 +113,8 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         return self._shard.map_state(stateName, RowMapState)
 
     def deleteIfExists(self, stateName: str) -> None:
+        """The driver has planned it already; see ``DeclaringHandle``."""
         _check_state(self.state, "deleteIfExists", HandleState.CREATED)
-        _refuse_delete(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("registerTimer")
@@ -144,6 +145,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self._parse_ddl = parse_ddl
         self._time_mode = time_mode
         self.declared: dict[str, StateDescriptor] = {}
+        self.deleted: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
@@ -157,7 +159,12 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        _refuse_delete(stateName)
+        """The state goes, with all its entries, when the interval runs. It may be declared anew after this call."""
+        if stateName in self.declared:
+            raise StateSchemaError(
+                f"deleteIfExists({stateName!r}) comes after the state was declared in init(); call it before, or drop one"
+            )
+        self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
@@ -169,7 +176,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
         return iter(())
 
-    def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> None:
+    def _declare(self, name: str, kind: StateKind, schema: Any, user_key: Any, ttl_ms: int | None) -> _Declared:
         if not name or name != name.strip() or name == "default" or name.startswith("$"):
             raise StateSchemaError(
                 f"{name!r} can't name a state: not empty, no spaces around it, not 'default', no leading '$'"
@@ -190,11 +197,63 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.declared[name] = StateDescriptor(
             name=name, kind=kind, state_id=len(self.declared) + 1, ttl_ms=ttl_ms or None, versions=(version,)
         )
+        return _Declared(name)
 
     def _schema(self, schema: Any) -> dict[str, Any]:
         struct = schema if isinstance(schema, StructType) else self._parse_ddl(schema)
         value: dict[str, Any] = struct.jsonValue()
         return value
+
+
+class _Declared:
+    """Stands for a state on the driver, where there is no key and no state."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        raise UsageError(
+            f"state {self._name!r} is used outside a key ({method}, in init or close): only the handlers of a key may use state"
+        )
+
+
+class ArrowDeclaringHandle(DeclaringHandle):
+    """The same for the vectorised API, which knows value states only, and needs to know the columns that it will get."""
+
+    def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType) -> None:
+        super().__init__(parse_ddl, time_mode)
+        self.key_schema = key_schema
+        self.input_schema = input_schema
+
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        raise UsageError(f"list state {stateName!r}: {_VALUES_ONLY}")
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
+    ) -> Any:
+        raise UsageError(f"map state {stateName!r}: {_VALUES_ONLY}")
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        raise UsageError(f"registerTimer: {_VALUES_ONLY}")
+
+
+class ArrowHandle:
+    """The handle that a vectorised processor's ``init`` gets in a shard task."""
+
+    def __init__(self, shard: shard_state.ShardState, key_schema: StructType, input_schema: StructType) -> None:
+        self.key_schema = key_schema
+        self.input_schema = input_schema
+        self.states: dict[str, ValueColumns] = {}
+        self._shard = shard
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> None:
+        self.states[stateName] = ValueColumns(self._shard, self._shard.descriptor(stateName, "value"))
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """The driver has planned it already."""
+
+
+_VALUES_ONLY = "api='arrow' has value states only; use api='row' or 'pandas' for lists, maps and timers"
 
 
 def _check_state(state: HandleState, call: str, *allowed: HandleState) -> None:
@@ -204,6 +263,3 @@ def _check_state(state: HandleState, call: str, *allowed: HandleState) -> None:
             f"is {state.value}; it may be {' or '.join(s.value for s in allowed)}"
         )
 
-
-def _refuse_delete(name: str) -> None:
-    raise UsageError(f"deleteIfExists({name!r}) is not built yet; keep declaring the state until it is")

@@ -1,8 +1,9 @@
 """Which row goes to which shard, and in which order: all of it in Spark's JVM.
 
-One DataFrame of ticks and input rows is made:
+One DataFrame of ticks, initial-state rows and input rows is made:
 
     __key_group int | __kind tinyint | __key struct<key columns> | __input struct<source columns>
+                                                        | __initial struct<initial state's columns>, where there is such
 
 A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
 drop or merge it. Rows are placed by ``repartitionById`` and sorted by key group, key, kind, ``order_by`` and then every
@@ -44,6 +45,7 @@ def key_schema_of(schema: StructType, key: Sequence[str], pipeline: str) -> Stru
 def route(
     spark: SparkSession,
     rows: DataFrame,
+    initial: DataFrame | None = None,
     *,
     key: Sequence[str],
     order_by: Sequence[str],
@@ -57,31 +59,43 @@ def route(
         raise UsageError(
             f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
         )
+    keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
+    if initial is not None:
+        keyed.append(_keyed(initial, INITIAL, "__initial", key, max_parallelism))
+    ticks = _tick_rows(spark, parallelism, max_parallelism).withColumn("__kind", F.lit(TICK).cast("tinyint"))
+    for part in keyed:
+        # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL.
+        for field in part.schema.fields:
+            if field.name not in ticks.columns:
+                ticks = ticks.withColumn(field.name, F.lit(None).cast(field.dataType))
+    routed = ticks
+    for part in keyed:
+        routed = routed.unionByName(part, allowMissingColumns=True)
+    return routed.repartitionById(parallelism, _shard(parallelism, max_parallelism)).sortWithinPartitions(
+        F.col("__key_group"),
+        F.col("__key"),
+        F.col("__kind"),
+        *_total_order("__input", schema, [*order_by, *schema.names], key),
+        *(_total_order("__initial", initial.schema, initial.schema.names, key) if initial is not None else ()),
+    )
+
+
+def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
     key_group = F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int")
-    keys = F.struct(*[_column(name) for name in key])
-    inputs = rows.select(
+    return rows.select(
         key_group.alias("__key_group"),
-        F.lit(INPUT).cast("tinyint").alias("__kind"),
-        keys.alias("__key"),
-        F.struct(*[_column(name) for name in schema.names]).alias("__input"),
+        F.lit(kind).cast("tinyint").alias("__kind"),
+        F.struct(*[_column(name) for name in key]).alias("__key"),
+        F.struct(*[_column(name) for name in rows.schema.names]).alias(column),
     )
-    typed_ticks = _tick_rows(spark, parallelism, max_parallelism).select(
-        "__key_group",
-        F.lit(TICK).cast("tinyint").alias("__kind"),
-        F.lit(None).cast(inputs.schema["__key"].dataType).alias("__key"),
-        F.lit(None).cast(inputs.schema["__input"].dataType).alias("__input"),
-    )
-    ordered = list(dict.fromkeys([*order_by, *schema.names]))
-    return (
-        typed_ticks.unionByName(inputs)
-        .repartitionById(parallelism, _shard(parallelism, max_parallelism))
-        .sortWithinPartitions(
-            F.col("__key_group"),
-            F.col("__key"),
-            F.col("__kind"),
-            *[_sortable(F.col("__input").getField(name), schema[name].dataType) for name in ordered if name not in key],
-        )
-    )
+
+
+def _total_order(column: str, schema: StructType, names: Sequence[str], key: Sequence[str]) -> list[Column]:
+    return [
+        _sortable(F.col(column).getField(name), schema[name].dataType)
+        for name in dict.fromkeys(names)
+        if name not in key
+    ]
 
 
 def ticks(spark: SparkSession, *, parallelism: int, max_parallelism: int) -> DataFrame:

@@ -66,6 +66,8 @@ class SavepointTask:
             shard=shard,
             manifest=snapshot.manifest,
             output=None,
+            late=None,
+            newest_event_us=None,
             input_rows=0,
             keys_touched=0,
             changed_bytes=0,

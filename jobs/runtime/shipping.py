@@ -26,6 +26,8 @@ import state_backend
 from state_backend.values.errors import UsageError
 
 _RUNTIME = (
+    "jobs.arrow_processor",
+    "jobs.running_aggregate",
     "jobs.runtime",
     "jobs.pipeline",
     "jobs.run_interval",
@@ -109,11 +111,14 @@ def unship(option: str) -> Any:
 
 @cache
 def runtime_version() -> str:
-    """16 hex digits over the runtime's own sources, as this process imported them (read at first use)."""
+    """16 hex digits over the sources that workers import, as this process found them (read at first use)."""
     digest = hashlib.sha256()
-    roots = [Path(p) for p in (*state_backend.__path__, *(str(Path(j) / "runtime") for j in jobs.__path__))]
-    for root in roots:
-        for file in sorted(root.rglob("*.py")):
+    for root, pattern in (
+        *((path, "**/*.py") for path in state_backend.__path__),
+        *((path, "runtime/**/*.py") for path in jobs.__path__),
+        *((path, "*.py") for path in jobs.__path__),
+    ):
+        for file in sorted(Path(root).glob(pattern)):
             digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -477,6 +477,9 @@ def _from_map(expected: MapType) -> Convert:
     return convert
 
 
+_PANDAS_NULLS = ("NaTType", "NAType")
+
+
 def row_to_physical(expected: StructType) -> Callable[[Any], list[Any]]:
     """A function from a row (tuple, list, Row by position; dict by name) to the list of its physical values."""
     converts = [to_physical(f.type) for f in expected.fields]
@@ -491,6 +494,9 @@ def row_to_physical(expected: StructType) -> Callable[[Any], list[Any]]:
             # The lengths are equal by now; `strict` would cost a sixth of the whole.
             return [None if v is None and n else c(v) for v, n, c in zip(values, nullables, converts)]  # noqa: B905
         except Misfit:
+            # pandas has nulls of its own: not looked for before something did not fit.
+            if any(type(v).__name__ in _PANDAS_NULLS for v in values):
+                return convert([None if type(v).__name__ in _PANDAS_NULLS else v for v in values])
             for name, v, n, c in zip(names, values, nullables, converts, strict=True):
                 try:
                     if v is not None or not n:

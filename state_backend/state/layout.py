@@ -83,8 +83,18 @@ def unpack_positions(data: bytes) -> tuple[int, int]:
     return first, next_
 
 
+def is_positions(data: bytes) -> bool:
+    """Whether a list's positions, and not an entry: positions stay below 2^56, so they begin with a zero byte."""
+    return data[0] == 0
+
+
 def with_expiry(row: bytes, expiry_ms: int) -> bytes:
     return _EXPIRY.pack(EXPIRING, expiry_ms) + row
+
+
+def expiry_key(key_group: int, expiry_ms: int, state_id: int, rest: bytes) -> bytes:
+    """The entry's place in the expiry index."""
+    return prefix(key_group, EXPIRY_INDEX) + pack_time(expiry_ms) + bytes([state_id]) + rest
 
 
 def expiry_of(entry: bytes) -> int | None:

@@ -80,21 +80,22 @@ class ShardState:
 
     def value_state(self, name: str, cls: type[V]) -> V:
         """The value state of that name; its entries are prefetched from now on. ``cls``: ValueState, or a subclass."""
-        state = cls(self, self._descriptor(name, "value"))
+        state = cls(self, self.descriptor(name, "value"))
         self._prefetched.append((state.state_id, b""))
         return state
 
     def list_state(self, name: str, cls: type[L]) -> L:
         """The list state of that name; its positions are prefetched from now on."""
-        state = cls(self, self._descriptor(name, "list"))
+        state = cls(self, self.descriptor(name, "list"))
         self._prefetched.append((state.state_id, layout.LIST_META))
         return state
 
     def map_state(self, name: str, cls: type[M]) -> M:
         """The map state of that name."""
-        return cls(self, self._descriptor(name, "map"))
+        return cls(self, self.descriptor(name, "map"))
 
-    def _descriptor(self, name: str, kind: str) -> StateDescriptor:
+    def descriptor(self, name: str, kind: str) -> StateDescriptor:
+        """What the driver planned for the state; StateSchemaError if there is none of this kind."""
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
@@ -130,6 +131,17 @@ class ShardState:
             self.store.write(sorted(self._dirty.items()))
             self._dirty.clear()
             self._dirty_maps.clear()
+
+    def put_many(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Writes entries, ascending, past the gathered changes: for whoever reads, accounts and indexes by itself."""
+        changes = list(changes)
+        self.changed_bytes += sum(len(k) + len(v or b"") for k, v in changes)
+        self.store.write(changes)
+
+    def account(self, key_group: int, name: str, digest_change: int, count_change: int) -> None:
+        """Adds to what the digest and the entry count of a key group are."""
+        self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
+        self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
         """Counts and digests of the non-empty key groups, ascending."""
@@ -268,6 +280,30 @@ class ShardState:
                 self.flush()
         self._firing = False
         self._registered_while_firing.clear()
+
+    # --- dropping ------------------------------------------------------------------------------------------------------------------------
+
+    def drop(self, descriptor: StateDescriptor) -> None:
+        """Removes all entries of a state. Reads each once, since the digest has to give back what each put in."""
+        seed = layout.seed_of(descriptor.name)
+        self.flush()
+        for key_group in sorted(kg for (kg, name), n in self._counts.items() if name == descriptor.name and n):
+            start = layout.prefix(key_group, descriptor.state_id)
+            end = layout.after(start)
+            assert end is not None
+            change = 0
+            for stored_key, entry in self.store.scan(start, end):
+                self.changed_bytes += len(stored_key)
+                if descriptor.kind == "list" and layout.is_positions(entry):
+                    continue
+                change -= layout.entry_hash(seed, stored_key[3:], entry)
+                if entry[0] == layout.EXPIRING:
+                    self._dirty[self._expiry_key(stored_key, entry)] = None
+                if len(self._dirty) > _FLUSH_ENTRIES:
+                    self.flush()
+            self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name])
+            self.store.delete_range(start, end)
+        self.flush()
 
     # --- expiry --------------------------------------------------------------------------------------------------------------------------
 

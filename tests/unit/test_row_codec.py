@@ -298,7 +298,6 @@ REFUSED = [
     ("date", "2013-01-01", "expected date, found str"),
     ("timestamp", date(2013, 1, 1), "expected timestamp, found date"),
     ("timestamp", 5, "expected timestamp, found int 5"),
-    ("timestamp", pd.NaT, "expected timestamp, found NaTType NaT"),
     ("timestamp", datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "out of range in UTC"),
     ("timestamp_ntz", AT.replace(tzinfo=UTC), r"expected timestamp_ntz, found datetime .*\(it has a time zone\)"),
     (
@@ -321,6 +320,11 @@ REFUSED = [
     (struct(p="long"), (1, 2), r" has 1 field \(p\); got 2 values"),
     ("string", list(range(1000)), r"found list \[0, 1, .{70}\.\.\.$"),
 ]
+
+
+@pytest.mark.parametrize(("of", "null"), [("timestamp", pd.NaT), ("long", pd.NA), ("string", pd.NA)])
+def test_the_nulls_of_pandas_are_null(of, null):
+    assert codec(a=of, b="string").decode(codec(a=of, b="string").encode((null, "x"))) == (None, "x")
 
 
 @pytest.mark.parametrize(("of", "value", "message"), REFUSED)

@@ -1,0 +1,101 @@
+"""Drives a processor of the row or the pandas API over one shard, in Spark's order of calls."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+from jobs.runtime.input_rows import KeyedInput
+from jobs.runtime.processor_handle import HandleState, ProcessorHandle, row_maker
+from jobs.runtime.routing import INITIAL
+from jobs.runtime.user_code import UserCode, iterable
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.state.shard_state import ShardState
+from state_backend.values.records import TimeMode
+
+
+class Output(Protocol):
+    """Takes what handlers yield; written by ``flush``, between keys, when ``full``."""
+
+    @property
+    def full(self) -> bool: ...
+
+    def add(self, item: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class KeyedRunner:
+    """``timer_values`` are for the handlers of rows; ``expired_values`` for those of timers, which fire up to ``due_ms``."""
+
+    def __init__(
+        self,
+        processor: type,
+        state: ShardState,
+        keys: KeyCodec,
+        output: Output,
+        user_code: UserCode,
+        *,
+        time_mode: TimeMode,
+        timer_values: TimerValues,
+        expired_values: TimerValues,
+        due_ms: int,
+    ) -> None:
+        self._state = state
+        self._keys = keys
+        self._output = output
+        self._user_code = user_code
+        self._timed = time_mode != "none"
+        self._timer_values = timer_values
+        self._expired_values = expired_values
+        self._due_ms = due_ms
+        self._row_key = row_maker(keys.schema.names)
+        with user_code.call("init"):
+            self._processor = processor()
+            self._handle = ProcessorHandle(state, time_mode)
+            self._processor.init(self._handle)
+        self._handle.state = HandleState.INITIALIZED
+
+    def process(self, rows: KeyedInput) -> None:
+        set_key, output, add = self._state.set_key, self._output, self._output.add
+        handler, timer_values = self._processor.handleInputRows, self._timer_values
+        for kind, key_group, key, encoded_key, items in rows:
+            set_key(key_group, encoded_key)
+            call = "handleInputRows"
+            try:
+                if kind == INITIAL:
+                    call = "handleInitialState"
+                    for item in items:
+                        self._processor.handleInitialState(key, item, timer_values)
+                else:
+                    for result in iterable(handler(key, items, timer_values), call):
+                        add(result)
+            except Exception as error:
+                self._user_code.failed(call, key, error)
+            if output.full:
+                output.flush()
+        self._handle.state = HandleState.DATA_PROCESSED
+
+    def fire_timers(self) -> None:
+        if self._timed:
+            for due in self._state.due_timers(self._due_ms):
+                key = self._row_key(self._keys.decode(due.key))
+                with self._user_code.call("handleExpiredTimer", key):
+                    results = self._processor.handleExpiredTimer(
+                        key=key, timerValues=self._expired_values, expiredTimerInfo=ExpiredTimerInfo(due.expiry_ms)
+                    )
+                    for result in iterable(results, "handleExpiredTimer"):
+                        self._output.add(result)
+                self._state.delete_timer(due.expiry_ms)
+                if self._output.full:
+                    self._output.flush()
+        self._handle.state = HandleState.TIMER_PROCESSED
+
+    def close(self) -> None:
+        self._state.set_key(-1, b"")
+        with self._user_code.call("close"):
+            self._processor.close()
+        self._handle.state = HandleState.CLOSED
+        self._state.flush()
+        self._output.flush()

@@ -1,0 +1,234 @@
+"""Event time through intervals: watermark, late rows, timers; and state that a pipeline starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import Row
+
+from jobs.pipeline import Interval, Pipeline
+from jobs.run_interval import run_interval
+from jobs.runtime.keyed_output import KeyedOutput
+from jobs.runtime.keyed_state import KeyedState
+from state_backend.values import errors
+from state_backend.values.records import Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+# By start of interval: (user, minutes after START or None, amount).
+HOURS: dict[datetime, list[tuple[str, int | None, int]]] = {}
+
+
+def hour(n: int) -> Interval:
+    return Interval(START + n * HOUR, START + (n + 1) * HOUR)
+
+
+def ms(minutes: float) -> int:
+    return int((START + timedelta(minutes=minutes)).timestamp() * 1000)
+
+
+def read_hours(spark: SparkSession, interval: Interval) -> DataFrame:
+    rows = [(user, m if m is None else START + timedelta(minutes=m), n) for user, m, n in HOURS.get(interval.start, [])]
+    return spark.createDataFrame(rows, "user string, at timestamp, amount long")
+
+
+class Windows(StatefulProcessor):
+    """Sums per user and half hour; a window is emitted when the watermark passes its end."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._sums = handle.getMapState("sums", "ends long", "sum long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.at is None:
+                continue
+            at_ms = int(row.at.replace(tzinfo=UTC).timestamp() * 1000)
+            ends = at_ms - at_ms % 1_800_000 + 1_800_000
+            old = self._sums.getValue((ends,))
+            self._sums.updateValue((ends,), ((old[0] if old else 0) + row.amount,))
+            self._handle.registerTimer(ends)
+        yield Row(user=key[0], what="seen", at=timerValues.getCurrentWatermarkInMs(), sum=None)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        ends = expiredTimerInfo.getExpiryTimeInMs()
+        (total,) = self._sums.getValue((ends,))
+        self._sums.removeKey((ends,))
+        assert timerValues.getCurrentWatermarkInMs() >= ends
+        yield Row(user=key.user, what="window", at=ends, sum=total)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._sums.updateValue((initialState.ends,), (initialState.sum,))
+        self._handle.registerTimer(initialState.ends)
+
+
+WINDOWS = {
+    "name": "windows",
+    "start": START,
+    "source": read_hours,
+    "key": ["user"],
+    "processor": Windows,
+    "output_schema": "user string, what string, at long, sum long",
+    "time_mode": "event",
+    "event_time": "at",
+    "watermark_delay": timedelta(minutes=10),
+    "max_parallelism": 16,
+}
+
+
+def windows(**changes: Any) -> Pipeline:
+    return Pipeline(**{**WINDOWS, **changes})
+
+
+@pytest.fixture(autouse=True)
+def hours() -> Iterator[None]:
+    HOURS.clear()
+    HOURS[hour(0).start] = [("ann", 5, 1), ("ann", 25, 2), ("bob", 50, 4), ("bob", None, 100)]
+    HOURS[hour(1).start] = [("ann", 29, 8), ("ann", 40, 16), ("ann", 45, 32), ("bob", 70, 64)]
+    HOURS[hour(3).start] = [("bob", 200, 128)]
+    yield
+    HOURS.clear()
+
+
+def emitted(spark: SparkSession, root: Path, n: int, *, late: bool = False) -> list[tuple[Any, ...]]:
+    spark.dataSource.register(KeyedOutput)
+    reader = spark.read.format("keyed_output").option("root", str(root)).option("pipeline", "windows")
+    reader = reader.option("start", hour(n).start.isoformat()).option("end", hour(n).end.isoformat())
+    return sorted(tuple(r) for r in reader.option("late", str(late).lower()).load().collect())
+
+
+def run(spark: SparkSession, root: Path, **changes: Any) -> list[Record]:
+    return [run_interval(spark, windows(**changes), hour(n), str(root)) for n in range(5)]
+
+
+def test_the_observed_watermark_applies_to_the_next_interval(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's rule. The watermark after hour 0 is 00:40: rows up to it are late in hour 1, and go to a file of their own."""
+    records = run(spark, tmp_path)
+    assert [r.content.time.watermark_ms for r in records] == [ms(40), ms(60), ms(60), ms(190), ms(190)]
+    assert [r.content.totals.late_rows for r in records] == [0, 2, 0, 0, 0]
+    assert [r.content.totals.input_rows for r in records] == [4, 4, 0, 1, 0]
+    assert emitted(spark, tmp_path, 0) == [("ann", "seen", 0, None), ("bob", "seen", 0, None)]
+    assert emitted(spark, tmp_path, 1) == [
+        ("ann", "seen", ms(40), None),
+        ("ann", "window", ms(30), 3),
+        ("bob", "seen", ms(40), None),
+    ]
+    # 8 and 16 were late.
+    at = START.replace(tzinfo=None)
+    assert emitted(spark, tmp_path, 1, late=True) == [
+        ("ann", at + timedelta(minutes=29), 8),
+        ("ann", at + timedelta(minutes=40), 16),
+    ]
+    assert emitted(spark, tmp_path, 2) == [("ann", "window", ms(60), 32), ("bob", "window", ms(60), 4)]
+    # An interval without input closes what the one before it made due.
+    assert emitted(spark, tmp_path, 4) == [("bob", "window", ms(90), 64)]
+
+
+def test_the_interval_watermark_closes_the_intervals_own_windows(spark: SparkSession, tmp_path: Path) -> None:
+    records = run(spark, tmp_path, watermark="interval")
+    assert [r.content.time.watermark_ms for r in records] == [ms(60 * n - 10) for n in range(1, 6)]
+    assert emitted(spark, tmp_path, 0) == [
+        ("ann", "seen", 0, None),
+        ("ann", "window", ms(30), 3),
+        ("bob", "seen", 0, None),
+    ]
+    assert [r.content.totals.late_rows for r in records] == [0, 3, 0, 0, 0]
+    assert emitted(spark, tmp_path, 1) == [
+        ("bob", "seen", ms(50), None),
+        ("bob", "window", ms(60), 4),
+        ("bob", "window", ms(90), 64),
+    ]
+
+
+def test_a_rerun_sees_the_same_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    """Late rows, output and watermark of a re-run are those of the first run, whatever ran in between."""
+    first = run(spark, tmp_path)[1].content
+    again = run_interval(spark, windows(), hour(1), str(tmp_path))
+    assert again.reproduces == 2
+    assert again.content.time == first.time
+    assert [f.handle.crc32c for f in again.content.outputs] == [f.handle.crc32c for f in first.outputs]
+
+
+def test_initial_state_is_handled_once_and_before_the_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys that only the initial state has get no handleInputRows, as in Spark."""
+
+    def initial(spark: SparkSession) -> DataFrame:
+        rows = [("ann", ms(30), 1000), ("cid", ms(30), 2000), ("cid", ms(60), 3000)]
+        return spark.createDataFrame(rows, "user string, ends long, sum long")
+
+    records = run(spark, tmp_path, initial_state=initial)
+    assert records[0].content.totals.input_rows == 4
+    assert records[0].content.totals.keys_touched == 2
+    assert emitted(spark, tmp_path, 0) == [("ann", "seen", 0, None), ("bob", "seen", 0, None)]
+    assert ("ann", "window", ms(30), 1003) in emitted(spark, tmp_path, 1)
+    assert ("cid", "window", ms(30), 2000) in emitted(spark, tmp_path, 1)
+    assert ("cid", "window", ms(60), 3000) in emitted(spark, tmp_path, 2)
+
+
+def test_the_initial_state_must_have_the_key(spark: SparkSession, tmp_path: Path) -> None:
+    def initial(spark: SparkSession) -> DataFrame:
+        return spark.createDataFrame([(1, 2)], "user long, ends long")
+
+    with pytest.raises(errors.SourceError, match=r"initial state's key is struct<user:bigint>"):
+        run_interval(spark, windows(initial_state=initial), hour(0), str(tmp_path))
+
+
+class WindowsWithoutSums(Windows):
+    """Drops the sums and keeps others under their name."""
+
+    def init(self, handle: Any) -> None:
+        handle.deleteIfExists("sums")
+        handle.deleteIfExists("never was")
+        handle.getValueState("sums", "text string")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        return iter([])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        return iter([])
+
+
+def test_a_deleted_state_goes_with_its_entries(spark: SparkSession, tmp_path: Path) -> None:
+    """S39: the name may come back as another kind; digests and counts stay right, which a walk over all state shows."""
+    before = run_interval(spark, windows(), hour(0), str(tmp_path)).content
+    after = run_interval(spark, windows(processor=WindowsWithoutSums), hour(1), str(tmp_path)).content
+    assert [(s.name, s.kind, s.state_id) for s in before.states] == [("sums", "map", 1)]
+    assert [(s.name, s.kind, s.state_id) for s in after.states] == [("sums", "value", 2)]
+    assert before.totals.entries == 4
+    assert after.totals.entries == 1  # the timer of bob's window
+    spark.dataSource.register(KeyedState)
+    reader = spark.read.format("keyed_state").option("root", str(tmp_path)).option("pipeline", "windows")
+    assert [r.finding for r in reader.option("state", "$check").load().collect()] == [None, None]
+    assert reader.option("state", "sums").load().collect() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"event_time": None}, "needs event_time, as in"),
+        ({"watermark_delay": None}, "needs watermark_delay"),
+        ({"watermark_delay": timedelta(-1)}, "less than nothing"),
+        ({"time_mode": "processing"}, "event_time and watermark_delay needs time_mode='event'"),
+        ({"watermark": "seen"}, "watermark='seen' is not one of observed, interval"),
+        ({"api": "numpy"}, "api='numpy' is not one of row, pandas, arrow"),
+    ],
+)
+def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.UsageError, match=message):
+        windows(**changes)
+
+
+def test_the_event_time_must_be_a_timestamp(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(errors.SourceError, match="event_time='amount' must be a timestamp column of the input; found bigint"):
+        run_interval(spark, windows(event_time="amount"), hour(0), str(tmp_path))
