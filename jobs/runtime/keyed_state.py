@@ -37,7 +37,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
@@ -207,12 +207,12 @@ class _StateReader(DataSourceReader):
             return
         descriptor = _descriptor(self._record, self._state)
         version = descriptor.versions[-1]
-        codec = RowCodec(descriptor.name, parse_struct(version.value), version.version)
+        decode = row_reader(descriptor.name, descriptor.versions)
         user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
         now_ms = self._record.content.time.processing_time_ms
 
         def columns(entry: StoredEntry) -> tuple[Any, ...]:
-            row: list[Any] = [entry.key, codec.decode(entry.row)]
+            row: list[Any] = [entry.key, decode(entry.row)]
             if user_keys is not None:
                 row.append(entry.user_key)
             if entry.position is not None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.values.errors import InvariantViolated, StateSchemaError, UsageError
@@ -348,15 +348,12 @@ class _KeyedState:
     __slots__ = ("_codec", "_name", "_seed", "_shard", "_ttl_ms", "state_id")
 
     def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
-        version = descriptor.versions[-1]
         self._shard = shard
         self._name = descriptor.name
         self._seed = layout.seed_of(descriptor.name)
         self._ttl_ms = descriptor.ttl_ms
         self.state_id = descriptor.state_id
-        self._codec = RowCodec(
-            descriptor.name, parse_struct(version.value), version.version, **_factory(shard._struct_factory)
-        )
+        self._codec = EvolvingRowCodec(descriptor.name, descriptor.versions, shard._struct_factory)
 
     def _stored_key(self) -> bytes:
         shard = self._shard
@@ -489,7 +486,3 @@ class MapState(_KeyedState):
         for stored_key, _ in self._shard.scan_map(base):
             self._shard.write(stored_key, None, self._name, self._seed)
         self._shard.mark_map(base)
-
-
-def _factory(struct_factory: Any) -> dict[str, Any]:
-    return {} if struct_factory is None else {"struct_factory": struct_factory}

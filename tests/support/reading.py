@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
@@ -24,7 +24,7 @@ def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[
     descriptor = next(d for d in record.content.states if d.name == name)
     version = descriptor.versions[-1]
     schema = parse_struct(version.value)
-    codec = RowCodec(name, schema, version.version)
+    decode = row_reader(name, descriptor.versions)
     keys = KeyCodec(parse_struct(record.content.key_schema))
     user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
     found = {}
@@ -34,9 +34,7 @@ def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[
         restored = restore_shard(manifest.key_groups, [manifest], storage, directory, EngineOptions())
         with restored.store as store:
             for entry in read_entries(store, descriptor, keys, user_keys):
-                found[entry.key + (entry.user_key or ())] = dict(
-                    zip(schema.names, codec.decode(entry.row), strict=True)
-                )
+                found[entry.key + (entry.user_key or ())] = dict(zip(schema.names, decode(entry.row), strict=True))
     return found
 
 

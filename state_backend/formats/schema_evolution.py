@@ -1,0 +1,258 @@
+"""What may change in a state's schema, and how entries of older versions read as the latest.
+
+    entry    u8 format | u8 schema version | body        (row_codec.py draws the body)
+
+An entry keeps the version that it was written with until the processor writes it again: the state digest hashes it
+with its version, and rewriting all state on a deploy would cost its whole size. So it is converted when it is read.
+
+    allowed                                     read from older entries as
+    a nullable field is added                   null
+    a field is dropped                          (gone; a field that is added again under its name starts from null)
+    fields are reordered                        themselves: fields are matched by name
+    byte -> short -> integer -> long            themselves
+    byte, short -> float; integer too -> double the float that equals them
+    float -> double                             themselves
+    decimal(p,s) -> decimal(p',s')              themselves, with s' digits; s' >= s and p'-s' >= p-s
+    NOT NULL -> nullable                        themselves
+
+The same holds inside structs, array elements and map values. Each step is exact, so that a value does not depend on how
+many versions it went through. Keys of maps are compared byte by byte in the digest and never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any
+
+from state_backend.formats.row_codec import FORMAT, RowCodec
+from state_backend.formats.types import (
+    MAX_DIGITS,
+    ArrayType,
+    AtomicType,
+    Convert,
+    DataType,
+    DecimalType,
+    Field,
+    MapType,
+    StructFactory,
+    StructType,
+    parse_struct,
+)
+from state_backend.values.errors import CorruptFile
+from state_backend.values.records import SchemaVersion
+
+ReadRow = Callable[[bytes], tuple[Any, ...]]
+
+_WIDER = {
+    "byte": ("short", "integer", "long", "float", "double"),
+    "short": ("integer", "long", "float", "double"),
+    "integer": ("long", "double"),
+    "float": ("double",),
+}
+_EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+
+
+# --- what may change --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaChange:
+    """What stands between a recorded and a declared schema. ``dropped`` are paths of fields (``a``, ``a.element.b``);
+    ``refused`` are sentences that each name a field, its recorded and declared type, and what to do."""
+
+    dropped: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
+    """What became of each field of ``recorded``, all the way down. Both lists are empty if nothing is lost or in the
+    way, not only for equal schemas."""
+    differences = list(_struct_differences("", recorded, declared))
+    return SchemaChange(
+        dropped=tuple(path for path, refusal in differences if refusal is None),
+        refused=tuple(f"field {path!r}: {refusal}" for path, refusal in differences if refusal is not None),
+    )
+
+
+_Differences = Iterator[tuple[str, str | None]]  # (path, why it is refused; None: the field is dropped)
+
+
+def _struct_differences(path: str, recorded: StructType, declared: StructType) -> _Differences:
+    dot = f"{path}." if path else ""
+    before, now = _by_name(recorded), _by_name(declared)
+    yield from ((dot + name, None) for name in before if name not in now)
+    for name, field in now.items():
+        was = before.get(name)
+        if was is not None:
+            yield from _differences(dot + name, was.type, was.nullable, field.type, field.nullable)
+        elif not field.nullable:
+            why = "entries without it exist: make it nullable"
+            yield dot + name, f"not recorded, declared as {field.type} NOT NULL; {why}"
+
+
+def _differences(path: str, was: DataType, was_nullable: bool, now: DataType, now_nullable: bool) -> _Differences:
+    if was_nullable and not now_nullable:
+        yield path, f"recorded as {was}, declared as {now} NOT NULL; nulls may be recorded: make it nullable"
+    match was, now:
+        case StructType(), StructType():
+            yield from _struct_differences(path, was, now)
+        case ArrayType(), ArrayType():
+            yield from _differences(f"{path}.element", was.element, was.contains_null, now.element, now.contains_null)
+        case MapType(), MapType():
+            if was.key != now.key:
+                why = f"keys of maps can't change: {_KEEP}"
+                yield f"{path}.key", f"recorded as {was.key}, declared as {now.key}; {why}"
+            value = f"{path}.value"
+            yield from _differences(value, was.value, was.value_contains_null, now.value, now.value_contains_null)
+        case _ if was != now and not _widens(was, now):
+            why = "recorded values may not fit" if _widens(now, was) else "not every recorded value has an equal there"
+            yield path, f"recorded as {was}, declared as {now}; {why}: {_KEEP}"
+
+
+_KEEP = "declare it as recorded, or add a field of another name"
+
+
+def _widens(was: DataType, now: DataType) -> bool:
+    match was, now:
+        case AtomicType(), AtomicType():
+            return now.name in _WIDER.get(was.name, ())
+        case DecimalType(), DecimalType():
+            return now.scale >= was.scale and now.precision - now.scale >= was.precision - was.scale
+    return False
+
+
+def _by_name(schema: StructType) -> dict[str, Field]:
+    return {f.name: f for f in schema.fields}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class EvolvingRowCodec:
+    """Rows of one state at all its recorded versions, ascending. ``encode`` writes the latest; ``decode`` reads any of
+    them and gives the latest's fields. ``CorruptFile`` for another version, and where ``RowCodec.decode`` raises it."""
+
+    __slots__ = ("decode", "encode")
+
+    encode: Callable[[Any], bytes]
+    decode: ReadRow
+
+    def __init__(
+        self, state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
+    ) -> None:
+        latest = versions[-1]
+        codec = RowCodec(state_name, parse_struct(latest.value), latest.version, struct_factory)
+        self.encode, self.decode = codec.encode, codec.decode
+        if len(versions) > 1:
+            self.decode = _any_version(codec, versions, struct_factory)
+
+
+def row_reader(
+    state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
+) -> ReadRow:
+    """``EvolvingRowCodec.decode``, for those who only read."""
+    return EvolvingRowCodec(state_name, versions, struct_factory).decode
+
+
+def _any_version(latest: RowCodec, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None) -> ReadRow:
+    # Older readers are made when their first entry comes: of most versions of a long-lived state no entry is left.
+    readers = {latest.schema_version: latest.decode}
+
+    def read(data: bytes) -> tuple[Any, ...]:
+        try:
+            decode = readers[data[1]]
+        except LookupError:
+            decode = older(data)
+        return decode(data)
+
+    def older(data: bytes) -> ReadRow:
+        if len(data) < 2 or data[0] != FORMAT:
+            return latest.decode
+        if data[1] not in (v.version for v in versions):
+            raise CorruptFile(
+                f"state {latest.state_name!r}: an entry has schema version {data[1]}, recorded are "
+                f"{', '.join(str(v.version) for v in versions)}; restore an older checkpoint"
+            )
+        chain = [parse_struct(v.value) for v in versions if v.version >= data[1]]
+        readers[data[1]] = reader = _older_reader(latest.state_name, data[1], chain, struct_factory)
+        return reader
+
+    return read
+
+
+def _older_reader(
+    state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None
+) -> ReadRow:
+    # Nested structs come as tuples from here; what the caller's factory makes may not be indexable.
+    decode = RowCodec(state_name, chain[0], version).decode
+    convert = _row_conversion(chain, struct_factory)
+    return decode if convert is None else lambda data: convert(decode(data))
+
+
+def _row_conversion(
+    chain: Sequence[StructType], struct_factory: StructFactory | None
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """From a tuple of the chain's first schema to one of its last, None if they are the same. The chain holds every
+    version between: a field that one of them lacks was dropped, and what has its name later is another field."""
+    by_name = [_by_name(schema) for schema in chain]
+    places = {name: i for i, name in enumerate(chain[0].names)}
+    sources: list[int] = []
+    converts: list[tuple[int, Convert]] = []
+    for i, name in enumerate(chain[-1].names):
+        fields = [schema[name].type for schema in by_name if name in schema]
+        kept = len(fields) == len(chain)
+        sources.append(places[name] if kept else -1)
+        if kept and (convert := _conversion(fields, struct_factory)) is not None:
+            converts.append((i, convert))
+    if not converts and sources == list(range(len(chain[0].fields))):
+        return None
+
+    def convert_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        padded = (*row, None)  # source -1 finds the None
+        values = [padded[source] for source in sources]
+        for i, convert in converts:
+            if values[i] is not None:
+                values[i] = convert(values[i])
+        return tuple(values)
+
+    return convert_row
+
+
+def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None) -> Convert | None:
+    """From a non-null Python value of the chain's first type to one of its last, None if they are the same. What lies
+    between matters to structs only, since every widening is exact."""
+    first, last = chain[0], chain[-1]
+    match last:
+        case StructType():
+            convert = _row_conversion([t for t in chain if isinstance(t, StructType)], struct_factory)
+            if struct_factory is None:
+                return convert
+            make = struct_factory(last.names)
+            return make if convert is None else lambda row: make(convert(row))
+        case ArrayType():
+            element = _conversion([t.element for t in chain if isinstance(t, ArrayType)], struct_factory)
+            if element is None:
+                return None
+            return lambda items: [None if item is None else element(item) for item in items]
+        case MapType():
+            key = _conversion([last.key], struct_factory)
+            value = _conversion([t.value for t in chain if isinstance(t, MapType)], struct_factory)
+            if key is None and value is None:
+                return None
+            to_key, to_value = key or _same, value or _same
+            return lambda entries: {to_key(k): None if v is None else to_value(v) for k, v in entries.items()}
+        case AtomicType("float" | "double") if first not in _FLOATS:
+            return float
+        case DecimalType() if last.scale != (first.scale if isinstance(first, DecimalType) else None):
+            unit = Decimal(1).scaleb(-last.scale)
+            return lambda value: value.quantize(unit, context=_EXACT)
+    return None
+
+
+_FLOATS = (AtomicType("float"), AtomicType("double"))
+
+
+def _same(value: Any) -> Any:
+    return value
