@@ -316,7 +316,7 @@ def test_widening_is_exact_at_the_limits(was: str, now: str) -> None:
         precision, scale = map(int, was[8:-1].split(","))
         values = [Decimal(sign * n).scaleb(-scale) for sign in (1, -1) for n in (0, 1, 10**precision - 1)]
     schemas = struct(field("a", was)), struct(field("a", now))
-    for value in values:
+    for value in [*values, None]:
         (found,) = read(1, (value,), *schemas)
         (written_now,) = read(2, (value,), *schemas)
         assert repr(found) == repr(written_now)
@@ -402,6 +402,7 @@ def test_writing_uses_the_latest_version() -> None:
         (b"\x01\x04", "schema version 0?4"),
         (b"\x01\x00" + bytes(40), "schema version 0"),
         (b"\x02\x01" + bytes(40), "unknown format 02"),
+        (b"\x02\x09" + bytes(40), "unknown format 02"),
         (b"\x01", "schema version"),
         (b"", "unknown format"),
     ],
