@@ -87,7 +87,7 @@ class ArrowProcessor(ABC):
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """New state and output for the keys of a batch."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """After the last batch of a shard; also on the driver, after ``init``."""
 
 

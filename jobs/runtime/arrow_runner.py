@@ -131,13 +131,19 @@ class ArrowRunner:
 
     def _check(self, result: Any, keys: int) -> None:
         if not isinstance(result, BatchResult):
-            raise ProcessorError(f"it returned a {type(result).__name__}; it must return jobs.arrow_processor.BatchResult")
+            raise ProcessorError(
+                f"it returned a {type(result).__name__}; it must return jobs.arrow_processor.BatchResult"
+            )
         for what, given in (("states", result.states), ("cleared", result.cleared)):
             for name, rows in given.items():
                 if name not in self._states:
-                    raise ProcessorError(f"{what} names {name!r}; init() declared {', '.join(self._states) or 'no state'}")
+                    raise ProcessorError(
+                        f"{what} names {name!r}; init() declared {', '.join(self._states) or 'no state'}"
+                    )
                 if len(rows) != keys:
-                    raise ProcessorError(f"{what}[{name!r}] has {len(rows)} rows for {keys} keys; it must have one per key")
+                    raise ProcessorError(
+                        f"{what}[{name!r}] has {len(rows)} rows for {keys} keys; it must have one per key"
+                    )
 
     def _output_table(self, table: pa.Table) -> pa.Table:
         schema = self._output.schema

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 from jobs.runtime.input_batches import InputBatches
 from jobs.runtime.processor_handle import row_maker
 from jobs.runtime.routing import INITIAL, INPUT
-from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
 
 # (struct column of a batch) -> (start, end) -> what the handler iterates over for these rows.
@@ -41,13 +41,13 @@ class KeyedInput:
     def __init__(
         self,
         batches: InputBatches,
-        key_codec: KeyCodec,
+        key_columns: KeyColumns,
         slices_of: dict[int, SlicesOf],
         state: ShardState,
     ) -> None:
         self.keys = 0
         self._batches = iter(batches)
-        self._key_codec = key_codec
+        self._key_columns = key_columns
         self._slices_of = slices_of
         self._state = state
         # (kind, key group, key, encoded key, start, end): consecutive rows of one key and kind in the current batch.
@@ -96,8 +96,7 @@ class KeyedInput:
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
         keys = batch.column("__key").flatten()
-        encode = self._key_codec.encode
-        encoded = pa.array(map(encode, zip(*[plain(c).to_pylist() for c in keys], strict=True)), pa.binary())
+        encoded = self._key_columns.encode(keys)
         kinds = batch.column("__kind").to_numpy()
         starts = starts_of(encoded, kinds)
         ends = [*starts[1:].tolist(), len(encoded)]

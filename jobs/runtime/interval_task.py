@@ -37,6 +37,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
@@ -238,7 +239,9 @@ class IntervalTask:
         if self.initial_schema is not None:
             slices_of[INITIAL] = slices(StructType.fromJson(self.initial_schema))
         keys = KeyCodec(parse_struct(self.key_schema))
-        due_ms = self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
+        due_ms = (
+            self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
+        )
         runner = KeyedRunner(
             self.processor,
             state,
@@ -250,7 +253,7 @@ class IntervalTask:
             expired_values=self._timer_values(due_ms if self.event_time is not None else None),
             due_ms=due_ms,
         )
-        rows = KeyedInput(inputs, keys, slices_of, state)
+        rows = KeyedInput(inputs, KeyColumns(keys.schema), slices_of, state)
         runner.process(rows)
         return runner, rows.keys
 
@@ -281,7 +284,9 @@ class IntervalTask:
         check_whole(manifests, self.max_parallelism)
         outputs = tuple(file for ack in acks for file in (ack.output, ack.late) if file is not None)
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
-        watermark_ms = self.event_time and self.event_time.recorded_ms(self.interval.end_ms, newest_event_us)
+        watermark_ms = None
+        if self.event_time is not None:
+            watermark_ms = self.event_time.recorded_ms(self.interval.end_ms, newest_event_us)
         content = Content(
             kind="interval",
             pipeline=self.pipeline,

@@ -66,7 +66,9 @@ class OutputFrames:
             )
         if not len(frame):
             return
-        columns = [column_of(f, s, from_pandas=True) for f, s in zip(self._file.schema, self._series(frame), strict=True)]
+        columns = [
+            column_of(f, s, from_pandas=True) for f, s in zip(self._file.schema, self._series(frame), strict=True)
+        ]
         self._pending.append(pa.RecordBatch.from_arrays(columns, schema=self._file.schema))
         self._pending_rows += len(frame)
 

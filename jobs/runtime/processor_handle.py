@@ -220,7 +220,9 @@ class _Declared:
 class ArrowDeclaringHandle(DeclaringHandle):
     """The same for the vectorised API, which knows value states only, and needs to know the columns that it will get."""
 
-    def __init__(self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType) -> None:
+    def __init__(
+        self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
+    ) -> None:
         super().__init__(parse_ddl, time_mode)
         self.key_schema = key_schema
         self.input_schema = input_schema
@@ -262,4 +264,3 @@ def _check_state(state: HandleState, call: str, *allowed: HandleState) -> None:
             f"[STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE] {call} can't be called when the handle "
             f"is {state.value}; it may be {' or '.join(s.value for s in allowed)}"
         )
-

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.formats.hash_columns import xxh64
-from state_backend.formats.row_columns import RowColumns, columns_reader
+from state_backend.formats.row_columns import RowColumns
+from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
@@ -35,7 +36,7 @@ class ValueColumns:
         self._shard = shard
         self._descriptor = descriptor
         self._codec = RowColumns(descriptor.name, parse_struct(version.value), version.version)
-        self._decode = columns_reader(descriptor.name, descriptor.versions)
+        self._one_by_one = EvolvingRowCodec(descriptor.name, descriptor.versions)
         self._seed = layout.seed_of(descriptor.name)
         self.schema: pa.Schema = self._codec.arrow_schema
         self._groups: npt.NDArray[np.uint16] = np.zeros(0, np.uint16)
@@ -52,16 +53,32 @@ class ValueColumns:
         self._stored_keys = _joined(_as_binary(prefixes), keys).to_pylist()
         self._old = pa.array(self._shard.store.get_many(self._stored_keys), pa.binary())
         rows = self._visible(self._old)
-        return pa.Table.from_batches([self._decode(rows)]), rows.is_valid().to_numpy(zero_copy_only=False)
+        table = pa.Table.from_batches([self._codec.decode(self._at_latest_version(rows))])
+        return table, rows.is_valid().to_numpy(zero_copy_only=False)
+
+    def _at_latest_version(self, rows: pa.Array) -> pa.Array:
+        """Rows of older schema versions as the latest writes them; one by one, since they get fewer with every interval."""
+        versions = self._descriptor.versions
+        if len(versions) == 1:
+            return rows
+        latest = pa.scalar(bytes([versions[-1].version]), pa.binary())
+        older = pc.fill_null(pc.not_equal(pc.binary_slice(rows, 1, 2), latest), False)
+        if not pc.any(older).as_py():
+            return rows
+        codec = self._one_by_one
+        rewritten = [codec.encode(codec.decode(row)) for row in rows.filter(older).to_pylist()]
+        return pc.replace_with_mask(rows, older, pa.array(rewritten, pa.binary()))
 
     def _visible(self, entries: pa.Array) -> pa.Array:
         expiring = _is_expiring(entries)
         if not expiring.any():
             return entries
-        expires_ms = np.full(len(entries), np.iinfo(np.int64).max)
-        expires_ms[expiring] = _expiries(entries.filter(pa.array(expiring)))
-        rows = pc.if_else(pa.array(expiring), pc.binary_slice(entries, 9), entries)
-        return pc.if_else(pa.array(expires_ms > self._shard.now_ms), rows, pa.scalar(None, pa.binary()))
+        mask = pa.array(expiring)
+        with_expiry = entries.filter(mask)
+        # A slice without a stop fails in Arrow 26.
+        rows = pc.binary_slice(with_expiry, 9, pc.max(pc.binary_length(with_expiry)).as_py())
+        alive = pa.array(_expiries(with_expiry) > self._shard.now_ms)
+        return pc.replace_with_mask(entries, mask, pc.if_else(alive, rows, pa.scalar(None, pa.binary())))
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
         """Replaces the state of every key that was read last; where ``cleared``, removes it. StateTypeError if the rows do
@@ -114,7 +131,9 @@ class ValueColumns:
         if expiring.any():
             mask = pa.array(expiring)
             times = _expiries(entries.filter(mask)).tolist()
-            for group, key, expiry_ms in zip(groups[expiring].tolist(), keys.filter(mask).to_pylist(), times, strict=True):
+            for group, key, expiry_ms in zip(
+                groups[expiring].tolist(), keys.filter(mask).to_pylist(), times, strict=True
+            ):
                 yield layout.expiry_key(group, expiry_ms, self._descriptor.state_id, key), data
 
 

@@ -230,5 +230,7 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None
 
 
 def test_the_event_time_must_be_a_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(errors.SourceError, match="event_time='amount' must be a timestamp column of the input; found bigint"):
+    with pytest.raises(
+        errors.SourceError, match="event_time='amount' must be a timestamp column of the input; found bigint"
+    ):
         run_interval(spark, windows(event_time="amount"), hour(0), str(tmp_path))

@@ -138,7 +138,12 @@ def raises(self: Any, key: Any, rows: Any) -> Any:
 
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
-    ("row", {"misbehave": lambda s, k, r: s._value.update((1,))}, "StateTypeError", r"has 2 fields \(n, s\); got 1 values"),
+    (
+        "row",
+        {"misbehave": lambda s, k, r: s._value.update((1,))},
+        "StateTypeError",
+        r"has 2 fields \(n, s\); got 1 values",
+    ),
     (
         "row",
         {"misbehave": lambda s, k, r: s._value.update(("1", "s"))},
@@ -156,7 +161,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         r"output column 'what' is string, and a value does not fit.*the row is \(user='ann', what=1, total=5\)",
     ),
     ("row", {"misbehave": raises}, "", r"handleInputRows, key \('ann',\), interval .*ZeroDivisionError"),
-    ("row", {"prepare": lambda s, h: h.registerTimer(5)}, "", "registerTimer can't be called when the handle is CREATED"),
+    (
+        "row",
+        {"prepare": lambda s, h: h.registerTimer(5)},
+        "",
+        "registerTimer can't be called when the handle is CREATED",
+    ),
     ("row", {"prepare": lambda s, h: s._value.get(), "misbehave": raises}, "", "state 'value' is used outside a key"),
     ("row", {"close": lambda s: s._value.get()}, "", "used outside a key"),
     ("pandas", {"misbehave": lambda s, k, r: iter([Row(user="ann")])}, "", "must yield pandas.DataFrame"),
@@ -172,7 +182,12 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "",
         "output column 'what' is string",
     ),
-    ("pandas", {"misbehave": lambda s, k, r: iter([pd.DataFrame([[1, 2]])])}, "", "has 2 columns without names; .* has 3"),
+    (
+        "pandas",
+        {"misbehave": lambda s, k, r: iter([pd.DataFrame([[1, 2]])])},
+        "",
+        "has 2 columns without names; .* has 3",
+    ),
 ]
 
 
