@@ -160,7 +160,7 @@ def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str)
     try:
         check_values(column, field.type)
     except ValueError as error:
-        raise StateTypeError(f"{owner}: expected {field.type}, found a value out of range: {error}") from error
+        raise StateTypeError(f"{owner}: expected {field.type}, found a value that does not fit: {error}") from error
     return column
 
 
@@ -229,7 +229,7 @@ def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.A
     elif isinstance(data_type, DecimalType) and values.ndim == 1:
         values = np.stack((values, values >> 63), axis=1)
     validity = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
-    return pa.Array.from_buffers(wanted, count, [validity, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(wanted, count, [validity, pa.py_buffer(np.require(values, requirements=["C", "A"]))])
 
 
 def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
@@ -249,12 +249,12 @@ class Fixed:
 
 
 def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
-    """Row by row the pieces one behind the other; arrays are binary and without null. Neighbouring fixed pieces are packed by
-    NumPy as one structured array, the rest is joined by Arrow."""
+    """Row by row the pieces one behind the other; arrays are binary and without null. Neighbours that the same rows have are
+    packed by NumPy as one structured array, the rest is joined by Arrow."""
     joined: list[pa.Array] = []
-    for is_fixed, run in groupby(pieces, lambda piece: isinstance(piece, Fixed)):
+    for _, run in groupby(pieces, lambda piece: id(piece.keep) if isinstance(piece, Fixed) else None):
         neighbours = list(run)
-        joined += [_packed(count, neighbours)] if is_fixed else neighbours
+        joined += [_packed(count, neighbours)] if isinstance(neighbours[0], Fixed) else neighbours
     return joined[0] if len(joined) == 1 else pc.binary_join_element_wise(*joined, b"")
 
 
@@ -263,13 +263,11 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
     packed = np.empty(count, dtype)
     for i, piece in enumerate(pieces):
         packed[str(i)] = piece.values
-    if all(piece.keep is None for piece in pieces):
+    keep = pieces[0].keep
+    if keep is None:
         return binary_column(np.arange(count + 1) * dtype.itemsize, pa.py_buffer(packed))
-    every = np.ones(count, np.bool_)
-    keeps = np.stack([every if piece.keep is None else piece.keep for piece in pieces], axis=1)
-    kept = np.repeat(keeps, [piece.values.dtype.itemsize for piece in pieces], axis=1)
-    offsets = np.concatenate(([0], np.cumsum(kept.sum(axis=1))))
-    return binary_column(offsets, pa.py_buffer(packed.view(np.uint8).reshape(kept.shape)[kept]))
+    ends = np.cumsum(keep) * dtype.itemsize
+    return binary_column(np.concatenate(([0], ends)), pa.py_buffer(packed[keep]))
 
 
 # --- values of nested types ------------------------------------------------------------------------------------------------
@@ -282,7 +280,7 @@ def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[An
     try:
         return pa.array([encode(None if v is None else convert(v)) for v in column.to_pylist()], pa.binary())
     except (ValueError, OverflowError) as error:
-        raise StateTypeError(f"{owner}: expected {field.type}, found a value out of range: {error}") from error
+        raise StateTypeError(f"{owner}: expected {field.type}, found a value that does not fit: {error}") from error
 
 
 def _from_arrow(data_type: DataType) -> Convert:

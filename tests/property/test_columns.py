@@ -25,7 +25,18 @@ from state_backend.values.errors import (
     StateSchemaError,
     StateTypeError,
 )
-from tests.property.test_codecs import all_types, array, atomic, key_types, mapping, same, struct, structs, values
+from tests.property.test_codecs import (
+    ATOMIC,
+    all_types,
+    array,
+    atomic,
+    key_types,
+    mapping,
+    same,
+    struct,
+    structs,
+    values,
+)
 
 laws = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
@@ -70,6 +81,16 @@ def table_of(columns, schema, count):
 
 def schema_of(*types, nullable=True):
     return parse_struct(struct(types, [nullable] * len(types)))
+
+
+def masked(column, nulls):
+    """Null where ``nulls`` is True, above whatever value was there, and sliced."""
+    bitmap = pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+    return pa.Array.from_buffers(column.type, len(column), [bitmap, *column.buffers()[1:]])[3:]
+
+
+def masked_rows(rows, nulls):
+    return [tuple(None if null[i] else v for null, v in zip(nulls, row, strict=True)) for i, row in enumerate(rows)][3:]
 
 
 def one(data_type, *items):
@@ -147,10 +168,12 @@ def test_many_keys():
         )
         for i in range(1000)
     ]
-    rows = [tuple(None if random.random() < 0.1 else value for value in row) for row in rows]
     arrays = [pa.array([row[i] for row in rows], arrow_type(f.type)) for i, f in enumerate(schema.fields)]
-    codec = KeyCodec(schema)
-    assert KeyColumns(schema).encode(arrays).to_pylist() == [codec.encode(row) for row in rows]
+    codec, encode = KeyCodec(schema), KeyColumns(schema).encode
+    assert encode(arrays).to_pylist() == [codec.encode(row) for row in rows]
+    nulls = random.random((8, 1000)) < 0.1
+    some = encode([masked(a, null) for a, null in zip(arrays, nulls, strict=True)])
+    assert some.to_pylist() == [codec.encode(row) for row in masked_rows(rows, nulls)]
 
 
 def test_keys_take_what_has_an_equal_value():
@@ -161,8 +184,17 @@ def test_keys_take_what_has_an_equal_value():
     text = pa.array(["a", None], pa.large_string())
     assert encode([pa.array([7, None], pa.uint32()), zoned, text]).equals(plain)
     assert encode([pa.array([7, None], pa.int8()), zoned, text.dictionary_encode()]).equals(plain)
-    nulls = encode([pa.nulls(2), pa.nulls(2), pa.nulls(2)])
-    assert nulls.to_pylist() == [b"\0\0\0"] * 2
+
+
+@pytest.mark.parametrize(
+    "data_type", [*ATOMIC, "decimal(9,2)", "decimal(20,2)", array("long"), struct(["long"])], ids=str
+)
+def test_a_column_of_type_null_is_null(data_type):
+    schema = schema_of("long", data_type)
+    found = KeyColumns(schema).encode([one("long", 1, 2), pa.nulls(2)])
+    assert found.to_pylist() == [KeyCodec(schema).encode((i, None)) for i in (1, 2)]
+    found = RowColumns("x", schema, 1).encode(pa.table([one("long", 1, 2), pa.nulls(2)], names=schema.names))
+    assert found.to_pylist() == [RowCodec("x", schema, 1).encode((i, None)) for i in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -182,13 +214,17 @@ def test_keys_take_what_has_an_equal_value():
         ("decimal(9,2)", pa.array([Decimal("1.23")], pa.decimal128(9, 3)), r"found Arrow decimal128\(9, 3\)"),
         (array("long"), pa.array([["a"]]), "found Arrow list"),
         (struct(["long"]), pa.array([{"c1": 1}]), "found Arrow struct"),
-        ("date", pa.array([2**31 - 1], pa.int32()).cast(pa.date32()), "out of range: 2147483647 is not in -719162"),
-        ("timestamp", pa.array([-(2**62)], pa.timestamp("us", "UTC")), "out of range: -4611686018427387904"),
-        (array("date"), pa.array([[-(2**31)]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())), "out of range"),
+        ("date", pa.array([2**31 - 1], pa.int32()).cast(pa.date32()), "does not fit: 2147483647 is not in -719162"),
+        ("timestamp", pa.array([-(2**62)], pa.timestamp("us", "UTC")), "does not fit: -4611686018427387904"),
+        (
+            array("date"),
+            pa.array([[-(2**31)]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+            "found a value that does not fit",
+        ),
         (
             "string",
             pa.array([b"\xff"]).view(pa.string()),
-            "'c0': expected string, found a value out of range: Invalid UTF8",
+            "'c0': expected string, found a value that does not fit: Invalid UTF8",
         ),
         (
             "decimal(3,0)",
@@ -315,11 +351,15 @@ def test_many_rows():
         for i in range(1000)
     ]
     codec, twin = RowCodec("x", schema, 1), RowColumns("x", schema, 1)
-    for row_set in (rows, [tuple(None if random.random() < 0.1 else value for value in row) for row in rows]):
-        arrays = [pa.array([row[i] for row in row_set], t) for i, t in enumerate(twin.arrow_schema.types)]
-        encoded = twin.encode(pa.table(arrays, schema=twin.arrow_schema))
-        assert encoded.to_pylist() == [codec.encode(row) for row in row_set]
-        assert python_rows(twin.decode(encoded), schema, 1000) == row_set
+    arrays = [pa.array([row[i] for row in rows], t) for i, t in enumerate(twin.arrow_schema.types)]
+    encoded = twin.encode(pa.table(arrays, schema=twin.arrow_schema))
+    assert encoded.to_pylist() == [codec.encode(row) for row in rows]
+    assert python_rows(twin.decode(encoded), schema, 1000) == rows
+    nulls = random.random((9, 1000)) < 0.1
+    some = masked_rows(rows, nulls)
+    encoded = twin.encode(pa.table([masked(*pair) for pair in zip(arrays, nulls, strict=True)], names=schema.names))
+    assert encoded.to_pylist() == [codec.encode(row) for row in some]
+    assert python_rows(twin.decode(encoded), schema, 997) == some
 
 
 def test_the_arrow_schema():
@@ -331,6 +371,46 @@ def test_the_arrow_schema():
         *[pa.binary(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.decimal128(9, 2)],
     ]
     assert [f.nullable for f in found] == [False] + [True] * 12
+
+
+@pytest.mark.parametrize(
+    "types, damaged, why",
+    [
+        (["long"], b"", r"unknown format \(no bytes\)"),
+        (["long"], b"\2\1\0" + bytes(8), "unknown format 02, expected 1"),
+        (["long"], b"\1\2\0" + bytes(8), "it has schema version 02, expected 01"),
+        (["long"], b"\1\1\0" + bytes(7), "requires"),
+        (["long"], b"\1\1\0" + bytes(9), "requires a buffer of 11 bytes"),
+        (["long"], b"\1\1\1" + bytes(8), "null where no null can be"),
+        (["long"], b"\1\1\2" + bytes(8), "null where no null can be"),
+        (["string"], b"\1\1\0", "requires"),
+        (["string"], b"\1\1\1", "null where no null can be"),
+        (["string"], b"\1\1\0\1\0\0\0", "it needs 8 bytes"),
+        (["string"], b"\1\1\0\xff\xff\xff\xff", "it needs 4294967302 bytes"),
+        (["string"], b"\1\1\0\1\0\0\0ab", "it needs 8 bytes"),
+        (["string"], b"\1\1\0\1\0\0\0\xff", "utf-8"),
+        (["long", "string"], b"\1\1\2" + bytes(9), "it needs 11 bytes"),
+        (["date"], b"\1\1\0\xff\xff\xff\x7f", "greater than maximum"),
+        (["timestamp"], b"\1\1\0" + b"\xff" * 7 + b"\x7f", "out of range"),
+        (["decimal(3,1)"], b"\1\1\0\xe8\3" + bytes(6), "1000 has more than 3 digits"),
+        (["decimal(19,0)"], b"\1\1\0\2\0\0\0\0\1", "not in its shortest form"),
+        (["decimal(19,0)"], b"\1\1\0\2\0\0\0\xff\x80", "not in its shortest form"),
+        (["decimal(19,0)"], b"\1\1\0\0\0\0\0", "not in its shortest form"),
+        (["decimal(38,0)"], b"\1\1\0\x11\0\0\0\1" + bytes(15) + b"\5", "more than 38 digits"),
+        (["decimal(38,0)"], b"\1\1\0\x10\0\0\0\x7f" + bytes(15), "more than 38 digits"),
+        ([array("long")], b"\1\1\0\4\0\0\0\1\0\0\0", "cut off"),
+    ],
+    ids=str,
+)
+def test_corrupt_rows_are_named_as_by_the_codec(types, damaged, why):
+    schema = parse_struct(struct(types, [False]))
+    with pytest.raises(CorruptFile, match=why) as expected:
+        RowCodec("x", schema, 1).decode(damaged)
+    some = {"string": "abc", "date": date(2024, 5, 1), "timestamp": datetime(2024, 5, 1), "array<bigint>": [1]}
+    sound = RowCodec("x", schema, 1).encode([some.get(str(f.type), 1) for f in schema.fields])
+    with pytest.raises(CorruptFile) as found:
+        RowColumns("x", schema, 1).decode(pa.array([None, sound, damaged, sound], pa.binary()))
+    assert str(found.value) == str(expected.value)
 
 
 def test_columns_are_matched_by_name():
