@@ -130,23 +130,19 @@ def _by_name(schema: StructType) -> dict[str, Field]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class EvolvingRowCodec:
+class EvolvingRowCodec(RowCodec):
     """Rows of one state at all its recorded versions, ascending. ``encode`` writes the latest; ``decode`` reads any of
     them and gives the latest's fields. ``CorruptFile`` for another version, and where ``RowCodec.decode`` raises it."""
 
-    __slots__ = ("decode", "encode")
-
-    encode: Callable[[Any], bytes]
-    decode: ReadRow
+    __slots__ = ()
 
     def __init__(
         self, state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
     ) -> None:
         latest = versions[-1]
-        codec = RowCodec(state_name, parse_struct(latest.value), latest.version, struct_factory)
-        self.encode, self.decode = codec.encode, codec.decode
+        super().__init__(state_name, parse_struct(latest.value), latest.version, struct_factory)
         if len(versions) > 1:
-            self.decode = _any_version(codec, versions, struct_factory)
+            self.decode = _any_version(state_name, self.decode, versions, struct_factory)
 
 
 def row_reader(
@@ -156,9 +152,12 @@ def row_reader(
     return EvolvingRowCodec(state_name, versions, struct_factory).decode
 
 
-def _any_version(latest: RowCodec, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None) -> ReadRow:
+def _any_version(
+    state_name: str, decode_latest: ReadRow, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None
+) -> ReadRow:
     # Older readers are made when their first entry comes: of most versions of a long-lived state no entry is left.
-    readers = {latest.schema_version: latest.decode}
+    recorded = [v.version for v in versions]
+    readers = {recorded[-1]: decode_latest}
 
     def read(data: bytes) -> tuple[Any, ...]:
         try:
@@ -169,14 +168,15 @@ def _any_version(latest: RowCodec, versions: Sequence[SchemaVersion], struct_fac
 
     def older(data: bytes) -> ReadRow:
         if len(data) < 2 or data[0] != FORMAT:
-            return latest.decode
-        if data[1] not in (v.version for v in versions):
+            return decode_latest  # says what it is not
+        version = data[1]
+        if version not in recorded:
             raise CorruptFile(
-                f"state {latest.state_name!r}: an entry has schema version {data[1]}, recorded are "
-                f"{', '.join(str(v.version) for v in versions)}; restore an older checkpoint"
+                f"state {state_name!r}: an entry has schema version {version}, recorded are "
+                f"{', '.join(map(str, recorded))}; restore an older checkpoint"
             )
-        chain = [parse_struct(v.value) for v in versions if v.version >= data[1]]
-        readers[data[1]] = reader = _older_reader(latest.state_name, data[1], chain, struct_factory)
+        chain = [parse_struct(v.value) for v in versions if v.version >= version]
+        readers[version] = reader = _older_reader(state_name, version, chain, struct_factory)
         return reader
 
     return read

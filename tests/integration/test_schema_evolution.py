@@ -109,7 +109,7 @@ def test_a_processor_with_other_schemas_goes_on_with_the_state(
     with caplog.at_level(logging.WARNING, "cairn"):
         second = run_interval(spark, counting(processor=Second, parallelism=3), day(1), str(tmp_path))
     assert [r.getMessage() for r in caplog.records if r.name == "cairn"] == [
-        "counting: not declared any more, and kept: state old"
+        "counting: no longer declared, but kept: old; deleteIfExists in init() drops a state"
     ]
     versions = {d.name: [v.version for v in d.versions] for d in second.content.states}
     assert versions == {"seen": [1, 2], "amounts": [1, 2], "items": [1, 2], "old": [1]}
@@ -153,8 +153,8 @@ def test_a_processor_with_other_schemas_goes_on_with_the_state(
     with pytest.raises(StateSchemaError) as refusal:
         run_interval(spark, counting(processor=Refused), day(2), str(tmp_path))
     assert str(refusal.value) == (
-        "pipeline 'counting', state 'seen' field 'amount': recorded as double, declared as string; not every recorded value "
-        "has an equal there: declare it as recorded, or add a field of another name"
+        "pipeline 'counting', state 'seen' field 'amount': recorded as double, declared as string; not every recorded "
+        "value has an equal there: declare it as recorded, or add a field of another name"
     )
     assert {f: f.read_bytes() for f in (tmp_path / "counting").rglob("*") if f.is_file()} == before
     third = run_interval(spark, counting(processor=Second), day(2), str(tmp_path))

@@ -21,7 +21,7 @@ from state_backend.values.records import SchemaVersion, StateDescriptor
 laws = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-# --- the model: a value is kept by the numbers of its fields, and is cast to whatever its type is now ---------------------
+# --- the model: a value is kept by the numbers of its fields, and is cast to whatever its type is now -----------------
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def spelt(value: Any) -> str:
     return repr(value)
 
 
-# --- what may be drawn -------------------------------------------------------------------------------------------------
+# --- what may be drawn ------------------------------------------------------------------------------------------------
 
 BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 OTHERS = {"string": st.text(max_size=3), "boolean": st.booleans(), "binary": st.binary(max_size=3)}
@@ -208,7 +208,7 @@ def declared(of: Struct) -> StateDescriptor:
     return StateDescriptor(name="s", kind="value", state_id=1, ttl_ms=None, versions=(version,))
 
 
-# --- the laws ------------------------------------------------------------------------------------------------------------
+# --- the laws ---------------------------------------------------------------------------------------------------------
 
 
 @laws

@@ -73,7 +73,7 @@ def read(version: int, row: tuple[Any, ...], *schemas: dict[str, Any]) -> tuple[
     return row_reader("s", versions(*schemas))(data)
 
 
-# --- what may change ----------------------------------------------------------------------------------------------------
+# --- what may change --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("was", [*TYPES, *DECIMALS])
@@ -223,7 +223,7 @@ def test_types_that_can_not_be_stored_are_refused_for_new_states_too() -> None:
         plan_states("p", [], [state("s", struct(field("a", array("interval day to second"))))])
 
 
-# --- plans --------------------------------------------------------------------------------------------------------------
+# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_schema_makes_no_version() -> None:
@@ -297,7 +297,7 @@ def test_ids_of_dropped_states_count() -> None:
         plan_states("p", [state("a", state_id=250)], [state("a")], deleted=["a"])
 
 
-# --- reading ------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 FLOAT_MAX = binary.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 FLOAT_MIN = binary.unpack("<f", b"\x01\x00\x00\x00")[0]
@@ -418,7 +418,7 @@ def test_a_damaged_older_entry_is_corrupt() -> None:
         row_reader("s", versions(V1, V2, V3))(data[:-1])
 
 
-# --- in a shard ---------------------------------------------------------------------------------------------------------
+# --- in a shard -------------------------------------------------------------------------------------------------------
 
 KEY = KEYS.encode(("k",))
 
