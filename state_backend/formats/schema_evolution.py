@@ -191,27 +191,35 @@ def _older_reader(
     return decode if convert is None else lambda data: convert(decode(data))
 
 
+def field_sources(
+    chain: Sequence[StructType], struct_factory: StructFactory | None = None
+) -> list[tuple[int, Convert | None]]:
+    """For each field of the chain's last schema its place in the first, -1 if it has none, and what converts its non-null
+    Python values, None if nothing has to. The chain holds every version between: a field that one of them lacks was
+    dropped, and what has its name later is another field."""
+    by_name = [_by_name(schema) for schema in chain]
+    places = {name: i for i, name in enumerate(chain[0].names)}
+    sources: list[tuple[int, Convert | None]] = []
+    for name in chain[-1].names:
+        types = [schema[name].type for schema in by_name if name in schema]
+        kept = len(types) == len(chain)
+        sources.append((places[name], _conversion(types, struct_factory)) if kept else (-1, None))
+    return sources
+
+
 def _row_conversion(
     chain: Sequence[StructType], struct_factory: StructFactory | None
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """From a tuple of the chain's first schema to one of its last, None if they are the same. The chain holds every
-    version between: a field that one of them lacks was dropped, and what has its name later is another field."""
-    by_name = [_by_name(schema) for schema in chain]
-    places = {name: i for i, name in enumerate(chain[0].names)}
-    sources: list[int] = []
-    converts: list[tuple[int, Convert]] = []
-    for i, name in enumerate(chain[-1].names):
-        fields = [schema[name].type for schema in by_name if name in schema]
-        kept = len(fields) == len(chain)
-        sources.append(places[name] if kept else -1)
-        if kept and (convert := _conversion(fields, struct_factory)) is not None:
-            converts.append((i, convert))
-    if not converts and sources == list(range(len(chain[0].fields))):
+    """From a tuple of the chain's first schema to one of its last, None if they are the same."""
+    sources = field_sources(chain, struct_factory)
+    places = [place for place, _ in sources]
+    converts = [(i, convert) for i, (_, convert) in enumerate(sources) if convert is not None]
+    if not converts and places == list(range(len(chain[0].fields))):
         return None
 
     def convert_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        padded = (*row, None)  # source -1 finds the None
-        values = [padded[source] for source in sources]
+        padded = (*row, None)  # place -1 finds the None
+        values = [padded[place] for place in places]
         for i, convert in converts:
             if values[i] is not None:
                 values[i] = convert(values[i])

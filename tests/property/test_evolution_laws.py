@@ -7,11 +7,14 @@ from decimal import Context, Decimal
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
 from state_backend.state.plan_states import plan_states
@@ -232,6 +235,33 @@ def test_rows_of_every_version_read_as_the_model_says(data: st.DataObject) -> No
             # What is read can be written back, and then reads the same.
             assert spelt(read(codec.encode(found))) == spelt(found)
         schema = data.draw(evolutions(schema, numbers))
+
+
+@laws
+@given(st.data())
+def test_columns_of_mixed_versions_read_as_their_rows_do(data: st.DataObject) -> None:
+    """In any order, from the middle of an array, and with elements that are not there."""
+    numbers = count()
+    schema = data.draw(structs(numbers))
+    recorded: tuple[StateDescriptor, ...] = ()
+    written: list[bytes | None] = [None]
+    for _ in range(data.draw(st.integers(1, 4))):
+        recorded = plan_states("p", recorded, [declared(schema)]).states
+        latest = recorded[0].versions[-1]
+        note(f"version {latest.version}: {parse_struct(latest.value)}")
+        codec = RowCodec("s", parse_struct(latest.value), latest.version)
+        written += [codec.encode(row) for row in data.draw(st.lists(_values(schema), max_size=3))]
+        schema = data.draw(evolutions(schema, numbers))
+    shuffled = data.draw(st.lists(st.sampled_from(written), max_size=12))
+    start = data.draw(st.integers(0, len(shuffled)))
+    columns = columns_reader("s", recorded[0].versions)(pa.array(shuffled, pa.binary())[start:])
+
+    arrow_schema = RowColumns("s", parse_struct(latest.value), latest.version).arrow_schema
+    read = row_reader("s", recorded[0].versions)
+    rows = [(None,) * len(arrow_schema) if row is None else read(row) for row in shuffled[start:]]
+    assert (columns.schema, columns.num_rows) == (arrow_schema, len(rows))
+    for i, field in enumerate(arrow_schema):
+        assert columns.column(i).equals(pa.array([row[i] for row in rows], field.type))
 
 
 @laws

@@ -9,9 +9,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from state_backend.adapters.rocks import RocksStore
+from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.schema_evolution import EvolvingRowCodec, compare_schemas, row_reader
 from state_backend.formats.types import parse_struct
@@ -321,6 +323,9 @@ def test_widening_is_exact_at_the_limits(was: str, now: str) -> None:
         (written_now,) = read(2, (value,), *schemas)
         assert repr(found) == repr(written_now)
         assert found == value
+        older = RowCodec("s", parse_struct(schemas[0]), 1).encode((value,))
+        (cast,) = columns_reader("s", versions(*schemas))(pa.array([older])).column(0).to_pylist()
+        assert repr(cast) == repr(found)
 
 
 def test_the_widest_decimal_is_exact() -> None:
@@ -410,12 +415,18 @@ def test_writing_uses_the_latest_version() -> None:
 def test_other_versions_and_other_bytes_are_corrupt(schemas: Any, data: bytes, says: str) -> None:
     with pytest.raises(CorruptFile, match=f"state 's'.*{says}"):
         row_reader("s", versions(*schemas))(data)
+    good = RowCodec("s", parse_struct(V3), len(schemas)).encode((None, 5, [0.5], 6))
+    for rows in ([data], [None, good, data, good]):
+        with pytest.raises(CorruptFile, match=f"state 's'.*{says}"):
+            columns_reader("s", versions(*schemas))(pa.array(rows))
 
 
 def test_a_damaged_older_entry_is_corrupt() -> None:
     data = RowCodec("s", parse_struct(V1), 1).encode((1, "x", 3))
     with pytest.raises(CorruptFile, match="restore an older checkpoint"):
         row_reader("s", versions(V1, V2, V3))(data[:-1])
+    with pytest.raises(CorruptFile, match="restore an older checkpoint"):
+        columns_reader("s", versions(V1, V2, V3))(pa.array([data, data[:-1]]))
 
 
 # --- in a shard -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""Columns of state values of any recorded schema version: for many rows what ``EvolvingRowCodec.decode`` does for one.
+
+Rows of each older version are decoded together, their columns cast by Arrow, and all put back in order. Arrays, maps and
+structs go value by value, as in ``RowColumns``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.row_columns import RowColumns
+from state_backend.formats.schema_evolution import field_sources, row_reader
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import InvariantViolated
+from state_backend.values.records import SchemaVersion
+
+ReadColumns = Callable[[pa.BinaryArray], pa.RecordBatch]
+
+
+def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadColumns:
+    """A function from encoded rows of these versions, ascending, to a batch of the latest's ``RowColumns.arrow_schema``. Of
+    a null element all columns are null. ``CorruptFile`` for another version, and where ``RowCodec`` raises it."""
+    latest = RowColumns(state_name, parse_struct(versions[-1].value), versions[-1].version)
+    if len(versions) == 1:
+        return latest.decode
+    recorded, newest = {v.version for v in versions}, bytes([versions[-1].version])
+    readers: dict[int, ReadColumns] = {versions[-1].version: latest.decode}
+
+    def read(rows: pa.BinaryArray) -> pa.RecordBatch:
+        # Null elements count as the latest version's, whose reader gives nulls.
+        numbers = pc.fill_null(pc.binary_slice(rows, 1, 2), newest)
+        present = pc.unique(numbers).to_pylist() or [newest]
+        if len(present) == 1:
+            return reader_of(present[0], rows)(rows)
+        parts, places = [], []
+        for number in present:
+            mask = pc.equal(numbers, pa.scalar(number, pa.binary()))
+            some = rows.filter(mask)
+            parts.append(reader_of(number, some)(some).to_struct_array())
+            places.append(np.flatnonzero(mask.to_numpy(zero_copy_only=False)))
+        order = pa.array(np.argsort(np.concatenate(places)))
+        return pa.RecordBatch.from_struct_array(pa.concat_arrays(parts).take(order))
+
+    def reader_of(number: bytes, rows: pa.BinaryArray) -> ReadColumns:
+        version = number[0] if number else -1
+        if version not in recorded:
+            row_reader(state_name, versions)(rows[0].as_py())  # says what it is not
+            raise InvariantViolated(f"state {state_name!r}: schema version {version} is read, but not recorded")
+        if version not in readers:
+            readers[version] = _older_reader(state_name, [v for v in versions if v.version >= version], latest)
+        return readers[version]
+
+    return read
+
+
+def _older_reader(state_name: str, versions: Sequence[SchemaVersion], latest: RowColumns) -> ReadColumns:
+    chain = [parse_struct(v.value) for v in versions]
+    older = RowColumns(state_name, chain[0], versions[0].version)
+    codec = RowCodec(state_name, chain[0], versions[0].version)
+    sources = field_sources(chain)
+    schema = latest.arrow_schema
+
+    def read(rows: pa.BinaryArray) -> pa.RecordBatch:
+        batch = older.decode(rows)
+        columns = []
+        for field, (place, convert) in zip(schema, sources, strict=True):
+            if place < 0:
+                columns.append(pa.nulls(len(rows), field.type))
+            elif pa.types.is_nested(field.type) and (convert is not None or batch.column(place).type != field.type):
+                values = [codec.decode(row)[place] for row in rows.to_pylist()]
+                if convert is not None:
+                    values = [None if value is None else convert(value) for value in values]
+                columns.append(pa.array(values, field.type))
+            else:
+                columns.append(batch.column(place).cast(field.type))
+        if not columns:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return read
