@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.row_columns import RowColumns
-from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
@@ -36,7 +36,7 @@ class ValueColumns:
         self._shard = shard
         self._descriptor = descriptor
         self._codec = RowColumns(descriptor.name, parse_struct(version.value), version.version)
-        self._one_by_one = EvolvingRowCodec(descriptor.name, descriptor.versions)
+        self._decode = columns_reader(descriptor.name, descriptor.versions)
         self._seed = layout.seed_of(descriptor.name)
         self.schema: pa.Schema = self._codec.arrow_schema
         self._groups: npt.NDArray[np.uint16] = np.zeros(0, np.uint16)
@@ -53,21 +53,7 @@ class ValueColumns:
         self._stored_keys = _joined(_as_binary(prefixes), keys).to_pylist()
         self._old = pa.array(self._shard.store.get_many(self._stored_keys), pa.binary())
         rows = self._visible(self._old)
-        table = pa.Table.from_batches([self._codec.decode(self._at_latest_version(rows))])
-        return table, rows.is_valid().to_numpy(zero_copy_only=False)
-
-    def _at_latest_version(self, rows: pa.Array) -> pa.Array:
-        """Rows of older schema versions as the latest writes them; one by one, since they get fewer with every interval."""
-        versions = self._descriptor.versions
-        if len(versions) == 1:
-            return rows
-        latest = pa.scalar(bytes([versions[-1].version]), pa.binary())
-        older = pc.fill_null(pc.not_equal(pc.binary_slice(rows, 1, 2), latest), False)
-        if not pc.any(older).as_py():
-            return rows
-        codec = self._one_by_one
-        rewritten = [codec.encode(codec.decode(row)) for row in rows.filter(older).to_pylist()]
-        return pc.replace_with_mask(rows, older, pa.array(rewritten, pa.binary()))
+        return pa.Table.from_batches([self._decode(rows)]), rows.is_valid().to_numpy(zero_copy_only=False)
 
     def _visible(self, entries: pa.Array) -> pa.Array:
         expiring = _is_expiring(entries)
