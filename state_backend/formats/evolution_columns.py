@@ -71,7 +71,7 @@ def _older_reader(state_name: str, versions: Sequence[SchemaVersion], latest: Ro
         for field, (place, convert) in zip(schema, sources, strict=True):
             if place < 0:
                 columns.append(pa.nulls(len(rows), field.type))
-            elif pa.types.is_nested(field.type) and (convert is not None or batch.column(place).type != field.type):
+            elif pa.types.is_nested(field.type) and convert is not None:
                 values = [codec.decode(row)[place] for row in rows.to_pylist()]
                 if convert is not None:
                     values = [None if value is None else convert(value) for value in values]
