@@ -57,12 +57,12 @@ class KeyedInput:
 
     def __iter__(self) -> Iterator[tuple[int, int, tuple[Any, ...], bytes, Iterator[Any]]]:
         while self._at < len(self._segments) or self._load():
-            while self._at < len(self._segments) - 1:
-                kind, key_group, key, encoded_key, start, end = self._segments[self._at]
-                self._at += 1
+            slices = self._slices
+            for kind, key_group, key, encoded_key, start, end in self._segments[self._at : -1]:
                 self.keys += kind == INPUT
-                yield kind, key_group, key, encoded_key, iter(self._slices[kind](start, end))
+                yield kind, key_group, key, encoded_key, iter(slices[kind](start, end))
             # The last one of a batch may go on in the next.
+            self._at = len(self._segments) - 1
             kind, key_group, key, encoded_key, start, end = self._segments[self._at]
             self.keys += kind == INPUT
             items = self._across_batches(kind, encoded_key)
@@ -91,10 +91,10 @@ class KeyedInput:
         self._segments = self._split(batch)
         kinds = {segment[0] for segment in self._segments}
         self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
-        self._state.prefetch([(segment[1], segment[3]) for segment in self._segments])
         return True
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
+        """The batch's segments, their state prefetched."""
         keys = batch.column("__key").flatten()
         encoded = self._key_columns.encode(keys)
         kinds = batch.column("__kind").to_numpy()
@@ -103,10 +103,12 @@ class KeyedInput:
         if len(starts) < len(encoded):
             keys = [column.take(pa.array(starts)) for column in keys]
             encoded = encoded.take(pa.array(starts))
+        groups = batch.column("__key_group").to_numpy()[starts]
+        self._state.prefetch(groups, encoded)
         return list(
             zip(
                 kinds[starts].tolist(),
-                batch.column("__key_group").to_numpy()[starts].tolist(),
+                groups.tolist(),
                 zip(*[plain(column).to_pylist() for column in keys], strict=True),
                 encoded.to_pylist(),
                 starts.tolist(),

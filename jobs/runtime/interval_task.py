@@ -7,6 +7,7 @@ runs a task twice, both write under different names, and only the successful one
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -130,7 +131,7 @@ class IntervalTask:
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = _StopWatch()
-        with work_folder(f"{self.pipeline}-{shard}-") as work:
+        with rare_garbage_collection(), work_folder(f"{self.pipeline}-{shard}-") as work:
             with clock.phase("restore"):
                 manifests = [manifest_of(ref, storage) for ref in self._overlapping(owned)]
                 restored = restore_shard(owned, manifests, storage, work / "db", self.engine)
@@ -372,6 +373,20 @@ class _StopWatch:
             yield
         finally:
             self.durations_us[name] = (time.monotonic_ns() - started) // 1000
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Python's collector looks at new objects by the hundreds, and now and then at all there are: with a batch of rows in
+    hand and pandas imported that took two fifths of the time per key. Cycles in user code are still found, later."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 @contextmanager

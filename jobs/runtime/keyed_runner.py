@@ -14,6 +14,8 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.state.shard_state import ShardState
 from state_backend.values.records import TimeMode
 
+_KEYS_PER_CHECK = 256
+
 
 class Output(Protocol):
     """Takes what handlers yield; written by ``flush``, between keys, when ``full``."""
@@ -60,7 +62,7 @@ class KeyedRunner:
     def process(self, rows: KeyedInput) -> None:
         set_key, output, add = self._state.set_key, self._output, self._output.add
         handler, timer_values = self._processor.handleInputRows, self._timer_values
-        for kind, key_group, key, encoded_key, items in rows:
+        for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
             set_key(key_group, encoded_key)
             call = "handleInputRows"
             try:
@@ -73,7 +75,7 @@ class KeyedRunner:
                         add(result)
             except Exception as error:
                 self._user_code.failed(call, key, error)
-            if output.full:
+            if count % _KEYS_PER_CHECK == 0 and output.full:
                 output.flush()
         self._handle.state = HandleState.DATA_PROCESSED
 

@@ -6,15 +6,18 @@ processor class is the one that runs under Spark streaming, unmodified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
-from state_backend.state import shard_state
+from state_backend.state import keyed_states
+from state_backend.state.shard_state import ShardState
 from state_backend.state.value_columns import ValueColumns
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
@@ -32,41 +35,42 @@ class HandleState(Enum):
     CLOSED = "CLOSED"
 
 
-def row_maker(names: tuple[str, ...]) -> Callable[[tuple[Any, ...]], Row]:
-    """A function from values to PySpark rows with these field names; what ``Row(**...)`` does, without its cost."""
-    new, fields = tuple.__new__, list(names)
+def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
+    """A function from values to PySpark rows with these field names; what ``Row(**...)`` does, without its cost.
 
-    def make(values: tuple[Any, ...]) -> Row:
-        row: Row = new(Row, values)
-        row.__fields__ = fields
-        return row
+    The rows' class is made for the names: PySpark keeps the names in every row and looks for a field by name at every
+    access, which costs more than the state of a key. Where a name is already a method of rows, the method wins, as there.
+    """
+    fields = namedtuple("fields", [f"f{i}" for i in range(len(names))])  # type: ignore[misc]
+    accessors = {name: vars(fields)[f"f{i}"] for i, name in enumerate(names) if not hasattr(Row, name)}
+    row_class = type("Row", (Row,), {**accessors, "__fields__": list(names), "__slots__": ()})
+    new: Any = tuple.__new__
+    return partial(new, row_class)
 
-    return make
 
-
-class RowValueState(shard_state.ValueState, spark_api.ValueState):
+class RowValueState(keyed_states.ValueState, spark_api.ValueState):
     """PySpark's ``ValueState``: the methods are the shard's own."""
 
 
-class RowListState(shard_state.ListState, spark_api.ListState):
+class RowListState(keyed_states.ListState, spark_api.ListState):
     """PySpark's ``ListState``."""
 
     def put(self, newState: Any) -> None:
-        shard_state.ListState.put(self, _not_empty(self._name, newState))
+        keyed_states.ListState.put(self, _not_empty(self._name, newState))
 
     def appendList(self, newState: Any) -> None:
         self.append_list(_not_empty(self._name, newState))
 
-    appendValue = shard_state.ListState.append_value
+    appendValue = keyed_states.ListState.append_value
 
 
-class RowMapState(shard_state.MapState, spark_api.MapState):
+class RowMapState(keyed_states.MapState, spark_api.MapState):
     """PySpark's ``MapState``. ``getValue`` gives a Row and the iterators plain tuples, as Spark's do."""
 
     _as_row: Callable[[tuple[Any, ...]], Row]
 
-    def __init__(self, shard: shard_state.ShardState, descriptor: StateDescriptor) -> None:
-        shard_state.MapState.__init__(self, shard, descriptor)
+    def _prepare(self, descriptor: StateDescriptor) -> None:
+        super()._prepare(descriptor)
         self._as_row = row_maker(tuple(f["name"] for f in descriptor.versions[-1].value["fields"]))
 
     def getValue(self, key: Any) -> Row | None:
@@ -79,9 +83,9 @@ class RowMapState(shard_state.MapState, spark_api.MapState):
     def values(self) -> Iterator[tuple[Any, ...]]:
         return (value for _, value in self.iterator())
 
-    containsKey = shard_state.MapState.contains_key
-    updateValue = shard_state.MapState.update_value
-    removeKey = shard_state.MapState.remove_key
+    containsKey = keyed_states.MapState.contains_key
+    updateValue = keyed_states.MapState.update_value
+    removeKey = keyed_states.MapState.remove_key
 
 
 def _not_empty(name: str, rows: Any) -> Any:
@@ -93,24 +97,24 @@ def _not_empty(name: str, rows: Any) -> Any:
 class ProcessorHandle(spark_api.StatefulProcessorHandle):
     """The handle that ``init`` gets in a shard task."""
 
-    def __init__(self, shard: shard_state.ShardState, time_mode: TimeMode) -> None:
+    def __init__(self, shard: ShardState, time_mode: TimeMode) -> None:
         self._shard = shard
         self._time_mode = time_mode
         self.state = HandleState.CREATED
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowValueState:
         _check_state(self.state, "getValueState", HandleState.CREATED)
-        return self._shard.value_state(stateName, RowValueState)
+        return RowValueState(self._shard, stateName)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
         _check_state(self.state, "getListState", HandleState.CREATED)
-        return self._shard.list_state(stateName, RowListState)
+        return RowListState(self._shard, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
         _check_state(self.state, "getMapState", HandleState.CREATED)
-        return self._shard.map_state(stateName, RowMapState)
+        return RowMapState(self._shard, stateName)
 
     def deleteIfExists(self, stateName: str) -> None:
         """The driver has planned it already; see ``DeclaringHandle``."""
@@ -242,7 +246,7 @@ class ArrowDeclaringHandle(DeclaringHandle):
 class ArrowHandle:
     """The handle that a vectorised processor's ``init`` gets in a shard task."""
 
-    def __init__(self, shard: shard_state.ShardState, key_schema: StructType, input_schema: StructType) -> None:
+    def __init__(self, shard: ShardState, key_schema: StructType, input_schema: StructType) -> None:
         self.key_schema = key_schema
         self.input_schema = input_schema
         self.states: dict[str, ValueColumns] = {}

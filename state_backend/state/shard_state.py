@@ -11,21 +11,23 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from typing import Any, TypeVar
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from state_backend.adapters.rocks import RocksStore
-from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.schema_evolution import EvolvingRowCodec
-from state_backend.formats.types import parse_struct
 from state_backend.state import layout
-from state_backend.values.errors import InvariantViolated, StateSchemaError, UsageError
+from state_backend.state.entry_columns import changes_by_key_group, is_expiring, parts_of, stored_keys
+from state_backend.values.errors import InvariantViolated, StateSchemaError
 from state_backend.values.records import KeyGroupState, StateDescriptor
 
-V = TypeVar("V", bound="ValueState")
-L = TypeVar("L", bound="ListState")
-M = TypeVar("M", bound="MapState")
-_MISSING: Any = object()
+_UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
+# From here on, calls into Arrow and NumPy cost less than a loop.
+MIN_COLUMN_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,43 +58,30 @@ class ShardState:
         self.store = store
         self.now_ms = now_ms
         self.changed_bytes = 0
-        self._struct_factory = struct_factory
+        self.struct_factory = struct_factory
         self._descriptors = {d.name: d for d in descriptors}
         self._by_id = {d.state_id: d for d in descriptors}
+        self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
+        # What the batch read or wrote, as it is now, and of what it wrote, how it was: _UNREAD where nobody looked.
         self._cache: dict[bytes, bytes | None] = {}
-        self._dirty: dict[bytes, bytes | None] = {}
-        # Maps are scanned by prefix; these are the prefixes that have unwritten changes.
-        self._dirty_maps: set[bytes] = set()
+        self._before: dict[bytes, bytes | None] = {}
+        self._unaccounted: dict[bytes, bytes | None] = {}
+        # Maps are scanned by prefix; of these prefixes some entries are not written yet.
+        self._changed_maps: dict[bytes, set[bytes]] = {}
         self._firing = False
         self._registered_while_firing: set[tuple[int, int, bytes]] = set()
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
+        self._totals: dict[str, int] = {}
         for s in key_groups:
             self._digests[s.key_group] = s.digest
             for name, count in s.entries.items():
                 self._counts[s.key_group, name] = count
-        self._prefetched: list[tuple[int, bytes]] = [(layout.TIMERS, b"")]
+                self._totals[name] = self._totals.get(name, 0) + count
+        self._prefetched = {(layout.TIMERS, b""): layout.TIMERS_NAME}
         self._timer_seed = layout.seed_of(layout.TIMERS_NAME)
         self.key_group = -1
         self.key = b""
-
-    # --- what processors hold ---------------------------------------------------------------------------------------------
-
-    def value_state(self, name: str, cls: type[V]) -> V:
-        """The value state of that name; its entries are prefetched from now on. ``cls``: ValueState, or a subclass."""
-        state = cls(self, self.descriptor(name, "value"))
-        self._prefetched.append((state.state_id, b""))
-        return state
-
-    def list_state(self, name: str, cls: type[L]) -> L:
-        """The list state of that name; its positions are prefetched from now on."""
-        state = cls(self, self.descriptor(name, "list"))
-        self._prefetched.append((state.state_id, layout.LIST_META))
-        return state
-
-    def map_state(self, name: str, cls: type[M]) -> M:
-        """The map state of that name."""
-        return cls(self, self.descriptor(name, "map"))
 
     def descriptor(self, name: str, kind: str) -> StateDescriptor:
         """What the driver planned for the state; StateSchemaError if there is none of this kind."""
@@ -103,48 +92,98 @@ class ShardState:
             )
         return descriptor
 
+    def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
+        """From now on, what lies under each key of a batch, followed by ``suffix``, is read with the batch."""
+        self._prefetched[descriptor.state_id, suffix] = descriptor.name
+
     def set_key(self, key_group: int, key: bytes) -> None:
-        """Chooses the key that states and timers act on."""
+        """Chooses the key that states and timers act on; key group -1: none."""
         self.key_group = key_group
         self.key = key
 
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
-    def prefetch(self, keys: Sequence[tuple[int, bytes]]) -> None:
-        """Reads what a batch's keys will need: (key group, encoded key), ascending."""
-        wanted = [
-            layout.prefix(key_group, state_id) + key + suffix
-            for state_id, suffix in self._prefetched
-            for key_group, key in keys
-        ]
-        wanted = [key for key in wanted if key not in self._cache]
-        self._cache.update(zip(wanted, self.store.get_many(wanted), strict=True))
+    def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> None:
+        """Reads what a batch's keys will need. Keys are encoded, and ascend with their key groups."""
+        for (state_id, suffix), name in self._prefetched.items():
+            wanted = stored_keys(key_groups, state_id, keys, suffix)
+            # Of a state without entries nothing need be read.
+            found = self.store.get_many(wanted) if self._totals.get(name) else repeat(None)
+            self._cache.update(zip(wanted, found, strict=False))
 
     def flush(self) -> None:
         """Writes the gathered changes to the store and forgets what was read."""
-        self._write_dirty()
+        self._write_changes()
         self._cache.clear()
 
-    def _write_dirty(self) -> None:
-        if self._dirty:
-            self.changed_bytes += sum(len(k) + (len(v) if v is not None else 0) for k, v in self._dirty.items())
-            self.store.write(sorted(self._dirty.items()))
-            self._dirty.clear()
-            self._dirty_maps.clear()
+    def _write_changes(self) -> None:
+        cache, before = self._cache, self._before
+        if not before and not self._unaccounted:
+            return
+        blind = sorted(key for key, entry in before.items() if entry is _UNREAD)
+        if blind:
+            before.update(zip(blind, self.store.get_many(blind), strict=True))
+        changed = sorted(key for key, entry in before.items() if cache[key] != entry)
+        writes = {key: cache[key] for key in changed} | self._unaccounted
+        account = self._account_columns if len(changed) >= MIN_COLUMN_ROWS else self._account_one_by_one
+        if changed:
+            writes |= account(changed, [before[key] for key in changed], [cache[key] for key in changed])
+        self.put_many(sorted(writes.items()))
+        before.clear()
+        self._unaccounted.clear()
+        self._changed_maps.clear()
+
+    def _account_one_by_one(
+        self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
+    ) -> dict[bytes, bytes | None]:
+        """Brings digests and counts up to date; what has to be written to the expiry index."""
+        index: dict[bytes, bytes | None] = {}
+        for key, entry_before, entry in zip(keys, old, new, strict=True):
+            name, seed = self._accounts[key[2]]
+            change = 0
+            if entry_before is not None:
+                change -= layout.entry_hash(seed, key[3:], entry_before)
+            if entry is not None:
+                change += layout.entry_hash(seed, key[3:], entry)
+            count = (entry is not None) - (entry_before is not None)
+            self.account(int.from_bytes(key[:2], "big"), name, change, count)
+            _index_expiry(index, key, entry_before, entry)
+        return index
+
+    def _account_columns(
+        self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
+    ) -> dict[bytes, bytes | None]:
+        """The same for many entries at once."""
+        groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
+        old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
+        for state_id in np.unique(state_ids).tolist():
+            name, seed = self._accounts[state_id]
+            rows = state_ids == state_id
+            columns = [rests, old_entries, new_entries]
+            if not rows.all():
+                columns = [column.filter(pa.array(rows)) for column in columns]
+            for change in changes_by_key_group(seed, groups[rows], *columns):
+                self.account(change[0], name, change[1], change[2])
+        index: dict[bytes, bytes | None] = {}
+        for at in np.flatnonzero(is_expiring(old_entries) | is_expiring(new_entries)).tolist():
+            _index_expiry(index, keys[at], old[at], new[at])
+        return index
 
     def put_many(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Writes entries, ascending, past the gathered changes: for whoever reads, accounts and indexes by itself."""
         changes = list(changes)
-        self.changed_bytes += sum(len(k) + len(v or b"") for k, v in changes)
+        self.changed_bytes += sum([len(k) + len(v or b"") for k, v in changes])
         self.store.write(changes)
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int) -> None:
         """Adds to what the digest and the entry count of a key group are."""
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
         self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
+        self._totals[name] = self._totals.get(name, 0) + count_change
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
-        """Counts and digests of the non-empty key groups, ascending."""
+        """Counts and digests of the non-empty key groups, ascending, after all changes."""
+        self._write_changes()
         counts: dict[int, dict[str, int]] = {}
         for (key_group, name), count in sorted(self._counts.items()):
             if count < 0:
@@ -159,46 +198,38 @@ class ShardState:
             for key_group, entries in counts.items()
         )
 
-    # --- entries, for the states below ------------------------------------------------------------------------------------------------
+    # --- entries, for the states of a key ----------------------------------------------------------------------------------------------
 
     def read(self, stored_key: bytes) -> bytes | None:
         """The entry as it is stored, expired or not."""
-        entry = self._cache.get(stored_key, _MISSING)
-        if entry is _MISSING:
+        entry = self._cache.get(stored_key, _UNREAD)
+        if entry is _UNREAD:
             entry = self._cache[stored_key] = self.store.get(stored_key)
         return entry  # type: ignore[no-any-return]
 
-    def write(self, stored_key: bytes, entry: bytes | None, name: str, seed: int) -> None:
-        """Replaces an entry, keeping digest, counts and the expiry index. ``entry`` None removes it."""
-        old = self.read(stored_key)
-        if old == entry:
-            return
-        key_group = self.key_group
-        rest = stored_key[3:]
-        change = 0
-        if old is not None:
-            change -= layout.entry_hash(seed, rest, old)
-            if old[0] == layout.EXPIRING:
-                self._set(self._expiry_key(stored_key, old), None)
-        if entry is not None:
-            change += layout.entry_hash(seed, rest, entry)
-            if entry[0] == layout.EXPIRING:
-                self._set(self._expiry_key(stored_key, entry), b"")
-        self._digests[key_group] = self._digests.get(key_group, 0) + change
-        if old is None:
-            self._counts[key_group, name] = self._counts.get((key_group, name), 0) + 1
-        elif entry is None:
-            self._counts[key_group, name] -= 1
-        self._set(stored_key, entry)
+    def read_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+        """``read`` for several, with one multi-get for what is not at hand."""
+        missing = [key for key in wanted if key not in self._cache]
+        if missing:
+            self._cache.update(zip(missing, self.store.get_many(missing), strict=True))
+        return [self._cache[key] for key in wanted]
 
-    def _set(self, stored_key: bytes, data: bytes | None) -> None:
+    def write(self, stored_key: bytes, entry: bytes | None) -> None:
+        """Replaces an entry; None removes it. Digest, counts and expiry index follow when the batch is written."""
+        cache = self._cache
+        if stored_key not in self._before:
+            self._before[stored_key] = cache.get(stored_key, _UNREAD)
+        cache[stored_key] = entry
+
+    def write_new(self, stored_key: bytes, entry: bytes) -> None:
+        """The same where the store is known to hold nothing, unless this batch wrote it."""
+        self._cache.setdefault(stored_key, None)
+        self.write(stored_key, entry)
+
+    def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
+        """Writes what is no entry: positions, timers, indexes."""
         self._cache[stored_key] = data
-        self._dirty[stored_key] = data
-
-    def _expiry_key(self, stored_key: bytes, entry: bytes) -> bytes:
-        expiry_ms = layout.expiry_of(entry)
-        assert expiry_ms is not None
-        return stored_key[:2] + bytes([layout.EXPIRY_INDEX]) + layout.pack_time(expiry_ms) + stored_key[2:]
+        self._unaccounted[stored_key] = data
 
     def visible(self, entry: bytes | None) -> bytes | None:
         """The row in an entry, or None if there is none or it has expired."""
@@ -214,13 +245,20 @@ class ShardState:
 
     def scan_map(self, start: bytes) -> list[tuple[bytes, bytes]]:
         """All entries under a map's prefix, expired ones too, by user key."""
-        if start in self._dirty_maps:
-            # Rare (a scan after a write to the same map): writing first is simpler than merging, and as right.
-            self._write_dirty()
-        return list(self.store.scan(start, layout.after(start)))
+        entries: dict[bytes, bytes | None] = dict(self.store.scan(start, layout.after(start)))
+        for key, entry in entries.items():
+            # Whoever writes them next need not read them.
+            self._cache.setdefault(key, entry)
+        changed = self._changed_maps.get(start)
+        if not changed:
+            return list(entries.items())  # type: ignore[arg-type]
+        entries |= {key: self._cache[key] for key in changed}
+        return sorted((key, entry) for key, entry in entries.items() if entry is not None)
 
-    def mark_map(self, start: bytes) -> None:
-        self._dirty_maps.add(start)
+    def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
+        """``write`` for an entry under a map's prefix."""
+        self.write(stored_key, entry)
+        self._changed_maps.setdefault(start, set()).add(stored_key)
 
     # --- timers -------------------------------------------------------------------------------------------------------------------------
 
@@ -249,15 +287,15 @@ class ShardState:
 
     def _store_timers(self, timers: list[int], changed_ms: int, sign: int) -> None:
         packed_time = layout.pack_time(changed_ms)
-        self._set(
+        self.write_unaccounted(
             layout.prefix(self.key_group, layout.TIMERS) + self.key,
             b"".join(map(layout.pack_time, timers)) if timers else None,
         )
-        self._set(layout.prefix(self.key_group, layout.TIMER_INDEX) + packed_time + self.key, b"" if sign > 0 else None)
+        self.write_unaccounted(
+            layout.prefix(self.key_group, layout.TIMER_INDEX) + packed_time + self.key, b"" if sign > 0 else None
+        )
         change = sign * layout.entry_hash(self._timer_seed, self.key + packed_time, b"")
-        self._digests[self.key_group] = self._digests.get(self.key_group, 0) + change
-        counted = (self.key_group, layout.TIMERS_NAME)
-        self._counts[counted] = self._counts.get(counted, 0) + sign
+        self.account(self.key_group, layout.TIMERS_NAME, change, sign)
 
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
         """Timers with expiry <= now_ms in order of (expiry, key group, key), with their key chosen. A timer that a handler
@@ -276,7 +314,7 @@ class ShardState:
             self.set_key(key_group, key)
             if due not in self._registered_while_firing and expiry_ms in self.timers():
                 yield DueTimer(expiry_ms=expiry_ms, key_group=key_group, key=key)
-            if len(self._dirty) > _FLUSH_ENTRIES:
+            if len(self._unaccounted) + len(self._before) > _FLUSH_ENTRIES:
                 self.flush()
         self._firing = False
         self._registered_while_firing.clear()
@@ -298,8 +336,8 @@ class ShardState:
                     continue
                 change -= layout.entry_hash(seed, stored_key[3:], entry)
                 if entry[0] == layout.EXPIRING:
-                    self._dirty[self._expiry_key(stored_key, entry)] = None
-                if len(self._dirty) > _FLUSH_ENTRIES:
+                    self._unaccounted[_expiry_key(stored_key, entry)] = None
+                if len(self._unaccounted) + len(self._before) > _FLUSH_ENTRIES:
                     self.flush()
             self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name])
             self.store.delete_range(start, end)
@@ -321,12 +359,11 @@ class ShardState:
                     raise InvariantViolated(
                         f"an expiring entry belongs to state id {stored_key[2]}, which no state has"
                     )
-                self.key_group = key_group
-                self.write(stored_key, None, descriptor.name, layout.seed_of(descriptor.name))
+                self.write(stored_key, None)
                 if descriptor.kind == "list":
                     self._trim_list(stored_key[:-9], layout.unpack_position(stored_key[-8:]))
                 expired += 1
-                if len(self._dirty) > _FLUSH_ENTRIES:
+                if len(self._unaccounted) + len(self._before) > _FLUSH_ENTRIES:
                     self.flush()
         self.flush()
         return expired
@@ -339,150 +376,20 @@ class ShardState:
             return
         while first < next_ and self.read(base + layout.LIST_ELEMENT + layout.pack_position(first)) is None:
             first += 1
-        self._set(base + layout.LIST_META, layout.pack_positions(first, next_) if first < next_ else None)
+        self.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, next_) if first < next_ else None)
 
 
-class _KeyedState:
-    """What value, list and map share: a descriptor, its codec and its place in the key space."""
-
-    __slots__ = ("_codec", "_name", "_seed", "_shard", "_ttl_ms", "state_id")
-
-    def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
-        self._shard = shard
-        self._name = descriptor.name
-        self._seed = layout.seed_of(descriptor.name)
-        self._ttl_ms = descriptor.ttl_ms
-        self.state_id = descriptor.state_id
-        self._codec = EvolvingRowCodec(descriptor.name, descriptor.versions, shard._struct_factory)
-
-    def _stored_key(self) -> bytes:
-        shard = self._shard
-        if shard.key_group < 0:
-            raise UsageError(f"state {self._name!r} is used outside a key: only the handlers of a key may use state")
-        return layout.prefix(shard.key_group, self.state_id) + shard.key
+def _index_expiry(
+    index: dict[bytes, bytes | None], stored_key: bytes, before: bytes | None, entry: bytes | None
+) -> None:
+    """Notes what replacing an entry changes in the expiry index."""
+    if before is not None and before[0] == layout.EXPIRING:
+        index[_expiry_key(stored_key, before)] = None
+    if entry is not None and entry[0] == layout.EXPIRING:
+        index[_expiry_key(stored_key, entry)] = b""
 
 
-class ValueState(_KeyedState):
-    """One row per key."""
-
-    __slots__ = ()
-
-    def exists(self) -> bool:
-        return self._shard.visible(self._shard.read(self._stored_key())) is not None
-
-    def get(self) -> tuple[Any, ...] | None:
-        row = self._shard.visible(self._shard.read(self._stored_key()))
-        return None if row is None else self._codec.decode(row)
-
-    def update(self, new_value: Any) -> None:
-        shard = self._shard
-        shard.write(
-            self._stored_key(), shard.entry_of(self._codec.encode(new_value), self._ttl_ms), self._name, self._seed
-        )
-
-    def clear(self) -> None:
-        self._shard.write(self._stored_key(), None, self._name, self._seed)
-
-
-class ListState(_KeyedState):
-    """Rows in order per key. Appending touches the positions and the new row only, however long the list."""
-
-    __slots__ = ()
-
-    def exists(self) -> bool:
-        return next(self.get(), None) is not None
-
-    def get(self) -> Iterator[tuple[Any, ...]]:
-        base = self._stored_key()
-        first, next_ = self._positions(base)
-        for position in range(first, next_):
-            row = self._shard.visible(self._shard.read(base + layout.LIST_ELEMENT + layout.pack_position(position)))
-            if row is not None:
-                yield self._codec.decode(row)
-
-    def put(self, new_state: Sequence[Any]) -> None:
-        rows = [self._codec.encode(value) for value in new_state]
-        base = self._stored_key()
-        first, next_ = self._positions(base)
-        for position in range(first, next_):
-            if position >= len(rows):
-                self._write_element(base, position, None)
-        self._append(base, 0, 0, rows)
-
-    def append_value(self, new_value: Any) -> None:
-        base = self._stored_key()
-        self._append(base, *self._positions(base), [self._codec.encode(new_value)])
-
-    def append_list(self, new_values: Sequence[Any]) -> None:
-        rows = [self._codec.encode(value) for value in new_values]
-        base = self._stored_key()
-        self._append(base, *self._positions(base), rows)
-
-    def clear(self) -> None:
-        base = self._stored_key()
-        first, next_ = self._positions(base)
-        for position in range(first, next_):
-            self._write_element(base, position, None)
-        if next_:
-            self._shard._set(base + layout.LIST_META, None)
-
-    def _append(self, base: bytes, first: int, next_: int, rows: list[bytes]) -> None:
-        for position, row in enumerate(rows, start=next_):
-            self._write_element(base, position, self._shard.entry_of(row, self._ttl_ms))
-        self._shard._set(base + layout.LIST_META, layout.pack_positions(first, next_ + len(rows)))
-
-    def _positions(self, base: bytes) -> tuple[int, int]:
-        """First position and the one after the last; (0, 0) for no list. Expired rows in between may be gone already."""
-        packed = self._shard.read(base + layout.LIST_META)
-        return layout.unpack_positions(packed) if packed else (0, 0)
-
-    def _write_element(self, base: bytes, position: int, entry: bytes | None) -> None:
-        key = base + layout.LIST_ELEMENT + layout.pack_position(position)
-        self._shard.write(key, entry, self._name, self._seed)
-
-
-class MapState(_KeyedState):
-    """Rows by user key per key, iterated in the user keys' order."""
-
-    __slots__ = ("_user_keys",)
-
-    def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
-        super().__init__(shard, descriptor)
-        user_key = descriptor.versions[-1].user_key
-        assert user_key is not None
-        self._user_keys = KeyCodec(parse_struct(user_key), what=f"user key of state {descriptor.name!r}")
-
-    def exists(self) -> bool:
-        return next(self.iterator(), None) is not None
-
-    def get_value(self, key: Any) -> tuple[Any, ...] | None:
-        row = self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)))
-        return None if row is None else self._codec.decode(row)
-
-    def contains_key(self, key: Any) -> bool:
-        return self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key))) is not None
-
-    def update_value(self, key: Any, value: Any) -> None:
-        shard = self._shard
-        base = self._stored_key()
-        shard.mark_map(base)
-        entry = shard.entry_of(self._codec.encode(value), self._ttl_ms)
-        shard.write(base + self._user_keys.encode(key), entry, self._name, self._seed)
-
-    def remove_key(self, key: Any) -> None:
-        base = self._stored_key()
-        self._shard.mark_map(base)
-        self._shard.write(base + self._user_keys.encode(key), None, self._name, self._seed)
-
-    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        base = self._stored_key()
-        for stored_key, entry in self._shard.scan_map(base):
-            row = self._shard.visible(entry)
-            if row is not None:
-                yield self._user_keys.decode(stored_key[len(base) :]), self._codec.decode(row)
-
-    def clear(self) -> None:
-        base = self._stored_key()
-        for stored_key, _ in self._shard.scan_map(base):
-            self._shard.write(stored_key, None, self._name, self._seed)
-        self._shard.mark_map(base)
+def _expiry_key(stored_key: bytes, entry: bytes) -> bytes:
+    expiry_ms = layout.expiry_of(entry)
+    assert expiry_ms is not None
+    return layout.expiry_key(int.from_bytes(stored_key[:2], "big"), expiry_ms, stored_key[2], stored_key[3:])

@@ -17,7 +17,9 @@ from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
 from state_backend.restore import restore_shard
 from state_backend.snapshot import take_snapshot
-from state_backend.state.shard_state import ListState, MapState, ShardState, ValueState
+from state_backend.state import shard_state
+from state_backend.state.keyed_states import ListState, MapState, ValueState
+from state_backend.state.shard_state import ShardState
 from state_backend.state.verify import verify_shard
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
@@ -53,9 +55,11 @@ class StateMachine(RuleBasedStateMachine):
         for _, restored, _ in self.shards:
             restored.store.close()
         shutil.rmtree(self.folder)
+        shard_state.MIN_COLUMN_ROWS = 64
 
-    @initialize(parallelism=st.integers(1, 4))
-    def begin(self, parallelism: int) -> None:
+    @initialize(parallelism=st.integers(1, 4), by_columns=st.booleans())
+    def begin(self, parallelism: int, by_columns: bool) -> None:
+        shard_state.MIN_COLUMN_ROWS = 1 if by_columns else 1_000
         self._open(parallelism)
 
     def _open(self, parallelism: int) -> None:
@@ -84,39 +88,39 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(key=keys, row=rows, ttl=ttls)
     def update(self, key: str, row: Any, ttl: str) -> None:
-        self._at(key).value_state("value" + ttl, ValueState).update(row)
+        ValueState(self._at(key), "value" + ttl).update(row)
         self.values["value" + ttl][key] = (row, self._expiry("value" + ttl))
 
     @rule(key=keys, ttl=ttls)
     def clear_value(self, key: str, ttl: str) -> None:
-        self._at(key).value_state("value" + ttl, ValueState).clear()
+        ValueState(self._at(key), "value" + ttl).clear()
         self.values["value" + ttl].pop(key, None)
 
     @rule(key=keys, new=st.lists(rows, min_size=1, max_size=3), ttl=ttls, put=st.booleans())
     def extend(self, key: str, new: list[Any], ttl: str, put: bool) -> None:
-        state = self._at(key).list_state("list" + ttl, ListState)
+        state = ListState(self._at(key), "list" + ttl)
         (state.put if put else state.append_list)(new)
         before = [] if put else self.lists["list" + ttl].get(key, [])
         self.lists["list" + ttl][key] = before + [(row, self._expiry("list" + ttl)) for row in new]
 
     @rule(key=keys, ttl=ttls)
     def clear_list(self, key: str, ttl: str) -> None:
-        self._at(key).list_state("list" + ttl, ListState).clear()
+        ListState(self._at(key), "list" + ttl).clear()
         self.lists["list" + ttl].pop(key, None)
 
     @rule(key=keys, user_key=keys, row=rows, ttl=ttls)
     def put(self, key: str, user_key: str, row: Any, ttl: str) -> None:
-        self._at(key).map_state("map" + ttl, MapState).update_value((user_key,), row)
+        MapState(self._at(key), "map" + ttl).update_value((user_key,), row)
         self.maps["map" + ttl][key, user_key] = (row, self._expiry("map" + ttl))
 
     @rule(key=keys, user_key=keys, ttl=ttls)
     def remove(self, key: str, user_key: str, ttl: str) -> None:
-        self._at(key).map_state("map" + ttl, MapState).remove_key((user_key,))
+        MapState(self._at(key), "map" + ttl).remove_key((user_key,))
         self.maps["map" + ttl].pop((key, user_key), None)
 
     @rule(key=keys, ttl=ttls)
     def clear_map(self, key: str, ttl: str) -> None:
-        self._at(key).map_state("map" + ttl, MapState).clear()
+        MapState(self._at(key), "map" + ttl).clear()
         self.maps["map" + ttl] = {k: v for k, v in self.maps["map" + ttl].items() if k[0] != key}
 
     @rule(key=keys, time_ms=times)
@@ -185,18 +189,18 @@ class StateMachine(RuleBasedStateMachine):
             for name, values in self.values.items():
                 row, expiry = values.get(key, (None, None))
                 expected = row if row is not None and self._alive(expiry) else None
-                assert state.value_state(name, ValueState).get() == expected
-                assert state.value_state(name, ValueState).exists() == (expected is not None)
+                assert ValueState(state, name).get() == expected
+                assert ValueState(state, name).exists() == (expected is not None)
             for name, lists in self.lists.items():
                 alive = [row for row, expiry in lists.get(key, []) if self._alive(expiry)]
-                assert list(state.list_state(name, ListState).get()) == alive
-                assert state.list_state(name, ListState).exists() == bool(alive)
+                assert list(ListState(state, name).get()) == alive
+                assert ListState(state, name).exists() == bool(alive)
             for name, maps in self.maps.items():
                 alive_map = {u: row for (k, u), (row, expiry) in maps.items() if k == key and self._alive(expiry)}
-                found = list(state.map_state(name, MapState).iterator())
+                found = list(MapState(state, name).iterator())
                 assert {u: row for (u,), row in found} == alive_map
                 assert [u for (u,), _ in found] == sorted(alive_map, key=lambda u: u.encode())
-                assert state.map_state(name, MapState).get_value(("a",)) == alive_map.get("a")
+                assert MapState(state, name).get_value(("a",)) == alive_map.get("a")
             assert state.timers() == sorted(t for k, t in self.timers if k == key)
 
 

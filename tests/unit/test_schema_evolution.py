@@ -18,8 +18,9 @@ from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.schema_evolution import EvolvingRowCodec, compare_schemas, row_reader
 from state_backend.formats.types import parse_struct
+from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.plan_states import StatePlan, plan_states
-from state_backend.state.shard_state import ListState, MapState, ShardState, ValueState
+from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StateSchemaError
 from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
 from tests.support.shards import KEYS
@@ -459,9 +460,9 @@ def open_shard(
     shard = ShardState(RocksStore(folder), key_groups=groups, descriptors=descriptors, now_ms=now_ms)
     shard.set_key(3, KEY)
     return shard, {
-        "value": shard.value_state("v", ValueState),
-        "list": shard.list_state("l", ListState),
-        "map": shard.map_state("m", MapState),
+        "value": ValueState(shard, "v"),
+        "list": ListState(shard, "l"),
+        "map": MapState(shard, "m"),
     }
 
 

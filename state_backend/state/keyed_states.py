@@ -1,0 +1,192 @@
+"""Value, list and map state of the current key: what processors hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.schema_evolution import EvolvingRowCodec
+from state_backend.formats.types import parse_struct
+from state_backend.state import layout
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import UsageError
+from state_backend.values.records import StateDescriptor, StateKind
+
+_READ_AHEAD = 256
+
+
+class _KeyedState:
+    """What value, list and map share: a descriptor, its codec and its place in the key space."""
+
+    kind: StateKind
+    __slots__ = ("_decode", "_encode", "_group", "_name", "_prefix", "_shard", "_ttl_ms")
+
+    def __init__(self, shard: ShardState, name: str) -> None:
+        descriptor = shard.descriptor(name, self.kind)
+        codec = EvolvingRowCodec(name, descriptor.versions, shard.struct_factory)
+        self._shard = shard
+        self._name = name
+        self._ttl_ms = descriptor.ttl_ms
+        self._encode = codec.encode
+        self._decode = codec.decode
+        self._group = -1
+        self._prefix = bytes([0, 0, descriptor.state_id])
+        self._prepare(descriptor)
+
+    def _prepare(self, descriptor: StateDescriptor) -> None:
+        """Whatever else this kind of state needs."""
+
+    def _stored_key(self) -> bytes:
+        """Where the current key's entries begin."""
+        shard = self._shard
+        if shard.key_group != self._group or self._group < 0:
+            if shard.key_group < 0:
+                raise UsageError(
+                    f"state {self._name!r} is used outside a key: only the handlers of a key may use state"
+                )
+            # Keys come by key group, so that this is rare.
+            self._group = shard.key_group
+            self._prefix = layout.prefix(shard.key_group, self._prefix[2])
+        return self._prefix + shard.key
+
+
+class ValueState(_KeyedState):
+    """One row per key."""
+
+    kind = "value"
+    __slots__ = ()
+
+    def _prepare(self, descriptor: StateDescriptor) -> None:
+        self._shard.prefetch_state(descriptor)
+
+    def exists(self) -> bool:
+        return self._shard.visible(self._shard.read(self._stored_key())) is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        entry = self._shard.read(self._stored_key())
+        if entry is None:
+            return None
+        if entry[0] == layout.PLAIN:
+            return self._decode(entry)
+        row = self._shard.visible(entry)
+        return None if row is None else self._decode(row)
+
+    def update(self, new_value: Any) -> None:
+        row = self._encode(new_value)
+        if self._ttl_ms is not None:
+            row = self._shard.entry_of(row, self._ttl_ms)
+        self._shard.write(self._stored_key(), row)
+
+    def clear(self) -> None:
+        self._shard.write(self._stored_key(), None)
+
+
+class ListState(_KeyedState):
+    """Rows in order per key. Appending touches the positions and the new row only, however long the list."""
+
+    kind = "list"
+    __slots__ = ()
+
+    def _prepare(self, descriptor: StateDescriptor) -> None:
+        self._shard.prefetch_state(descriptor, layout.LIST_META)
+
+    def exists(self) -> bool:
+        return next(self.get(), None) is not None
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        element = self._stored_key() + layout.LIST_ELEMENT
+        first, next_ = self._positions(self._stored_key())
+        for start in range(first, next_, _READ_AHEAD):
+            positions = range(start, min(start + _READ_AHEAD, next_))
+            for entry in self._shard.read_many([element + layout.pack_position(p) for p in positions]):
+                row = self._shard.visible(entry)
+                if row is not None:
+                    yield self._decode(row)
+
+    def put(self, new_state: Sequence[Any]) -> None:
+        rows = [self._encode(value) for value in new_state]
+        base = self._stored_key()
+        _, next_ = self._positions(base)
+        self._clear(base, len(rows))
+        self._write(base, 0, 0, next_, rows)
+
+    def append_value(self, new_value: Any) -> None:
+        row = self._encode(new_value)
+        base = self._stored_key()
+        first, next_ = self._positions(base)
+        self._write(base, first, next_, next_, [row])
+
+    def append_list(self, new_values: Sequence[Any]) -> None:
+        rows = [self._encode(value) for value in new_values]
+        base = self._stored_key()
+        first, next_ = self._positions(base)
+        self._write(base, first, next_, next_, rows)
+
+    def clear(self) -> None:
+        base = self._stored_key()
+        if self._clear(base, 0):
+            self._shard.write_unaccounted(base + layout.LIST_META, None)
+
+    def _clear(self, base: bytes, start: int) -> bool:
+        """Removes the rows from a position on; whether there was a list."""
+        first, next_ = self._positions(base)
+        for position in range(max(first, start), next_):
+            self._shard.write(base + layout.LIST_ELEMENT + layout.pack_position(position), None)
+        return next_ > 0
+
+    def _write(self, base: bytes, first: int, start: int, end: int, rows: list[bytes]) -> None:
+        """Rows at the positions from ``start`` on; from ``end`` on the store has none."""
+        shard, element = self._shard, base + layout.LIST_ELEMENT
+        for position, row in enumerate(rows, start):
+            write = shard.write if position < end else shard.write_new
+            write(element + layout.pack_position(position), shard.entry_of(row, self._ttl_ms))
+        shard.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, start + len(rows)))
+
+    def _positions(self, base: bytes) -> tuple[int, int]:
+        """First position and the one after the last; (0, 0) for no list. Expired rows in between may be gone already."""
+        packed = self._shard.read(base + layout.LIST_META)
+        return layout.unpack_positions(packed) if packed else (0, 0)
+
+
+class MapState(_KeyedState):
+    """Rows by user key per key, iterated in the user keys' order."""
+
+    kind = "map"
+    __slots__ = ("_user_keys",)
+
+    def _prepare(self, descriptor: StateDescriptor) -> None:
+        user_key = descriptor.versions[-1].user_key
+        assert user_key is not None
+        self._user_keys = KeyCodec(parse_struct(user_key), what=f"user key of state {descriptor.name!r}")
+
+    def exists(self) -> bool:
+        return next(self.iterator(), None) is not None
+
+    def get_value(self, key: Any) -> tuple[Any, ...] | None:
+        row = self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)))
+        return None if row is None else self._decode(row)
+
+    def contains_key(self, key: Any) -> bool:
+        return self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key))) is not None
+
+    def update_value(self, key: Any, value: Any) -> None:
+        base = self._stored_key()
+        entry = self._shard.entry_of(self._encode(value), self._ttl_ms)
+        self._shard.write_map(base, base + self._user_keys.encode(key), entry)
+
+    def remove_key(self, key: Any) -> None:
+        base = self._stored_key()
+        self._shard.write_map(base, base + self._user_keys.encode(key), None)
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        base = self._stored_key()
+        for stored_key, entry in self._shard.scan_map(base):
+            row = self._shard.visible(entry)
+            if row is not None:
+                yield self._user_keys.decode(stored_key[len(base) :]), self._decode(row)
+
+    def clear(self) -> None:
+        base = self._stored_key()
+        for stored_key, _ in self._shard.scan_map(base):
+            self._shard.write_map(base, stored_key, None)
