@@ -1,0 +1,334 @@
+"""HyperLogLog sketches: how many distinct values a key has seen, in bounded space. Many keys' sketches at a time.
+
+A sketch has m = 2^precision registers. A value's 64-bit hash is split: the upper ``precision`` bits choose a register, the
+lower q = 64 - precision bits give a rank, 1 + their leading zeros (1 .. q + 1). A register keeps its highest rank, 0 at first.
+
+    sketch  := 1 (version, u8) | form (u8) | precision (u8) | 0 (u8) | body
+    form 1  : entry*, u32 little-endian: register << 6 | rank; ascending, a register once, rank > 0
+    form 2  : m bytes: the rank of each register
+    A sketch with fewer than m / 4 set registers has form 1, another form 2. No value yet: no sketch, but null.
+
+So a set of values has one sketch, byte for byte, in whatever order and batches they came, and a union is the registers' maximum.
+
+    value, hashed with XXH64, seed 0                    as bytes
+    boolean, integers, date, timestamps (µs)            int64, little-endian
+    float, double                                       float64; -0.0 as 0.0, every NaN as the canonical one
+    decimal                                             unscaled, int128, little-endian; the scale is the column's
+    string, binary                                      the bytes
+
+Source: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007); for the estimate Ertl, "New cardinality estimation
+algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases and no switch between
+estimators; for the hash the xxHash specification.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from state_backend.values.errors import CorruptFile, StateSchemaError, UsageError
+
+__all__ = ["Sketches", "hash_values", "precision_for"]
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+U8 = npt.NDArray[np.uint8]
+
+MIN_PRECISION, MAX_PRECISION = 4, 18
+VERSION = 1
+SPARSE, DENSE = 1, 2
+_RANK_BITS = 6
+_RANK = np.uint64((1 << _RANK_BITS) - 1)
+_OWNER_SHIFT = np.uint64(32)
+_WORD = 4
+# At this size the estimate's float64 copies of dense sketches stay in cache.
+_BLOCK_BYTES = 1 << 17
+
+
+def precision_for(relative_error: float) -> int:
+    """The smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most ``relative_error``. ``UsageError`` for an
+    error below 1.04 / 2^9, about 0.00203: its sketch would be larger than 2^18 bytes a key; and for one that is not in (0, 1)."""
+    finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
+    if not finest <= relative_error < 1:
+        raise UsageError(
+            f"relative_error must be at least {finest:.5f} (256 KiB a key) and below 1; found {relative_error}; 0.02 takes 4 KiB"
+        )
+    return next(p for p in range(MIN_PRECISION, MAX_PRECISION + 1) if 1.04 / math.sqrt(1 << p) <= relative_error)
+
+
+# --- sketches ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketches:
+    """A column of sketches of one precision; row i is *owner* i.
+
+    count: rows, with and without a sketch.
+    entries: ``owner << 32 | register << 6 | rank`` of all sketches of form 1, ascending, a register of an owner once.
+    dense_owners, dense: the sketches of form 2: ascending owners, and by owner a row of 2^precision ranks.
+    """
+
+    precision: int
+    count: int
+    entries: U64
+    dense_owners: I64
+    dense: U8
+
+    @classmethod
+    def decode(cls, column: pa.Array, precision: int) -> Sketches:
+        """From a binary column; null is the empty set. ``CorruptFile`` for what ``encode`` does not make, ``StateSchemaError``
+        for sketches of another precision."""
+        owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        _, offsets_buffer, data = (filled := column.drop_null()).buffers()
+        if not len(filled):
+            return _empty(precision, len(column))
+        offsets = np.frombuffer(offsets_buffer, np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(
+            np.int64
+        )
+        sizes = np.diff(offsets)
+        _refuse((sizes < 2 * _WORD) | (sizes % _WORD != 0), owners, "its length is not that of a sketch")
+        words = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view("<u4")
+        starts = (offsets[:-1] - offsets[0]) // _WORD
+        is_dense = _forms(words[starts], sizes, owners, precision) == DENSE
+        body_words = sizes // _WORD - 1
+        in_dense = np.repeat(is_dense, body_words)
+        body = np.delete(words, starts)
+        entry_owners = np.repeat(owners[~is_dense], body_words[~is_dense])
+        entries = (entry_owners.astype(np.uint64) << _OWNER_SHIFT) | body[~in_dense].astype(np.uint64)
+        _check_entries(entries, entry_owners, precision)
+        dense = body[in_dense].view(np.uint8).reshape(-1, 1 << precision)
+        _check_dense(dense, owners[is_dense], precision)
+        return cls(precision=precision, count=len(column), entries=entries, dense_owners=owners[is_dense], dense=dense)
+
+    def encode(self) -> pa.Array:
+        """The inverse of ``decode``. ``UsageError`` if they take 2 GiB or more, which an Arrow binary column can't hold."""
+        entry_owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
+        entry_counts = np.bincount(entry_owners, minlength=self.count)
+        body_words = entry_counts.copy()
+        body_words[self.dense_owners] = (1 << self.precision) // _WORD
+        present = body_words > 0
+        ends = np.cumsum(body_words + present)
+        if self.count and ends[-1] * _WORD >= 1 << 31:
+            raise UsageError(
+                f"the distinct-value sketches of {self.count} keys take {ends[-1] * _WORD} bytes, 2 GiB or more; "
+                f"at precision {self.precision} one takes up to {1 << self.precision}; choose a larger relative_error"
+            )
+        starts = ends - body_words - present
+        words = np.empty(ends[-1] if self.count else 0, "<u4")
+        words[starts[present]] = _header(SPARSE, self.precision)
+        # Entry j of all goes to its sketch's start, past the header, plus its place within the sketch.
+        first_entry = np.cumsum(entry_counts) - entry_counts
+        places = np.arange(len(self.entries)) + np.repeat(starts + 1 - first_entry, entry_counts)
+        words[places] = self.entries.astype(np.uint32)
+        for owner, ranks in zip(self.dense_owners, self.dense, strict=True):
+            words[starts[owner]] = _header(DENSE, self.precision)
+            words[starts[owner] + 1 : ends[owner]] = ranks.view("<u4")
+        offsets = np.concatenate([[0], ends * _WORD]).astype(np.int32)
+        bitmap = np.packbits(present, bitorder="little")
+        buffers = [pa.py_buffer(bitmap), pa.py_buffer(offsets), pa.py_buffer(words)]
+        return pa.Array.from_buffers(pa.binary(), self.count, buffers)
+
+    def add(self, owners: I64, hashes: U64) -> Sketches:
+        """With value hashes added: hash i to the set of ``owners[i]``; any order."""
+        rest_bits = np.uint64(64 - self.precision)
+        rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
+        # Its bit length; without the second highest bit it can't be rounded up to a longer one.
+        length = np.frexp((rest & ~(rest >> np.uint64(1))).astype(np.float64))[1].astype(np.uint64)
+        rank = rest_bits + np.uint64(1) - length
+        register = hashes >> rest_bits
+        added = (owners.astype(np.uint64) << _OWNER_SHIFT) | (register << np.uint64(_RANK_BITS)) | rank
+        return self._with_entries(np.concatenate([self.entries, added]))
+
+    def union(self, other: Sketches) -> Sketches:
+        """Row by row the sketch of both sets together; as many rows and the same precision."""
+        owners = np.union1d(self.dense_owners, other.dense_owners)
+        dense = np.zeros((len(owners), 1 << self.precision), np.uint8)
+        for side in (self, other):
+            rows = np.searchsorted(owners, side.dense_owners)
+            dense[rows] = np.maximum(dense[rows], side.dense)
+        both = replace(self, dense_owners=owners, dense=dense)
+        return both._with_entries(np.concatenate([self.entries, other.entries]))
+
+    def estimate(self) -> F64:
+        """By owner the estimated number of distinct values; 0.0 without a sketch."""
+        m, q = 1 << self.precision, 64 - self.precision
+        weight = np.zeros(1 << _RANK_BITS)
+        weight[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
+        owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
+        ranks = (self.entries & _RANK).astype(np.int64)
+        set_registers = np.bincount(owners, minlength=self.count)
+        harmonic = np.bincount(owners, weight[ranks], minlength=self.count).astype(np.float64)
+        full = np.bincount(owners, ranks > q, minlength=self.count)
+        rows = max(1, _BLOCK_BYTES // m)
+        for at in range(0, len(self.dense), rows):
+            block, to = self.dense[at : at + rows], self.dense_owners[at : at + rows]
+            set_registers[to] = np.count_nonzero(block, axis=1)
+            harmonic[to] = weight[block].sum(axis=1)
+            full[to] = np.count_nonzero(block > q, axis=1)
+        harmonic += m * _sigmas(self.precision)[m - set_registers]
+        for owner in np.flatnonzero(full):
+            harmonic[owner] += m * _tau(1 - full[owner] / m) * 0.5**q
+        estimates: F64 = m * m / (2 * math.log(2)) / harmonic
+        return estimates
+
+    def _with_entries(self, entries: U64) -> Sketches:
+        """These dense sketches, and ``entries`` in any order, registers repeated, also of dense owners."""
+        dense_owners, dense = self.dense_owners, self.dense
+        entries = np.sort(entries)
+        # Of a run of one register the last has the highest rank.
+        registers = entries >> np.uint64(_RANK_BITS)
+        entries = entries[np.append(registers[1:] != registers[:-1], True)] if len(entries) else entries
+        owners = (entries >> _OWNER_SHIFT).astype(np.int64)
+        grown = np.bincount(owners, minlength=self.count) >= (1 << self.precision) // _WORD
+        grown[dense_owners] = False
+        if grown.any():
+            promoted = np.flatnonzero(grown)
+            zeros = np.zeros((len(promoted), 1 << self.precision), np.uint8)
+            order = np.argsort(all_owners := np.concatenate([dense_owners, promoted]))
+            dense_owners, dense = all_owners[order], np.concatenate([dense, zeros])[order]
+        if len(dense_owners):
+            slots = np.full(self.count, -1)
+            slots[dense_owners] = np.arange(len(dense_owners))
+            of_dense = slots[owners] >= 0
+            moved = entries[of_dense]
+            register = (moved & np.uint64(0xFFFFFFFF)) >> np.uint64(_RANK_BITS)
+            places = (slots[owners[of_dense]] << self.precision) + register.astype(np.int64)
+            flat = dense.flatten()
+            flat[places] = np.maximum(flat[places], (moved & _RANK).astype(np.uint8))
+            entries, dense = entries[~of_dense], flat.reshape(dense.shape)
+        return replace(self, entries=entries, dense_owners=dense_owners, dense=dense)
+
+
+def _empty(precision: int, count: int) -> Sketches:
+    dense = np.empty((0, 1 << precision), np.uint8)
+    none = np.empty(0, np.int64)
+    return Sketches(precision=precision, count=count, entries=none.astype(np.uint64), dense_owners=none, dense=dense)
+
+
+def _header(form: int, precision: int) -> int:
+    return VERSION | form << 8 | precision << 16
+
+
+def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
+    """Each sketch's form, after a check of header and size."""
+    forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
+    known = (headers & 0xFF == VERSION) & ((forms == SPARSE) | (forms == DENSE))
+    _refuse(
+        ~known | (precisions < MIN_PRECISION) | (precisions > MAX_PRECISION),
+        owners,
+        "its header is not that of a sketch",
+    )
+    if (other := precisions != precision).any():
+        raise StateSchemaError(
+            f"distinct values were counted with precision {precisions[other][0]} so far, and are now declared with "
+            f"{precision}; keep relative_error as it was, or give the aggregate a new name to count afresh"
+        )
+    sparse_end = _WORD + (1 << precision)
+    _refuse(
+        np.where(forms == DENSE, sizes != sparse_end, sizes >= sparse_end), owners, "its length does not fit its form"
+    )
+    return forms
+
+
+def _check_entries(entries: U64, owners: I64, precision: int) -> None:
+    rank, registers = entries & _RANK, entries >> np.uint64(_RANK_BITS)
+    beyond = (entries & np.uint64(0xFFFFFFFF)) >> np.uint64(_RANK_BITS + precision) != 0
+    _refuse(beyond | (rank == 0) | (rank > 65 - precision), owners, "a register or rank is out of range")
+    _refuse(registers[1:] <= registers[:-1], owners[1:], "its registers are not ascending")
+
+
+def _check_dense(dense: U8, owners: I64, precision: int) -> None:
+    if len(dense):
+        _refuse(dense.max(axis=1) > 65 - precision, owners, "a rank is out of range")
+        set_registers = np.count_nonzero(dense, axis=1)
+        _refuse(set_registers < (1 << precision) // _WORD, owners, "it has too few set registers for its form")
+
+
+def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
+    if wrong.any():
+        raise CorruptFile(
+            f"the distinct-value sketch in row {owners[np.argmax(wrong)]} of a state column is damaged: {why}; "
+            "restore an older checkpoint"
+        )
+
+
+@lru_cache(maxsize=4)
+def _sigmas(precision: int) -> F64:
+    """Ertl's sigma for 0 .. m unset registers; infinite for m. Shape [m + 1]."""
+    x = np.arange((1 << precision) + 1) / (1 << precision)
+    total, scale = x.copy(), 1.0
+    total[-1] = np.inf
+    growing = np.ones(len(x), np.bool_)
+    growing[-1] = False
+    while growing.any():
+        x = x * x
+        larger = np.where(growing, total + x * scale, total)
+        growing = larger != total
+        total, scale = larger, scale * 2
+    return total
+
+
+def _tau(x: float) -> float:
+    """Ertl's tau, for registers that are full."""
+    if x in (0.0, 1.0):
+        return 0.0
+    scale, total, before = 1.0, 1 - x, math.inf
+    while total != before:
+        x, before, scale = math.sqrt(x), total, scale / 2
+        total -= (1 - x) ** 2 * scale
+    return total / 3
+
+
+# --- hashes of values ----------------------------------------------------------------------------------------------------
+
+_P1, _P2, _P3, _P4, _P5 = (
+    np.uint64(prime)
+    for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+)
+
+
+def hash_values(values: pa.Array) -> U64:
+    """The hash of each value, as drawn above. No nulls, no nested types."""
+    of, count = values.type, len(values)
+    if pa.types.is_decimal128(of):
+        limbs = np.frombuffer(values.buffers()[1], "<u8")[2 * values.offset : 2 * (values.offset + count)]
+        return _xxh64_of_lanes(limbs.reshape(count, 2))
+    if pa.types.is_floating(of):
+        doubles = values.to_numpy().astype("<f8") + 0.0  # makes 0.0 of -0.0
+        doubles[np.isnan(doubles)] = np.nan
+        return _xxh64_of_lanes(doubles.view("<u8").reshape(count, 1))
+    if pa.types.is_integer(of) or pa.types.is_boolean(of) or pa.types.is_temporal(of):
+        plain = values.cast(pa.int32()) if pa.types.is_date32(of) else values
+        longs = plain.cast(pa.int64()).to_numpy().astype("<i8")
+        return _xxh64_of_lanes(longs.view("<u8").reshape(count, 1))
+    encoded = values.dictionary_encode()
+    as_bytes = pa.large_binary() if pa.types.is_large_string(of) or pa.types.is_large_binary(of) else pa.binary()
+    hashes = [xxhash.xxh64_intdigest(value) for value in encoded.dictionary.cast(as_bytes).to_pylist()]
+    by_value: U64 = np.array(hashes, np.uint64)[encoded.indices.to_numpy()]
+    return by_value
+
+
+def _xxh64_of_lanes(lanes: U64) -> U64:
+    """XXH64 with seed 0 of rows of 8-byte lanes, shape [rows, 1 .. 3]."""
+    hashes = np.full(len(lanes), _P5 + np.uint64(8 * lanes.shape[1]))
+    for lane in lanes.T:
+        hashes ^= _rotated(lane * _P2, 31) * _P1
+        hashes = _rotated(hashes, 27) * _P1 + _P4
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _P2
+    hashes ^= hashes >> np.uint64(29)
+    hashes *= _P3
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _rotated(values: U64, bits: int) -> U64:
+    return (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
