@@ -173,7 +173,7 @@ def test_sketches_beyond_an_arrow_column_are_refused():
     sketches = Sketches(
         precision=18, count=8192, entries=NONE.astype(np.uint64), dense_owners=np.arange(8192), dense=dense
     )
-    with pytest.raises(UsageError, match="8192 keys take 2147516416 bytes.*larger relative_error"):
+    with pytest.raises(UsageError, match=r"8192 keys take 2147516416 bytes.*larger relative_error"):
         sketches.encode()
 
 
