@@ -30,8 +30,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
+from state_backend.formats.arrow_columns import binary_column, binary_views
+from state_backend.formats.hash_columns import xxh64
 from state_backend.values.errors import CorruptFile, StateSchemaError, UsageError
 
 __all__ = ["Sketches", "hash_values", "precision_for"]
@@ -87,15 +88,11 @@ class Sketches:
         """From a binary column; null is the empty set. ``CorruptFile`` for what ``encode`` does not make, ``StateSchemaError``
         for sketches of another precision."""
         owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        _, offsets_buffer, data = (filled := column.drop_null()).buffers()
-        if not len(filled):
-            return _empty(precision, len(column))
-        offsets = np.frombuffer(offsets_buffer, np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(
-            np.int64
-        )
+        offsets, data = binary_views(column.drop_null())
+        offsets = offsets.astype(np.int64)
         sizes = np.diff(offsets)
         _refuse((sizes < 2 * _WORD) | (sizes % _WORD != 0), owners, "its length is not that of a sketch")
-        words = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view("<u4")
+        words = data[offsets[0] : offsets[-1]].view("<u4")
         starts = (offsets[:-1] - offsets[0]) // _WORD
         is_dense = _forms(words[starts], sizes, owners, precision) == DENSE
         body_words = sizes // _WORD - 1
@@ -207,12 +204,6 @@ class Sketches:
         return replace(self, entries=entries, dense_owners=dense_owners, dense=dense)
 
 
-def _empty(precision: int, count: int) -> Sketches:
-    dense = np.empty((0, 1 << precision), np.uint8)
-    none = np.empty(0, np.int64)
-    return Sketches(precision=precision, count=count, entries=none.astype(np.uint64), dense_owners=none, dense=dense)
-
-
 def _header(form: int, precision: int) -> int:
     return VERSION | form << 8 | precision << 16
 
@@ -289,46 +280,21 @@ def _tau(x: float) -> float:
 
 # --- hashes of values ----------------------------------------------------------------------------------------------------
 
-_P1, _P2, _P3, _P4, _P5 = (
-    np.uint64(prime)
-    for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
-)
-
 
 def hash_values(values: pa.Array) -> U64:
     """The hash of each value, as drawn above. No nulls, no nested types."""
     of, count = values.type, len(values)
     if pa.types.is_decimal128(of):
-        limbs = np.frombuffer(values.buffers()[1], "<u8")[2 * values.offset : 2 * (values.offset + count)]
-        return _xxh64_of_lanes(limbs.reshape(count, 2))
+        return _hash_fixed(values.buffers()[1].slice(16 * values.offset, 16 * count), 16, count)
     if pa.types.is_floating(of):
         doubles = values.to_numpy().astype("<f8") + 0.0  # makes 0.0 of -0.0
         doubles[np.isnan(doubles)] = np.nan
-        return _xxh64_of_lanes(doubles.view("<u8").reshape(count, 1))
+        return _hash_fixed(pa.py_buffer(doubles), 8, count)
     if pa.types.is_integer(of) or pa.types.is_boolean(of) or pa.types.is_temporal(of):
         plain = values.cast(pa.int32()) if pa.types.is_date32(of) else values
-        longs = plain.cast(pa.int64()).to_numpy().astype("<i8")
-        return _xxh64_of_lanes(longs.view("<u8").reshape(count, 1))
-    encoded = values.dictionary_encode()
-    as_bytes = pa.large_binary() if pa.types.is_large_string(of) or pa.types.is_large_binary(of) else pa.binary()
-    hashes = [xxhash.xxh64_intdigest(value) for value in encoded.dictionary.cast(as_bytes).to_pylist()]
-    by_value: U64 = np.array(hashes, np.uint64)[encoded.indices.to_numpy()]
-    return by_value
+        return _hash_fixed(pa.py_buffer(plain.cast(pa.int64()).to_numpy().astype("<i8")), 8, count)
+    return xxh64(values.cast(pa.binary()), 0)
 
 
-def _xxh64_of_lanes(lanes: U64) -> U64:
-    """XXH64 with seed 0 of rows of 8-byte lanes, shape [rows, 1 .. 3]."""
-    hashes = np.full(len(lanes), _P5 + np.uint64(8 * lanes.shape[1]))
-    for lane in lanes.T:
-        hashes ^= _rotated(lane * _P2, 31) * _P1
-        hashes = _rotated(hashes, 27) * _P1 + _P4
-    hashes ^= hashes >> np.uint64(33)
-    hashes *= _P2
-    hashes ^= hashes >> np.uint64(29)
-    hashes *= _P3
-    hashes ^= hashes >> np.uint64(32)
-    return hashes
-
-
-def _rotated(values: U64, bits: int) -> U64:
-    return (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
+def _hash_fixed(data: pa.Buffer, width_bytes: int, count: int) -> U64:
+    return xxh64(binary_column(np.arange(count + 1) * width_bytes, data), 0)
