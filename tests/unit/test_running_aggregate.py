@@ -303,6 +303,7 @@ def test_values_that_are_not_finite():
     assert row["total"] == row["mean"] == math.inf
     assert math.isnan(row["spread"])
     assert folded([math.inf], spread=Variance("value"))["spread"] is None
+    assert folded([1e200, -1e200], spread=Variance("value"))["spread"] == math.inf
 
 
 def test_a_double_sum_is_strictly_from_left_to_right():
@@ -457,6 +458,31 @@ def test_columns_in_several_chunks_and_slices():
     assert chunked["text"].num_chunks == 3
     output = ArrowDriver(Everything(), SCHEMA, KEYS).run(rows)
     assert ArrowDriver(Everything(), SCHEMA, KEYS).run(chunked).equals(output)
+
+
+def test_what_lies_under_a_null_is_not_looked_at():
+    """Arrow leaves it open, in rows and in states."""
+    garbage = pa.py_buffer(np.full(32, 0x7FF123, "<u8"))
+
+    def under_null(of, count):
+        return pa.Array.from_buffers(of, count, [pa.py_buffer(bytes(4)), garbage])
+
+    for name, of in TYPES.items():
+        if pa.types.is_string(of) or pa.types.is_binary(of):
+            continue
+        fitting = {name_: aggregate for name_, aggregate in Everything.__dict__.items() if name_.endswith(f"_{name}")}
+        processor = type("Fitting", (RunningAggregate,), fitting)()
+        some = some_value(random.Random(str(of)), of)
+        for values in (pa.concat_arrays([under_null(of, 2), pa.array([some] * 2, of)]), pa.array([some] * 4, of)):
+            rows = pa.table({"key": [1, 1, 2, 3], name: values})
+            driver = ArrowDriver(processor, rows.schema, ["key"])
+            fields = driver.handle.states["aggregates"]
+            columns = [pa.nulls(3, f.type) if f.type == pa.binary() else under_null(f.type, 3) for f in fields]
+            batch = KeyedBatch(
+                keys=pa.table({"key": [1, 2, 3]}), rows=rows, row_offsets=np.array([0, 2, 3, 4]),
+                states={"aggregates": pa.table(columns, schema=fields)}, exists={}, time=TimerValues(0, 0),
+            )  # fmt: skip
+            assert processor.handleBatch(batch).output.equals(driver.run(rows))
 
 
 def test_an_aggregate_that_is_declared_later_starts_empty():
