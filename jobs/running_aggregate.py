@@ -350,7 +350,7 @@ class Mean(_OfColumn):
         some = count > 0
         if pa.types.is_decimal(column.array.type):
             total = _total(column, old["sum"], self.column, np.ones(groups.keys, np.bool_))
-            mean = _decimal_means(total, count, column.array.type)
+            mean = _decimal_means(column, total, count, self.column)
         else:
             sums = _double_total(column, old["sum"])
             total = _arrow(sums, pa.float64())
@@ -363,35 +363,32 @@ class Variance(_OfColumn):
     """Of the sample, as Spark's ``var_samp``: double, null for fewer than two values, NaN if one of them is not finite.
 
     Source: Youngs and Cramer's updating formula, in Chan, Golub and LeVeque, "Algorithms for computing the sample variance"
-    (1983). It is as stable as Welford's, and all but its sums can be computed for many rows at a time.
+    (1983). It is as stable as Welford's, and all but its sums can be computed for many rows at a time. What it sums are
+    differences to the key's first value: so equal values have a variance of exactly 0, and large ones lose no digits.
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
         double = _numeric(of, DoubleType())
-        return {"count": LongType(), "sum": double, "squares": double}
+        return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
         column = groups.column(self.column)
-        values, present = column.doubles, column.present
-        counts, sums, squares = (_numbers(old[part]) for part in ("count", "sum", "squares"))
+        present, added = column.present, column.counts
+        count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
         with np.errstate(all="ignore"):
-            running = _running_sums(values, sums[present], column.starts, column.counts[present])
+            origin[present] = np.where(count[present] > 0, origin[present], column.doubles[column.starts])
+            values = column.doubles - origin[column.owners]
+            running = _running_sums(values, total[present], column.starts, added[present])
             # n: how many values of its key there are with this one.
-            before = np.cumsum(column.counts) - column.counts
-            n = (np.arange(1, len(values) + 1) + (counts - before)[column.owners]).astype(np.float64)
-            terms = np.where(n > 1, (n * values - running) ** 2 / (n * (n - 1)), 0.0)
-            squares = squares.copy()
-            np.add.at(squares, column.owners, terms)
-            sums = sums.copy()
-            sums[present] = running[column.starts + column.counts[present] - 1]
-            counts = counts + column.counts
-            variance = np.where(np.isfinite(sums), squares / np.maximum(counts - 1, 1), np.nan)
-        state = {
-            "count": _arrow(counts, pa.int64()),
-            "sum": _arrow(_nan_as_one(sums), pa.float64()),
-            "squares": _arrow(_nan_as_one(squares), pa.float64()),
-        }
-        return state, _arrow(self._of_variance(_nan_as_one(variance)), pa.float64(), counts > 1)
+            n = np.arange(1, len(values) + 1) + (count - np.cumsum(added) + added)[column.owners].astype(np.float64)
+            np.add.at(squares, column.owners, np.where(n > 1, (n * values - running) ** 2 / (n * (n - 1)), 0.0))
+            total[present] = running[column.starts + added[present] - 1]
+            count += added
+            variance = np.where(np.isfinite(total), squares / np.maximum(count - 1, 1), np.nan)
+        doubles = {"origin": origin, "sum": total, "squares": squares}
+        state = {part: _arrow(_nan_as_one(values), pa.float64()) for part, values in doubles.items()}
+        state["count"] = _arrow(count, pa.int64())
+        return state, _arrow(self._of_variance(_nan_as_one(variance)), pa.float64(), count > 1)
 
     def _of_variance(self, variance: Doubles) -> Doubles:
         return variance
@@ -582,10 +579,7 @@ def _total(column: _Column, before: pa.Array, name: str, valid: Bools) -> pa.Arr
     add = _decimal_total if pa.types.is_decimal(before.type) else _long_total
     total, overflows = add(column, before)
     if overflows.any():
-        raise ProcessorError(
-            f"the sum of column {name!r} leaves {before.type} at key {column.groups.key_text(np.argmax(overflows))}; "
-            "cast the column to double, or to a decimal with more digits, in the source"
-        )
+        raise _overflow("sum", name, before.type, column, overflows)
     return _arrow(total, before.type, valid)
 
 
@@ -631,14 +625,28 @@ def _less(left: Int64s, right: Int64s) -> Bools:
     return less
 
 
-def _decimal_means(totals: pa.Array, counts: Int64s, of: pa.DataType) -> pa.Array:
+def _decimal_means(column: _Column, totals: pa.Array, counts: Int64s, name: str) -> pa.Array:
+    of = column.array.type
     result = pa.decimal128(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
     wide, step = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP), Decimal(1).scaleb(-result.scale)
     means = [
-        wide.quantize(wide.divide(total, Decimal(count)), step) if count else None
-        for total, count in zip(totals.to_pylist(), counts.tolist(), strict=True)
+        None if total is None else wide.quantize(wide.divide(total, Decimal(count)), step)
+        for total, count in zip(pc.if_else(counts > 0, totals, None).to_pylist(), counts.tolist(), strict=True)
     ]
-    return pa.array(means, result)
+    try:
+        return pa.array(means, result)
+    except pa.ArrowInvalid:
+        bound = Decimal(10) ** (result.precision - result.scale)
+        raise _overflow(
+            "mean", name, result, column, [mean is not None and abs(mean) >= bound for mean in means]
+        ) from None
+
+
+def _overflow(what: str, name: str, of: pa.DataType, column: _Column, overflows: npt.ArrayLike) -> ProcessorError:
+    return ProcessorError(
+        f"the {what} of column {name!r} leaves {of} at key {column.groups.key_text(np.argmax(overflows))}; "
+        "cast the column to double, or to a decimal with more digits before its point, in the source"
+    )
 
 
 def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
