@@ -134,11 +134,12 @@ class RocksStore:
         try:
             iterator = self._db.iter(read)
             iterator.seek(start)
-            while iterator.valid():
-                chunk.append((iterator.key(), iterator.value()))
+            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
+            while valid():
+                chunk.append((key(), value()))
                 if len(chunk) == _SCAN_ROWS:
                     return chunk
-                iterator.next()
+                next_()
             iterator.status()
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error

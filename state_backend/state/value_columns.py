@@ -6,7 +6,7 @@ put and their bytes objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +55,12 @@ class ValueColumns:
         """The rows of these encoded keys, ascending by key group and key and none twice, and which of them exist."""
         self._groups, self._keys = key_groups, keys
         self._stored_keys = stored_keys(key_groups, self._descriptor.state_id, keys)
-        self._old = pa.array(self._shard.store.get_many(self._stored_keys), pa.binary())
+        self._old = pa.array(self._read(key_groups), pa.binary())
         rows = self._visible(self._old)
         return pa.Table.from_batches([self._decode(rows)]), rows.is_valid().to_numpy(zero_copy_only=False)
+
+    def _read(self, key_groups: Groups) -> Sequence[bytes | None]:
+        return self._shard.read_sorted(self._descriptor.name, key_groups, self._stored_keys)
 
     def _visible(self, entries: pa.Array) -> pa.Array:
         expiring = is_expiring(entries)
@@ -97,14 +100,13 @@ class ValueColumns:
             located = [located[i] for i in np.flatnonzero(changed).tolist()]
         for group, digest, count in changes_by_key_group(self._seed, groups, keys, old, new):
             self._shard.account(group, self._descriptor.name, digest, count)
-        self._shard.put_many(zip(located, new.to_pylist(), strict=True))
+        self._shard.put_many(located, new.to_pylist())
         for entries, data in ((old, None), (new, b"")):
-            self._shard.put_many(self._expiry_index(groups, keys, entries, data))
+            indexed = list(self._expiry_index(groups, keys, entries))
+            self._shard.put_many(indexed, [data] * len(indexed))
         self._old = new if changed.all() else pc.replace_with_mask(self._old, pa.array(changed), new)
 
-    def _expiry_index(
-        self, groups: Groups, keys: pa.Array, entries: pa.Array, data: bytes | None
-    ) -> Iterator[tuple[bytes, bytes | None]]:
+    def _expiry_index(self, groups: Groups, keys: pa.Array, entries: pa.Array) -> Iterator[bytes]:
         expiring = is_expiring(entries)
         if expiring.any():
             mask = pa.array(expiring)
@@ -112,4 +114,4 @@ class ValueColumns:
             for group, key, expiry_ms in zip(
                 groups[expiring].tolist(), keys.filter(mask).to_pylist(), times, strict=True
             ):
-                yield layout.expiry_key(group, expiry_ms, self._descriptor.state_id, key), data
+                yield layout.expiry_key(group, expiry_ms, self._descriptor.state_id, key)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -20,6 +23,7 @@ from state_backend.snapshot import take_snapshot
 from state_backend.state import shard_state
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.value_columns import ValueColumns
 from state_backend.state.verify import verify_shard
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
@@ -55,11 +59,12 @@ class StateMachine(RuleBasedStateMachine):
         for _, restored, _ in self.shards:
             restored.store.close()
         shutil.rmtree(self.folder)
-        shard_state.MIN_COLUMN_ROWS = 64
+        shard_state.MIN_COLUMN_ROWS, shard_state.MIN_SCAN_ROWS = 64, 16
 
-    @initialize(parallelism=st.integers(1, 4), by_columns=st.booleans())
-    def begin(self, parallelism: int, by_columns: bool) -> None:
+    @initialize(parallelism=st.integers(1, 4), by_columns=st.booleans(), by_scan=st.booleans())
+    def begin(self, parallelism: int, by_columns: bool, by_scan: bool) -> None:
         shard_state.MIN_COLUMN_ROWS = 1 if by_columns else 1_000
+        shard_state.MIN_SCAN_ROWS = 1 if by_scan else 1_000
         self._open(parallelism)
 
     def _open(self, parallelism: int) -> None:
@@ -95,6 +100,54 @@ class StateMachine(RuleBasedStateMachine):
     def clear_value(self, key: str, ttl: str) -> None:
         ValueState(self._at(key), "value" + ttl).clear()
         self.values["value" + ttl].pop(key, None)
+
+    @rule(new=st.dictionaries(keys, st.one_of(st.none(), rows), min_size=1), ttl=ttls)
+    def replace_columns(self, new: dict[str, Any], ttl: str) -> None:
+        """Several keys at a time, as the vectorised API does it; None clears."""
+        name = "value" + ttl
+        for _, _, state in self.shards:
+            state.flush()
+            batch = self._batch(state, new)
+            if not batch:
+                continue
+            columns = ValueColumns(state, next(d for d in STATES if d.name == name))
+            groups = np.array([group for group, _, _ in batch], np.uint16)
+            table, exists = columns.read(groups, pa.array([encoded for _, encoded, _ in batch], pa.binary()))
+            before = [
+                tuple(row.values()) if there else None for row, there in zip(table.to_pylist(), exists, strict=True)
+            ]
+            assert before == [self._visible(self.values[name].get(key)) for _, _, key in batch]
+            written = [new[key] or (None, None) for _, _, key in batch]
+            table = pa.table(dict(zip(("n", "s"), zip(*written, strict=True), strict=True)), columns.schema)
+            columns.write(table, np.array([new[key] is None for _, _, key in batch]))
+        for key, row in new.items():
+            if row is None:
+                self.values[name].pop(key, None)
+            else:
+                self.values[name][key] = (row, self._expiry(name))
+
+    @rule(wanted=st.sets(keys))
+    def begin_batch(self, wanted: set[str]) -> None:
+        """What a batch's keys need is read at once: by multi-get, or by a scan where they are many."""
+        for _, _, state in self.shards:
+            state.flush()
+            batch = self._batch(state, wanted)
+            if batch:
+                for name in ("value", "value_ttl"):
+                    ValueState(state, name)
+                for name in ("list", "list_ttl"):
+                    ListState(state, name)
+                groups = np.array([group for group, _, _ in batch], np.uint16)
+                state.prefetch(groups, pa.array([encoded for _, encoded, _ in batch], pa.binary()))
+
+    def _batch(self, state: ShardState, wanted: Iterable[str]) -> list[tuple[int, bytes, str]]:
+        """(key group, encoded key, key) of those that the state's shard owns, ascending."""
+        (owned,) = (owned for owned, _, s in self.shards if s is state)
+        located = [(key_group_of((key,), KEY, MAX_PARALLELISM), KEYS.encode((key,)), key) for key in wanted]
+        return sorted(entry for entry in located if entry[0] in owned)
+
+    def _visible(self, held: tuple[tuple[Any, ...], int | None] | None) -> tuple[Any, ...] | None:
+        return held[0] if held is not None and self._alive(held[1]) else None
 
     @rule(key=keys, new=st.lists(rows, min_size=1, max_size=3), ttl=ttls, put=st.booleans())
     def extend(self, key: str, new: list[Any], ttl: str, put: bool) -> None:
