@@ -1,0 +1,227 @@
+"""The same processors under Spark's ``transformWithState`` and under Cairn: output rows and state must agree.
+
+Where Cairn means to differ (a wrong type raises, the timer phase runs without input, ...) the tests are in
+``test_differential_errors.py`` and ``tests/unit/test_handle.py``, which need no Spark streaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.both_engines import Both, run_both
+from tests.support.differential_processors import (
+    KEY,
+    RESULT_SCHEMA,
+    SCRIPT_SCHEMA,
+    SCRIPT_STATES,
+    Scripted,
+    random_script,
+)
+from tests.support.spark_streaming import Case, Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+Key = tuple[Any, ...]
+# Per key and batch: what is called, and the repr of what it must give.
+Contract = dict[Key, list[list[tuple[str, str]]]]
+
+ROW_CONTRACT: Contract = {
+    ("value", 1): [
+        [
+            ("type(key).__name__, key", "('tuple', ('value', 1))"),
+            ("v.exists(), v.get()", "(False, None)"),
+            ("v.update((1, 'one'))", "None"),
+            ("v.exists(), v.get()", "(True, (1, 'one'))"),
+            ("type(v.get()).__name__", "'tuple'"),
+            ("v.update((None, None))", "None"),
+            ("v.exists(), v.get()", "(True, (None, None))"),
+            ("v.clear()", "None"),
+            ("v.exists(), v.get()", "(False, None)"),
+            ("v.clear()", "None"),
+            ("v.update(Row(n=2, s='row'))", "None"),
+            ("v.get()", "(2, 'row')"),
+            ("v.update([3, 'list'])", "None"),
+            ("v.get()", "(3, 'list')"),
+            ("v.update((np.int64(4), np.str_('numpy')))", "None"),
+            ("v.get()", "(4, 'numpy')"),
+            ("v.update(None)", "'TypeError'"),
+            ("v.update(5)", "'TypeError'"),
+            ("v.get()", "(4, 'numpy')"),
+        ],
+        [("v.get()", "(4, 'numpy')"), ("v.clear()", "None")],
+        [("v.get()", "None")],
+    ],
+    ("list", 1): [
+        [
+            ("l.exists(), list(l.get())", "(False, [])"),
+            ("l.appendValue((1, 'a'))", "None"),
+            ("l.appendList([(2, 'b'), (None, None)])", "None"),
+            ("l.exists(), list(l.get())", "(True, [(1, 'a'), (2, 'b'), (None, None)])"),
+            ("type(next(l.get())).__name__", "'tuple'"),
+            ("l.put([(9, 'z')])", "None"),
+            ("l.appendValue((10, 'y'))", "None"),
+            ("l.get()", "[(9, 'z'), (10, 'y')]"),
+            ("[(n, list(l.get())) for n, _ in l.get()]", "[(9, [(9, 'z'), (10, 'y')]), (10, [(9, 'z'), (10, 'y')])]"),
+            ("l.clear()", "None"),
+            ("l.exists(), list(l.get())", "(False, [])"),
+            ("l.appendValue((np.int32(11), 'x'))", "None"),
+            ("l.appendValue(None)", "'TypeError'"),
+        ],
+        [("l.get()", "[(11, 'x')]"), ("l.appendValue((12, 'w'))", "None"), ("l.get()", "[(11, 'x'), (12, 'w')]")],
+        [("l.get()", "[(11, 'x'), (12, 'w')]"), ("l.put([(1, 'only')])", "None"), ("l.get()", "[(1, 'only')]")],
+    ],
+    ("map", 1): [
+        [
+            ("m.exists(), m.containsKey(('p',)), m.getValue(('p',))", "(False, False, None)"),
+            ("m.updateValue(('p',), (1, 'one'))", "None"),
+            ("m.getValue(('p',))", "Row(n=1, s='one')"),
+            ("m.exists(), m.containsKey(('p',)), m.containsKey(('q',))", "(True, True, False)"),
+            ("m.updateValue(('q',), (None, None))", "None"),
+            ("m.getValue(('q',))", "Row(n=None, s=None)"),
+            ("m.updateValue((None,), (0, 'null is a user key'))", "None"),
+            ("m.getValue((None,)).s", "'null is a user key'"),
+            ("sorted(m.keys(), key=repr)", "[('p',), ('q',), (None,)]"),
+            ("sorted(m.values(), key=repr)", "[(0, 'null is a user key'), (1, 'one'), (None, None)]"),
+            ("sorted(m.iterator(), key=repr)[0]", "(('p',), (1, 'one'))"),
+            ("{type(x).__name__ for x in m.keys()} | {type(x).__name__ for x in m.values()}", "{'tuple'}"),
+            ("m.removeKey(('q',))", "None"),
+            ("m.removeKey(('nothing',))", "None"),
+            ("sorted(m.keys(), key=repr)", "[('p',), (None,)]"),
+            ("m.updateValue(('p',), None)", "'TypeError'"),
+            ("[m.updateValue(k, (5, 'while iterated')) for k in list(m.keys())]", "[None, None]"),
+            ("list(m.values())", "[(5, 'while iterated'), (5, 'while iterated')]"),
+        ],
+        [("m.getValue(('p',)).n", "5"), ("m.clear()", "None"), ("m.exists(), list(m.iterator())", "(False, [])")],
+        [("m.exists()", "False"), ("m.updateValue(('',), (1, ''))", "None"), ("m.getValue(('',))", "Row(n=1, s='')")],
+    ],
+    # A value that lives 1 ms lives to the end of its batch, one that lives an hour longer than the test.
+    ("ttl", 1): [
+        [
+            *((f"{p}v.update((1, 'v'))", "None") for p in ("brief_", "long_")),
+            *((f"{p}l.appendList([(1, 'l'), (2, 'l')])", "None") for p in ("brief_", "long_")),
+            *((f"{p}m.updateValue(('u',), (1, 'm'))", "None") for p in ("brief_", "long_")),
+            ("brief_v.get(), list(brief_l.get()), brief_m.getValue(('u',)).n", "((1, 'v'), [(1, 'l'), (2, 'l')], 1)"),
+        ],
+        [
+            ("brief_v.exists(), brief_v.get()", "(False, None)"),
+            ("brief_l.exists(), list(brief_l.get())", "(False, [])"),
+            ("brief_m.exists(), brief_m.getValue(('u',)), list(brief_m.iterator())", "(False, None, [])"),
+            ("long_v.get(), list(long_l.get()), long_m.getValue(('u',)).n", "((1, 'v'), [(1, 'l'), (2, 'l')], 1)"),
+            ("brief_l.appendValue((3, 'l'))", "None"),
+            ("long_l.appendValue((3, 'l'))", "None"),
+            ("brief_l.get()", "[(3, 'l')]"),
+            ("brief_m.updateValue(('w',), (2, 'm'))", "None"),
+            ("brief_m.keys()", "[('w',)]"),
+        ],
+        [("brief_l.exists(), brief_m.exists()", "(False, False)"), ("len(list(long_l.get()))", "3")],
+    ],
+    # What is registered for the past or for now fires in the same batch; what a handler registers, in the next at the earliest.
+    ("timer", 1): [
+        [
+            ("h.registerTimer(now + 9), h.registerTimer(now + 9)", "(None, None)"),
+            ("h.registerTimer(now + 7), h.deleteTimer(now + 7), h.deleteTimer(now + 7)", "(None, None, None)"),
+            (
+                "h.registerTimer(now - 100_000), h.registerTimer(now), h.registerTimer(now + 3_600_000)",
+                "(None, None, None)",
+            ),
+            ("sorted(t - now for t in h.listTimers())", "[-100000, 0, 9, 3600000]"),
+            ("fire.update(('h.registerTimer(now - 5)',))", "None"),
+        ],
+        [("sorted(h.listTimers())[-1] > now, len(list(h.listTimers()))", "(True, 3)"), ("fire.clear()", "None")],
+        [("len(list(h.listTimers()))", "1")],
+    ],
+    # DELETING: what it deletes while timers fire does not fire any more; under Spark it does.
+    ("timer", 2): [
+        [
+            ("fire.update(('h.deleteTimer(now - 1)',))", "None"),
+            ("h.registerTimer(now - 2), h.registerTimer(now - 1)", "(None, None)"),
+        ]
+    ],
+    ("timer", 3): [
+        [("fire.update(('[v.update((at - now, None)), v.get()]',))", "None"), ("h.registerTimer(now - 3)", "None")],
+        [("v.get()", "(-3, None)")],
+    ],
+    (None, None): [
+        [("v.update((1, 'null is a key'))", "None"), ("h.registerTimer(now)", "None")],
+        [("key, v.get()", "((None, None), (1, 'null is a key'))")],
+    ],
+    (None, 1): [[("v.get()", "None"), ("v.update((2, 'so is half a null'))", "None")], [("v.get()[0]", "2")]],
+    ("", 0): [[("key", "('', 0)"), ("skip", "'skip'"), ("v.update((1, 'unread'))", "")], [("v.get()", "None")]],
+    ("time", 1): [[("wm, now > 1_500_000_000_000", "(0, True)")]],
+    # Output fields go by name: what is missing is null, what is too much is dropped.
+    ("out", 1): [[("Row(result='x', unknown=1, b=1, a='out')", "x")]],
+}
+
+
+def test_contract_of_the_row_api(spark: SparkSession, tmp_path: Path) -> None:
+    """Values, lists, maps, expiry, timers, keys and rows in processing time: both give what the contract says."""
+    both = run_both(spark, _case(Scripted, _script(ROW_CONTRACT)), tmp_path)
+    differences = both.differences()
+    assert len(differences) == 3
+    assert all("['timer', 2]" in d and d.endswith("Cairn nothing") for d in differences)
+    _meets(both, ROW_CONTRACT)
+    fired = [[r["result"] for r in rows if r["call"] == "timer" and r["b"] == 1] for rows in both.cairn.outputs]
+    now = both.cairn.processing_times_ms[0]
+    assert [len(results) for results in fired] == [2, 2, 0]
+    pending = [now - 100_000, now, now + 9, now + 3_600_000]
+    assert fired[0][0] == f"('Row', Row(a='timer', b=1), {pending[0]}, {pending})"
+
+
+def test_random_programs(spark: SparkSession, tmp_path: Path) -> None:
+    """Random calls on states with and without expiry and on timers, over batches with and without each key."""
+    script = random_script(1, keys=12, ops=40, batches=5, prefixes=("", "brief_", "long_"))
+    both = run_both(spark, _case(Scripted, script), tmp_path)
+    assert both.differences() == []
+    calls = [row["call"] for batch in both.spark.outputs for row in batch]
+    assert calls.count("timer") > 20
+    assert all(both.spark.states[name] for name in ("v", "l", "m", "long_v", "long_l", "long_m", "$timers"))
+
+
+def _script(contract: Contract) -> list[Rows]:
+    """The rows that make the calls, batch by batch."""
+    batches = max(map(len, contract.values()))
+    return [
+        [(*key, seq, None, op) for key, calls in contract.items() for seq, (op, _) in enumerate(_at(calls, n))]
+        for n in range(batches)
+    ]
+
+
+def _at(calls: list[list[tuple[str, str]]], batch: int) -> list[tuple[str, str]]:
+    return calls[batch] if batch < len(calls) else []
+
+
+def _meets(both: Both, contract: Contract) -> None:
+    """Each call gave what was expected; none of a key that comes behind a ``skip`` gave anything."""
+    for n, rows in enumerate(both.cairn.outputs):
+        found: dict[Key, list[tuple[str, str]]] = {}
+        for row in rows:
+            if row["seq"] is not None or row["a"] == "out":
+                found.setdefault((row["a"], row["b"]), []).append((row["call"], row["result"]))
+        for key, calls in contract.items():
+            assert found.get(key, []) == list(_read(_at(calls, n))), f"batch {n}, key {key}"
+
+
+def _read(calls: list[tuple[str, str]]) -> Iterator[tuple[str | None, str]]:
+    for op, result in calls:
+        yield (None if op.startswith("Row(") else op), result
+        if op == "skip":
+            return
+
+
+def _case(processor: type, batches: list[Rows], **changes: Any) -> Case:
+    settings: dict[str, Any] = {
+        "processor": processor,
+        "input_schema": SCRIPT_SCHEMA,
+        "output_schema": RESULT_SCHEMA,
+        "key": KEY,
+        "batches": batches,
+        "states": SCRIPT_STATES,
+    }
+    return Case(**settings | changes)

@@ -1,0 +1,153 @@
+"""Processors that run under Spark streaming and under Cairn alike, and programs for them.
+
+``Scripted`` evaluates the Python expression that each input row carries and puts out the ``repr`` of the result, which
+tells a Row from a tuple and a date from its number of days. So a whole contract is a list of expressions, and what differs
+between two engines shows as a differing row.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import Row
+
+KEY = ("a", "b")
+SCRIPT_SCHEMA = "a string, b long, seq long, ts timestamp, op string"
+RESULT_SCHEMA = "a string, b long, seq long, call string, result string"
+SCRIPT_STATES = {
+    "v": "value",
+    "l": "list",
+    "m": "map",
+    "brief_v": "value",
+    "brief_l": "list",
+    "brief_m": "map",
+    "long_v": "value",
+    "long_l": "list",
+    "long_m": "map",
+    "fire": "value",
+}
+UNTIMED_STATES = {name: kind for name, kind in SCRIPT_STATES.items() if "_" not in name}
+BRIEF_MS, LONG_MS = 1, 3_600_000
+
+
+class Scripted(StatefulProcessor):
+    """Evaluates ``op`` of each row with the states v, l, m, the handle h, and the clocks now and wm in scope.
+
+    An expression ``Row(...)`` puts that row out as it is. ``skip`` leaves the key's other rows unread. What the state
+    ``fire`` holds is evaluated when a timer fires.
+    """
+
+    ttl = True
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        value, user_key = "n long, s string", "u string"
+        self.scope = {
+            "h": handle,
+            "v": handle.getValueState("v", value),
+            "l": handle.getListState("l", value),
+            "m": handle.getMapState("m", user_key, value),
+            "fire": handle.getValueState("fire", "op string"),
+            "Row": Row,
+            "np": np,
+            "pd": pd,
+        }
+        for prefix, ttl_ms in (("brief_", BRIEF_MS), ("long_", LONG_MS)) if self.ttl else ():
+            self.scope[prefix + "v"] = handle.getValueState(prefix + "v", value, ttl_ms)
+            self.scope[prefix + "l"] = handle.getListState(prefix + "l", value, ttl_ms)
+            self.scope[prefix + "m"] = handle.getMapState(prefix + "m", user_key, value, ttl_ms)
+        self.inside = False
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        assert not self.inside, "the generator of the key before was not drained"
+        self.inside = True
+        scope = self._scope(key, timerValues)
+        for row in self.each(rows):
+            result = self.evaluate(row.op, scope)
+            if row.op.startswith("Row("):
+                yield result
+                continue
+            yield self.out(key, row.seq, row.op, result)
+            if row.op == "skip":
+                break
+        self.inside = False
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        scope = self._scope(key, timerValues) | {"at": expiredTimerInfo.getExpiryTimeInMs()}
+        yield self.out(key, None, "timer", (type(key).__name__, key, scope["at"], self.timers()))
+        planned = self.scope["fire"].get()
+        if planned is not None:
+            yield self.out(key, None, planned[0], self.evaluate(planned[0], scope))
+            yield self.out(key, None, "then", self.timers())
+
+    def timers(self) -> list[int]:
+        return sorted(self.scope["h"].listTimers())
+
+    def each(self, rows: Iterator[Any]) -> Iterator[Any]:
+        return rows
+
+    def out(self, key: Any, seq: Any, call: str, result: Any) -> Any:
+        return Row(a=key[0], b=key[1], seq=seq, call=call, result=repr(result))
+
+    def evaluate(self, op: str, scope: dict[str, Any]) -> Any:
+        try:
+            result = eval(op, scope)
+        except TypeError:
+            return "TypeError"
+        return list(result) if isinstance(result, Iterator) else result
+
+    def _scope(self, key: Any, timer_values: Any) -> dict[str, Any]:
+        now, wm = timer_values.getCurrentProcessingTimeInMs(), timer_values.getCurrentWatermarkInMs()
+        return self.scope | {"key": key, "now": now, "wm": wm, "skip": "skip"}
+
+
+class ScriptedUntimed(Scripted):
+    """Without expiry, which needs processing time."""
+
+    ttl = False
+
+
+def random_script(
+    seed: int, *, keys: int, ops: int, batches: int, prefixes: tuple[str, ...]
+) -> list[list[tuple[Any, ...]]]:
+    """Batches of random calls on states and timers: per batch each of some keys makes ``ops`` calls."""
+    pick = random.Random(seed)
+    names = [(None, n) if n % 3 == 2 else (f"k{n}", n % 3 or None) for n in range(keys)]
+    script = []
+    for _ in range(batches):
+        called = pick.sample(names, k=max(1, keys * 2 // 3))
+        script.append([(*key, seq, None, _random_op(pick, prefixes)) for key in called for seq in range(ops)])
+    return script
+
+
+def _random_op(pick: random.Random, prefixes: tuple[str, ...]) -> str:
+    def value() -> str:
+        number = pick.choice(["None", "0", "-1", str(pick.randrange(-(2**63), 2**63)), str(pick.randrange(100))])
+        return f"({number}, {pick.choice([None, '', 'x', 'ä', 'long ' * 9])!r})"
+
+    def values() -> str:
+        return "[" + ", ".join(value() for _ in range(pick.randint(1, 4))) + "]"
+
+    user_key = f"({pick.choice([None, '', 'p', 'pq', 'ä'])!r},)"
+    delay_ms = pick.choice([-60_000, -1, 0, 1, 500, 3_600_000])
+    prefix = pick.choice(prefixes)
+    return pick.choice(
+        [
+            *(f"{prefix}v.{call}" for call in ("get()", "exists()", f"update({value()})", "clear()")),
+            *(f"{prefix}l.{call}" for call in ("get()", "exists()", f"put({values()})", "clear()")),
+            *(f"{prefix}l.{call}" for call in (f"appendValue({value()})", f"appendList({values()})")),
+            *(
+                f"{prefix}m.{call}"
+                for call in (f"getValue({user_key})", f"containsKey({user_key})", "exists()", "clear()")
+            ),
+            *(f"{prefix}m.{call}" for call in (f"updateValue({user_key}, {value()})", f"removeKey({user_key})")),
+            *(f"sorted({prefix}m.{call}, key=repr)" for call in ("iterator()", "keys()", "values()")),
+            *(f"h.{call}" for call in (f"registerTimer(now + {delay_ms})", f"deleteTimer(now + {delay_ms})")),
+            "sorted(h.listTimers())",
+            f"fire.update(('h.registerTimer(now + {delay_ms})',))",
+        ]
+    )
