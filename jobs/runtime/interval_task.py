@@ -162,6 +162,7 @@ class IntervalTask:
             # A name that was dropped may be declared anew.
             descriptors=(*self.dropped, *self.states),
             now_ms=self.time.processing_time_ms,
+            struct_factory=row_maker,
         )
         for descriptor in self.dropped:
             state.drop(descriptor)
