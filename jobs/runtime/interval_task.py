@@ -30,6 +30,7 @@ from jobs.runtime.keyed_runner import KeyedRunner
 from jobs.runtime.output_file import LocalParquet
 from jobs.runtime.output_rows import OutputRows
 from jobs.runtime.pandas_frames import OutputFrames, frame_slices
+from jobs.runtime.processor_handle import row_maker
 from jobs.runtime.routing import INITIAL, INPUT
 from jobs.runtime.user_code import UserCode
 from jobs.runtime.watermark import EventTime
