@@ -7,13 +7,19 @@ Where Cairn means to differ (a wrong type raises, the timer phase runs without i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.both_engines import Both, run_both
+from state_backend.values.intervals import from_ms
+from tests.support.both_engines import Both, read_rows, run_both
 from tests.support.differential_processors import (
+    INITIAL,
+    INITIAL_FOR_FRAMES,
+    INITIAL_SCHEMA,
     KEY,
     RESULT_SCHEMA,
     SCRIPT_SCHEMA,
@@ -21,8 +27,11 @@ from tests.support.differential_processors import (
     TYPED_KEY,
     TYPED_RESULT,
     TYPED_SCHEMA,
+    UNTIMED_STATES,
     EveryType,
     Scripted,
+    ScriptedInFrames,
+    event_script,
     random_script,
     typed_rows,
 )
@@ -180,13 +189,43 @@ def test_contract_of_the_row_api(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_random_programs(spark: SparkSession, tmp_path: Path) -> None:
-    """Random calls on states with and without expiry and on timers, over batches with and without each key."""
+    """Random calls on states with and without expiry and on timers, over batches with and without each key, from an
+    initial state."""
     script = random_script(1, keys=12, ops=40, batches=5, prefixes=("", "brief_", "long_"))
-    both = run_both(spark, _case(Scripted, script), tmp_path)
+    both = run_both(spark, _case(Scripted, script, initial_schema=INITIAL_SCHEMA, initial=INITIAL), tmp_path)
     assert both.differences() == []
     calls = [row["call"] for batch in both.spark.outputs for row in batch]
     assert calls.count("timer") > 20
     assert all(both.spark.states[name] for name in ("v", "l", "m", "long_v", "long_l", "long_m", "$timers"))
+
+
+def test_event_time_in_frames(spark: SparkSession, tmp_path: Path) -> None:
+    """The pandas API with timers by event time, rows without one, late rows, and an initial state."""
+    delay = timedelta(seconds=10)
+    script = event_script(1, delay)
+    case = _case(
+        ScriptedInFrames,
+        script,
+        api="pandas",
+        time_mode="event",
+        event_time="ts",
+        watermark_delay=delay,
+        initial_schema=INITIAL_SCHEMA,
+        initial=INITIAL_FOR_FRAMES,
+        states=UNTIMED_STATES,
+    )
+    both = run_both(spark, case, tmp_path)
+    # Spark's record has the watermark that a batch ran with, ours the one that the next interval runs with.
+    assert both.spark.watermarks_ms[1:] == both.cairn.watermarks_ms[:-1]
+    # Rows between two watermarks: Spark drops what is later than the batch before last, we what is later than the last.
+    differences = both.differences()
+    moved = [n for n, rows in enumerate(script) if rows[-1][0] == "between"]
+    assert [d.split(", item")[0] for d in differences] == [f"batch {n}, key ['between', 1]" for n in moved]
+    assert all(d.endswith("Cairn nothing") for d in differences) and len(moved) == 5
+    for n, (record, watermark_ms) in enumerate(zip(both.records, both.spark.watermarks_ms, strict=True)):
+        late = [row for row in script[n] if row[3] is not None and row[3] <= from_ms(watermark_ms or 0)]
+        written = [tuple(row.values()) for row in read_rows(both.root, record, late=True)]
+        assert sorted(written, key=itemgetter(2)) == late, f"late rows of batch {n}"
 
 
 def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,10 @@ from pyspark.sql.types import Row
 KEY = ("a", "b")
 SCRIPT_SCHEMA = "a string, b long, seq long, ts timestamp, op string"
 RESULT_SCHEMA = "a string, b long, seq long, call string, result string"
+INITIAL_SCHEMA = "a string, b long, n long"
+# ("only", 7) has no input. In frames a long key column with nulls would come as floats, and Spark files state under them.
+INITIAL = [("k0", None, 1), ("k0", None, 2), ("k3", None, 3), (None, 2, 4), ("only", 7, 0), (None, None, 5)]
+INITIAL_FOR_FRAMES = [("x", 1, 1), ("x", 1, 2), ("y", 2, 3), (None, 2, 4), ("only", 7, 0)]
 SCRIPT_STATES = {
     "v": "value",
     "l": "list",
@@ -85,6 +89,17 @@ class Scripted(StatefulProcessor):
         if planned is not None:
             yield self.out(key, None, planned[0], self.evaluate(planned[0], scope))
             yield self.out(key, None, "then", self.timers())
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        scope = self._scope(key, timerValues)
+        for row in self.initial_rows(initialState):
+            scope["l"].appendValue((row.n, f"{key!r} at {scope['now']}, {scope['wm']}"))
+            if not row.n:
+                scope["h"].registerTimer(scope["now"])
+
+    def initial_rows(self, initial_state: Any) -> Any:
+        assert isinstance(initial_state, Row)
+        return [initial_state]
 
     def timers(self) -> list[int]:
         return sorted(self.scope["h"].listTimers())
@@ -221,3 +236,62 @@ def typed_rows() -> list[list[tuple[Any, ...]]]:
     nulls = (None,) * len(usual)
     rows = [usual, lowest, highest, nulls]
     return [[(n, *row) for n, row in enumerate(rows)], [(n, *row) for n, row in enumerate(reversed(rows))]]
+
+
+class ScriptedInFrames(ScriptedUntimed):
+    """The same for the pandas API: rows come in DataFrames, and a DataFrame goes out for each."""
+
+    def each(self, rows: Iterator[pd.DataFrame]) -> Iterator[Any]:
+        for frame in rows:
+            yield from frame.itertuples(index=False)
+
+    def initial_rows(self, initial_state: pd.DataFrame) -> Any:
+        return initial_state.itertuples(index=False)
+
+    def out(self, key: Any, seq: Any, call: str, result: Any) -> pd.DataFrame:
+        columns = {"call": [call], "extra": [0], "b": [key[1]], "result": [repr(result)], "a": [key[0]], "seq": [seq]}
+        return pd.DataFrame(columns)
+
+
+def event_script(seed: int, delay: timedelta) -> list[list[tuple[Any, ...]]]:
+    """Batches of rows with event times around a moving front, with calls on timers by event time.
+
+    A row is on time, or later than the watermark of the batch before: for what lies between, Spark lets the batch pass in
+    which the watermark moved. The key ("between", 1) has such rows, one for each time that the watermark moved.
+    """
+    pick = random.Random(seed)
+    front_ms, watermark_ms, before_ms = 1_704_067_200_000, 0, 0
+    script = []
+    for _ in range(6):
+        front_ms += pick.choice([5_000, 30_000])
+        batch: list[tuple[Any, ...]] = []
+        for seq in range(30):
+            ts_ms: int | None = front_ms - pick.choice([0, 1, 2_000, 9_000])
+            if seq > 0 and pick.random() < 0.1:
+                ts_ms = None
+            elif seq > 0 and before_ms and pick.random() < 0.2:
+                ts_ms = before_ms - pick.choice([0, 1, 90_000])
+            at_ms = front_ms + pick.choice([-20_000, -1, 0, 1, 4_000, 60_000])
+            op = pick.choice(
+                [
+                    f"h.registerTimer({at_ms})",
+                    f"h.registerTimer(wm + {pick.choice([-1, 0, 1])})",
+                    f"h.deleteTimer({at_ms})",
+                    "sorted(h.listTimers())",
+                    "(key, now, wm)",
+                    f"l.appendValue(({seq}, 'x'))",
+                    "list(l.get())",
+                    f"fire.update(('h.registerTimer(wm + {pick.choice([-1, 0, 3_000])})',))",
+                ]
+            )
+            batch.append((pick.choice(["x", "y", None]), pick.choice([1, 2]), seq, _instant(ts_ms), op))
+        if watermark_ms > before_ms:
+            batch.append(("between", 1, 0, _instant(watermark_ms), "'between'"))
+        script.append(batch)
+        newest_ms = max(round(row[3].timestamp() * 1000) for row in batch if row[3] is not None)
+        before_ms, watermark_ms = watermark_ms, max(watermark_ms, newest_ms - delay // timedelta(milliseconds=1))
+    return script
+
+
+def _instant(ms: int | None) -> datetime | None:
+    return None if ms is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
