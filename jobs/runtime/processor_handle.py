@@ -49,7 +49,8 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
 
 
 class RowValueState(keyed_states.ValueState, spark_api.ValueState):
-    """PySpark's ``ValueState``: the methods are the shard's own."""
+    """PySpark's ``ValueState``. Parameters have PySpark's names, here and below: they may be passed by name."""
+
 
 
 class RowListState(keyed_states.ListState, spark_api.ListState):
@@ -58,10 +59,11 @@ class RowListState(keyed_states.ListState, spark_api.ListState):
     def put(self, newState: Any) -> None:
         keyed_states.ListState.put(self, _not_empty(self._name, newState))
 
+    def appendValue(self, newState: Any) -> None:
+        self.append_value(newState)
+
     def appendList(self, newState: Any) -> None:
         self.append_list(_not_empty(self._name, newState))
-
-    appendValue = keyed_states.ListState.append_value
 
 
 class RowMapState(keyed_states.MapState, spark_api.MapState):

@@ -72,8 +72,8 @@ class ValueState(_KeyedState):
         row = self._shard.visible(entry)
         return None if row is None else self._decode(row)
 
-    def update(self, new_value: Any) -> None:
-        row = self._encode(new_value)
+    def update(self, newValue: Any) -> None:  # PySpark's name: it may be passed by name
+        row = self._encode(newValue)
         if self._ttl_ms is not None:
             row = self._shard.entry_of(row, self._ttl_ms)
         self._shard.write(self._stored_key(), row)

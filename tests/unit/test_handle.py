@@ -1,0 +1,607 @@
+"""The processor's side of a shard without Spark: handle, states and the order of calls, as PySpark's contract has them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql.streaming import StatefulProcessor, stateful_processor
+from pyspark.sql.types import LongType, Row, StringType, StructField, StructType
+
+from jobs.runtime import processor_handle
+from jobs.runtime.keyed_runner import KeyedRunner
+from jobs.runtime.output_file import LocalParquet
+from jobs.runtime.output_rows import OutputRows
+from jobs.runtime.pandas_frames import OutputFrames
+from jobs.runtime.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
+from jobs.runtime.routing import INPUT
+from jobs.runtime.user_code import UserCode
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.rocks import RocksStore
+from state_backend.state.shard_state import ShardState
+from state_backend.values import errors
+from state_backend.values.intervals import Interval
+from state_backend.values.records import KeyGroupState, StateDescriptor
+from tests.support.shards import KEYS
+
+VALUE = StructType([StructField("n", LongType()), StructField("s", StringType())])
+NUMBER = StructType([StructField("n", LongType())])
+USER_KEY = StructType([StructField("u", StringType())])
+OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
+DAY = Interval(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
+
+
+def parse(ddl: str) -> StructType:
+    raise AssertionError(f"the tests declare schemas as StructType, not {ddl!r}")
+
+
+class Calls(StatefulProcessor):
+    """States v (n, s), number (n), l (n), m (u -> n); ``on_rows`` and ``on_timer`` are what a test wants done."""
+
+    on_rows: Callable[..., Any] = staticmethod(lambda p, key, rows, tv: iter([]))
+    on_timer: Callable[..., Any] = staticmethod(lambda p, key, tv, info: iter([]))
+    ttl_ms: int | None = None
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.v = handle.getValueState("v", VALUE, self.ttl_ms)
+        self.number = handle.getValueState("number", NUMBER)
+        self.l = handle.getListState("l", NUMBER, self.ttl_ms)
+        self.m = handle.getMapState("m", USER_KEY, NUMBER, self.ttl_ms)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self.on_rows(self, key, rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        return self.on_timer(self, key, timerValues, expiredTimerInfo)
+
+
+class Collected(list[Any]):
+    """Output in memory."""
+
+    full = False
+    add = list.append
+
+    def flush(self) -> None:
+        pass
+
+
+class Shard:
+    """Runs processors over one store, interval after interval."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = RocksStore(directory)
+        self.key_groups: tuple[KeyGroupState, ...] = ()
+        self.descriptors: tuple[StateDescriptor, ...] = ()
+
+    def run(
+        self,
+        rows: Mapping[str | None, Sequence[Any]],
+        on_rows: Callable[..., Any] = Calls.on_rows,
+        on_timer: Callable[..., Any] = Calls.on_timer,
+        *,
+        now_ms: int = 1_000,
+        time_mode: Any = "processing",
+        processor: type[Calls] = Calls,
+        output: Any = None,
+    ) -> list[Any]:
+        class Described(processor):  # type: ignore[valid-type, misc]
+            pass
+
+        Described.on_rows, Described.on_timer = staticmethod(on_rows), staticmethod(on_timer)
+        self.descriptors = declare(Described, time_mode)
+        state = ShardState(
+            self.store,
+            key_groups=self.key_groups,
+            descriptors=self.descriptors,
+            now_ms=now_ms,
+            struct_factory=row_maker,
+        )
+        output = Collected() if output is None else output
+        timer_values = stateful_processor.TimerValues(now_ms, 0)
+        runner = KeyedRunner(
+            Described,
+            state,
+            KEYS,
+            output,
+            UserCode(DAY),
+            time_mode=time_mode,
+            timer_values=timer_values,
+            expired_values=timer_values,
+            due_ms=now_ms,
+        )
+        # All keys in one key group, in its order.
+        keyed = sorted((KEYS.encode((key,)), key, items) for key, items in rows.items())
+        runner.process([(INPUT, 0, (key,), encoded, iter(items)) for encoded, key, items in keyed])  # type: ignore[arg-type]
+        runner.fire_timers()
+        runner.close()
+        state.expire()
+        self.key_groups = state.key_group_states()
+        return output  # type: ignore[no-any-return]
+
+    def one(self, call: Callable[[Calls], Any], **settings: Any) -> Any:
+        """What a call gives within key "k"."""
+
+        def on_rows(p: Calls, *_: Any) -> Iterator[Any]:
+            result = call(p)
+            yield list(result) if isinstance(result, Iterator) else result
+
+        return self.run({"k": [0]}, on_rows, **settings)[0]
+
+
+def declare(processor: type, time_mode: Any = "processing") -> tuple[StateDescriptor, ...]:
+    handle = DeclaringHandle(parse, time_mode)
+    processor().init(handle)
+    return tuple(handle.declared.values())
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    shard = Shard(tmp_path / "db")
+    yield shard
+    shard.store.close()
+
+
+# --- the shape of the API -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (stateful_processor.ValueState, processor_handle.RowValueState),
+        (stateful_processor.ListState, processor_handle.RowListState),
+        (stateful_processor.MapState, processor_handle.RowMapState),
+        (stateful_processor.StatefulProcessorHandle, ProcessorHandle),
+        (stateful_processor.StatefulProcessorHandle, DeclaringHandle),
+    ],
+)
+def test_every_public_method_is_ours_with_the_parameters_of_pyspark(theirs: type, ours: type) -> None:
+    """By name, since user code may pass them so; and none is inherited, since PySpark's talk to a JVM that is not there."""
+    assert issubclass(ours, theirs)
+    methods = {name: f for name, f in vars(theirs).items() if callable(f) and not name.startswith("_")}
+    assert methods
+    for name, method in methods.items():
+        own = getattr(ours, name)
+        assert own is not method, name
+        assert _parameters(own) == _parameters(method), name
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def test_user_code_gets_the_public_classes(shard: Shard) -> None:
+    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+        yield [
+            isinstance(value, getattr(stateful_processor, name))
+            for value, name in (
+                (p.handle, "StatefulProcessorHandle"),
+                (p.v, "ValueState"),
+                (p.l, "ListState"),
+                (p.m, "MapState"),
+                (timer_values, "TimerValues"),
+            )
+        ]
+
+    assert shard.run({"k": [0]}, on_rows) == [[True] * 5]
+
+
+# --- the order of calls -----------------------------------------------------------------------------------------------------
+
+
+def test_init_then_keys_then_timers_then_close(shard: Shard) -> None:
+    """A generator is drained before the next key, also where the handler leaves rows unread; keys are tuples and, for
+    timers, Rows; the timer's handler is called by keywords."""
+    calls: list[Any] = []
+
+    class Logged(Calls):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            if isinstance(handle, ProcessorHandle):
+                calls.append("init")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+        calls.append(("begin", type(key), key, next(rows)))
+        p.handle.registerTimer(timer_values.getCurrentProcessingTimeInMs())
+        yield "first"
+        calls.append(("end", *key))
+
+    def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
+        calls.append((type(key), key.k, info.getExpiryTimeInMs()))
+        yield "timer"
+
+    output = shard.run({"a": [1, 2, 3], None: [4]}, on_rows, on_timer, processor=Logged)
+    assert (
+        calls
+        == [
+            "close",  # on the driver, where states are declared only if init and close have no effect
+            "init",
+            ("begin", tuple, (None,), 4),
+            ("end", None),
+            ("begin", tuple, ("a",), 1),
+            ("end", "a"),
+            (Row, None, 1_000),
+            (Row, "a", 1_000),
+            "close",
+        ][1:]
+    )
+    assert output == ["first", "first", "timer", "timer"]
+
+
+def test_without_rows_there_are_still_init_timers_and_close(shard: Shard) -> None:
+    shard.run({"k": [0]}, lambda p, *_: iter([p.handle.registerTimer(2_000)]))
+    fired = shard.run({}, on_timer=lambda p, key, tv, info: iter([(key, info.getExpiryTimeInMs())]), now_ms=2_000)
+    assert fired == [(Row(k="k"), 2_000)]
+    assert shard.key_groups == ()
+
+
+def test_clocks(shard: Shard) -> None:
+    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+        yield timer_values.getCurrentProcessingTimeInMs(), timer_values.getCurrentWatermarkInMs()
+
+    assert shard.run({"k": [0]}, on_rows, now_ms=77) == [(77, 0)]
+
+
+# --- timers -----------------------------------------------------------------------------------------------------------------
+
+
+def test_timers_are_listed_in_order_and_unique(shard: Shard) -> None:
+    def calls(p: Calls) -> list[int]:
+        for at in (5_000, 3_000, 4_000, 3_000, -1):
+            p.handle.registerTimer(at)
+        for at in (4_000, 4_000, 9_999):
+            p.handle.deleteTimer(at)
+        return list(p.handle.listTimers())
+
+    assert shard.one(calls) == [-1, 3_000, 5_000]
+
+
+def test_due_timers_fire_by_time_over_all_keys(shard: Shard) -> None:
+    """Those up to now, past ones too; each is listed while it fires, and gone afterwards."""
+
+    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+        for at in rows:
+            p.handle.registerTimer(at)
+        return iter([])
+
+    def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
+        yield key.k, info.getExpiryTimeInMs(), list(p.handle.listTimers())
+
+    fired = shard.run({"a": [1_000, 1_001, 10], "b": [500, -5]}, on_rows, on_timer)
+    assert fired == [
+        ("b", -5, [-5, 500]),
+        ("a", 10, [10, 1_000, 1_001]),
+        ("b", 500, [500]),
+        ("a", 1_000, [1_000, 1_001]),
+    ]
+    assert shard.run({}, on_timer=on_timer, now_ms=1_001) == [("a", 1_001, [1_001])]
+
+
+def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_does_not(shard: Shard) -> None:
+    def on_rows(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+        for at in (100, 200, 300):
+            p.handle.registerTimer(at)
+        return iter([])
+
+    def on_timer(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
+        if info.getExpiryTimeInMs() == 100:
+            p.handle.deleteTimer(200)
+            p.handle.registerTimer(150)
+        yield info.getExpiryTimeInMs()
+
+    assert shard.run({"k": [0]}, on_rows, on_timer) == [100, 300]
+    assert shard.run({}, on_timer=on_timer) == [150]
+
+
+def test_a_timer_that_its_own_handler_registers_again_stays(shard: Shard) -> None:
+    """As under Spark, which deletes it after the handler: registering what is still there is no change."""
+
+    def again(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
+        p.handle.registerTimer(info.getExpiryTimeInMs())
+        yield "fired"
+
+    assert shard.run({"k": [0]}, lambda p, *_: iter([p.handle.registerTimer(5)]), again)[1:] == ["fired"]
+    assert shard.run({}, on_timer=again) == []
+
+
+# --- what may be called when ------------------------------------------------------------------------------------------------
+
+_STATE_CALLS: dict[str, Callable[[Any], Any]] = {
+    "getValueState": lambda handle: handle.getValueState("v", VALUE),
+    "getListState": lambda handle: handle.getListState("l", NUMBER),
+    "getMapState": lambda handle: handle.getMapState("m", USER_KEY, NUMBER),
+    "deleteIfExists": lambda handle: handle.deleteIfExists("gone"),
+}
+_TIMER_CALLS: dict[str, Callable[[Any], Any]] = {
+    "registerTimer": lambda handle: handle.registerTimer(1),
+    "deleteTimer": lambda handle: handle.deleteTimer(1),
+    "listTimers": lambda handle: handle.listTimers(),
+}
+
+
+@pytest.mark.parametrize("call", [*_STATE_CALLS, *_TIMER_CALLS])
+@pytest.mark.parametrize("state", list(HandleState))
+def test_each_call_has_its_states(shard: Shard, call: str, state: HandleState) -> None:
+    allowed = {HandleState.CREATED} if call in _STATE_CALLS else {HandleState.INITIALIZED, HandleState.DATA_PROCESSED}
+    shard_state = ShardState(shard.store, key_groups=(), descriptors=declare(Calls), now_ms=0)
+    shard_state.set_key(0, KEYS.encode(("k",)))
+    handle = ProcessorHandle(shard_state, "processing")
+    handle.state = state
+    run = (_STATE_CALLS | _TIMER_CALLS)[call]
+    if state in allowed:
+        run(handle)
+        return
+    with pytest.raises(PySparkRuntimeError, match=rf"INVALID_HANDLE_STATE\] {call} .* is {state.value}"):
+        run(handle)
+
+
+@pytest.mark.parametrize("call", _TIMER_CALLS)
+def test_without_a_clock_there_are_no_timers(shard: Shard, call: str) -> None:
+    with pytest.raises(errors.ProcessorError, match=rf"INVALID_TIME_MODE\] {call} needs"):
+        shard.one(lambda p: _TIMER_CALLS[call](p.handle), time_mode="none")
+
+
+@pytest.mark.parametrize("call", _TIMER_CALLS)
+def test_in_init_there_are_no_timers(call: str) -> None:
+    with pytest.raises(PySparkRuntimeError, match="INVALID_HANDLE_STATE"):
+        _TIMER_CALLS[call](DeclaringHandle(parse, "processing"))
+
+
+def test_state_outside_a_key_is_refused(shard: Shard) -> None:
+    class Closing(Calls):
+        def close(self) -> None:
+            if isinstance(self.handle, ProcessorHandle):
+                self.v.get()
+
+    with pytest.raises(errors.ProcessorError, match=r"close, interval .*state 'v' is used outside a key"):
+        shard.run({"k": [0]}, processor=Closing)
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", " v", "v ", "default", "$v"])
+def test_names_that_no_state_may_have(name: str) -> None:
+    with pytest.raises(errors.StateSchemaError, match="can't name a state"):
+        DeclaringHandle(parse, "processing").getValueState(name, VALUE)
+
+
+def test_two_states_of_one_name_are_refused() -> None:
+    handle = DeclaringHandle(parse, "processing")
+    handle.getValueState("v", VALUE)
+    with pytest.raises(errors.StateSchemaError, match="'v' is declared twice"):
+        handle.getMapState("v", USER_KEY, VALUE)
+
+
+@pytest.mark.parametrize("time_mode", ["none", "event"])
+def test_expiry_needs_processing_time(time_mode: Any) -> None:
+    with pytest.raises(errors.StateSchemaError, match=f"expiry goes by processing time, .* '{time_mode}'"):
+        DeclaringHandle(parse, time_mode).getListState("l", VALUE, 1)
+
+
+def test_expiry_is_positive_or_none() -> None:
+    handle = DeclaringHandle(parse, "processing")
+    with pytest.raises(errors.StateSchemaError, match="ttlDurationMs is -1; it must be positive"):
+        handle.getValueState("v", VALUE, -1)
+    handle.getValueState("zero", VALUE, 0)
+    handle.getValueState("one", VALUE, ttlDurationMs=1)
+    assert [d.ttl_ms for d in handle.declared.values()] == [None, 1]
+
+
+def test_a_state_that_was_not_declared_on_the_driver_is_refused(shard: Shard) -> None:
+    class Varying(Calls):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            if isinstance(handle, ProcessorHandle):
+                handle.getValueState("surprise", VALUE)
+
+    with pytest.raises(errors.ProcessorError, match=r"init, interval .*'surprise' was not declared"):
+        shard.run({"k": [0]}, processor=Varying)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------
+
+_MISTAKES: list[tuple[Callable[[Calls], Any], str]] = [
+    (lambda p: p.l.put([]), "list state 'l': an empty list can't be stored"),
+    (lambda p: p.l.appendList([]), "list state 'l': an empty list can't be stored"),
+    (lambda p: p.v.update(None), "state 'v'"),
+    (lambda p: p.m.updateValue(("u",), None), "state 'm'"),
+    (lambda p: p.v.update(5), "state 'v'"),
+    (lambda p: p.l.appendValue(5), "state 'l'"),
+    (lambda p: p.number.update((1, 2)), "state 'number'"),
+    (lambda p: p.number.update(()), "state 'number'"),
+    (lambda p: p.number.update(("x",)), "state 'number'.*'n'.*bigint.*str"),
+    (lambda p: p.number.update((1.5,)), "state 'number'.*'n'.*bigint.*float"),
+    (lambda p: p.number.update((2**63,)), "state 'number'.*'n'.*bigint"),
+    (lambda p: p.v.update((1, 2)), "state 'v'.*'s'.*string.*int"),
+    (lambda p: p.m.updateValue((1,), (1,)), "user key of state 'm'.*'u'.*string.*int"),
+    (lambda p: p.m.getValue("u"), "user key of state 'm'"),
+    (lambda p: p.m.containsKey(None), "user key of state 'm'"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), _MISTAKES, ids=[str(n) for n in range(len(_MISTAKES))])
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_stored(
+    shard: Shard, mistake: Callable[[Calls], Any], message: str
+) -> None:
+    """Spark stores NULL silently for some of these. All are TypeErrors, as the others are under Spark."""
+
+    def call(p: Calls) -> Any:
+        with pytest.raises(errors.StateTypeError, match=message) as raised:
+            mistake(p)
+        return isinstance(raised.value, TypeError), p.v.exists(), p.number.exists(), p.l.exists(), p.m.exists()
+
+    assert shard.one(call) == (True, False, False, False, False)
+    assert shard.key_groups == ()
+
+
+def test_mistakes_name_key_and_interval(shard: Shard) -> None:
+    with pytest.raises(
+        errors.ProcessorError, match=r"handleInputRows, key \('k',\), interval \[2024-01-01T00:00:00Z, .*\): .*'v'"
+    ):
+        shard.one(lambda p: p.v.update(5))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(1, "x"), [1, "x"], Row(n=1, s="x"), {"s": "x", "n": 1}, (np.int64(1), np.str_("x")), (np.uint8(1), "x")],
+    ids=lambda v: type(v).__name__,
+)
+def test_the_forms_of_a_value(shard: Shard, value: Any) -> None:
+    got = shard.one(lambda p: (p.v.update(newValue=value), p.v.get())[1])
+    assert got == (1, "x")
+    assert [type(got), *map(type, got)] == [tuple, int, str]
+
+
+def test_nulls_are_values(shard: Shard) -> None:
+    def call(p: Calls) -> Any:
+        p.number.update((None,))
+        p.m.updateValue((None,), (None,))
+        return p.number.exists(), p.number.get(), p.m.containsKey((None,)), p.m.getValue((None,))
+
+    assert shard.one(call) == (True, (None,), True, Row(n=None))
+
+
+def test_what_maps_give(shard: Shard) -> None:
+    """``getValue`` a Row, iterators tuples, in the order of the user keys, over what was there when they began."""
+
+    def call(p: Calls) -> Any:
+        for u, n in (("b", 2), ("", 0), ("a", 1)):
+            p.m.updateValue((u,), (n,))
+        seen = []
+        for key, _ in p.m.iterator():
+            seen.append(key)
+            p.m.removeKey(key)
+            p.m.updateValue((key[0] + "z",), (9,))
+        return p.m.getValue(("az",)), type(next(p.m.values())), seen, list(p.m.iterator())
+
+    value, kind, seen, after = shard.one(call)
+    assert (value, value.n, kind) == (Row(n=9), 9, tuple)
+    assert seen == [("",), ("a",), ("b",)]
+    assert after == [(("az",), (9,)), (("bz",), (9,)), (("z",), (9,))]
+
+
+def test_state_is_the_keys_own_and_lasts(shard: Shard) -> None:
+    def write(p: Calls, key: Any, rows: Any, timer_values: Any) -> Iterator[Any]:
+        p.v.update((len(key[0] or ""), key[0]))
+        p.l.appendList([(n,) for n in rows])
+        return iter([])
+
+    def read(p: Calls, *_: Any) -> Iterator[Any]:
+        yield p.v.get(), list(p.l.get())
+
+    shard.run({"a": [1, 2], "ab": [3], None: [4]}, write)
+    assert shard.run({"ab": [0], None: [0], "none": [0], "a": [0]}, read) == [
+        ((0, None), [(4,)]),
+        ((1, "a"), [(1,), (2,)]),
+        ((2, "ab"), [(3,)]),
+        (None, []),
+    ]
+
+
+def test_expiry_goes_by_the_intervals_clock(shard: Shard) -> None:
+    """Visible until now reaches write time + ttl; each list element and map entry by itself; then gone from the files."""
+
+    class Brief(Calls):
+        ttl_ms = 100
+
+    def read(p: Calls) -> Any:
+        return p.v.get(), p.l.exists(), list(p.l.get()), sorted(p.m.keys())
+
+    def write(p: Calls) -> Any:
+        p.v.update((1, "x"))
+        p.l.appendValue((1,))
+        p.m.updateValue(("u",), (1,))
+        return read(p)
+
+    def write_more(p: Calls) -> Any:
+        p.l.appendValue((2,))
+        p.m.updateValue(("w",), (2,))
+        return read(p)
+
+    assert shard.one(write, now_ms=1_000, processor=Brief) == ((1, "x"), True, [(1,)], [("u",)])
+    assert shard.one(write_more, now_ms=1_099, processor=Brief) == ((1, "x"), True, [(1,), (2,)], [("u",), ("w",)])
+    assert shard.one(read, now_ms=1_100, processor=Brief) == (None, True, [(2,)], [("w",)])
+    assert shard.one(read, now_ms=1_199, processor=Brief) == (None, False, [], [])
+    assert shard.key_groups == ()
+
+
+# --- output -----------------------------------------------------------------------------------------------------------------
+
+
+def rows_to(tmp_path: Path) -> OutputRows:
+    return OutputRows(LocalParquet(OUTPUT, tmp_path / "rows.parquet"))
+
+
+def frames_to(tmp_path: Path) -> OutputFrames:
+    return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"))
+
+
+def test_rows_go_out_by_name(tmp_path: Path) -> None:
+    file = LocalParquet(OUTPUT, tmp_path / "rows.parquet")
+    output = OutputRows(file)
+    for row in (Row(k="a", n=1), Row(n=2, k="b"), Row(k="c"), Row(other=1, n=3)):
+        output.add(row)
+    output.flush()
+    file.finish(MemoryStorage(), "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == [
+        {"k": "a", "n": 1},
+        {"k": "b", "n": 2},
+        {"k": "c", "n": None},
+        {"k": None, "n": 3},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        (None, "handleInputRows returned None; it must return an iterator"),
+        ([("a", 1)], r"yielded a tuple: \('a', 1\); expected pyspark.sql.Row"),
+        ([Row("a", 1)], "which has no field names"),
+        ([Row(k=5, n=1)], "output column 'k' is string"),
+        ([Row(k="a", n="x")], "output column 'n' is int64"),
+        ([Row(k="a", n=2**63)], "output column 'n' is int64"),
+    ],
+)
+def test_rows_that_can_not_go_out(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
+    with pytest.raises(errors.ProcessorError, match=message):
+        shard.run({"k": [0]}, lambda *_: results, output=rows_to(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([Row(k="a", n=1)], "yielded a Row; with api='pandas' it must yield pandas.DataFrame"),
+        ([pd.DataFrame({"n": [1], "key": ["a"]})], "lacks the output column k; it has n, key"),
+        ([pd.DataFrame([[1]])], "has 1 columns without names; the output has 2: k, n"),
+        ([pd.DataFrame({"n": ["x"], "k": ["a"]})], "output column 'n' is int64"),
+    ],
+)
+def test_frames_that_can_not_go_out(shard: Shard, tmp_path: Path, results: Any, message: str) -> None:
+    with pytest.raises(errors.ProcessorError, match=message):
+        shard.run({"k": [0]}, lambda *_: results, output=frames_to(tmp_path))
+
+
+def test_a_handler_with_other_parameter_names_is_refused(shard: Shard) -> None:
+    """PySpark passes them by name."""
+
+    class Renamed(Calls):
+        def handleExpiredTimer(self, key: Any, timer_values: Any, info: Any) -> Any:
+            return iter([])
+
+    with pytest.raises(
+        errors.ProcessorError, match=r"handleExpiredTimer, key .*TypeError.*unexpected keyword argument"
+    ):
+        shard.run({"k": [0]}, lambda p, *_: iter([p.handle.registerTimer(1)]), processor=Renamed)
