@@ -162,6 +162,11 @@ ROW_CONTRACT: Contract = {
         [("fire.update(('[v.update((at - now, None)), v.get()]',))", "None"), ("h.registerTimer(now - 3)", "None")],
         [("v.get()", "(-3, None)")],
     ],
+    # Within its handler a timer is still there: registering it again is no change.
+    ("timer", 4): [
+        [("fire.update(('h.registerTimer(at)',))", "None"), ("h.registerTimer(now - 4)", "None")],
+        [("list(h.listTimers())", "[]")],
+    ],
     (None, None): [
         [("v.update((1, 'null is a key'))", "None"), ("h.registerTimer(now)", "None")],
         [("key, v.get()", "((None, None), (1, 'null is a key'))")],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -103,7 +104,7 @@ def run_under_cairn(
     records = [run_interval(spark, pipeline, interval, str(root)) for interval in intervals]
     outcome = Outcome(
         outputs=[read_rows(root, record) for record in records],
-        states=read_states(root, records[-1], root.parent / "work", timed=case.time_mode != "none"),
+        states=read_states(root, records[-1], timed=case.time_mode != "none"),
         processing_times_ms=list(ends_ms),
         watermarks_ms=[record.content.time.watermark_ms for record in records],
     )
@@ -116,7 +117,7 @@ def read_rows(root: Path, record: Record, *, late: bool = False) -> list[dict[st
     return [row for path in files for row in pq.read_table(root / NAME / path).to_pylist()]
 
 
-def read_states(root: Path, record: Record, work: Path, *, timed: bool) -> States:
+def read_states(root: Path, record: Record, *, timed: bool) -> States:
     """All that a checkpoint holds, restored from its files."""
     storage = open_storage(str(root / NAME))
     content = record.content
@@ -124,8 +125,10 @@ def read_states(root: Path, record: Record, work: Path, *, timed: bool) -> State
     found: States = {d.name: [] for d in content.states} | ({"$timers": []} if timed else {})
     for ref in content.shards:
         manifest = manifest_of(ref, storage)
-        restored = restore_shard(manifest.key_groups, [manifest], storage, work / str(ref.shard), EngineOptions())
-        with restored.store as store:
+        with (
+            TemporaryDirectory(prefix="cairn-test-") as work,
+            restore_shard(manifest.key_groups, [manifest], storage, Path(work) / "db", EngineOptions()).store as store,
+        ):
             for descriptor in content.states:
                 version = descriptor.versions[-1]
                 codec = RowCodec(descriptor.name, parse_struct(version.value), version.version)

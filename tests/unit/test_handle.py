@@ -305,8 +305,8 @@ def test_what_a_timer_registers_fires_in_the_next_interval_and_what_it_deletes_d
     assert shard.run({}, on_timer=on_timer) == [150]
 
 
-def test_a_timer_that_its_own_handler_registers_again_stays(shard: Shard) -> None:
-    """As under Spark, which deletes it after the handler: registering what is still there is no change."""
+def test_a_timer_that_its_own_handler_registers_again_goes_all_the_same(shard: Shard) -> None:
+    """As under Spark: it is still there in the handler, so registering is no change, and it is deleted afterwards."""
 
     def again(p: Calls, key: Any, timer_values: Any, info: Any) -> Iterator[Any]:
         p.handle.registerTimer(info.getExpiryTimeInMs())
