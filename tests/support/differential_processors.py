@@ -36,6 +36,7 @@ SCRIPT_STATES = {
     "long_l": "list",
     "long_m": "map",
     "fire": "value",
+    "when": "value",
 }
 UNTIMED_STATES = {name: kind for name, kind in SCRIPT_STATES.items() if "_" not in name}
 BRIEF_MS, LONG_MS = 1, 3_600_000
@@ -58,6 +59,7 @@ class Scripted(StatefulProcessor):
             "l": handle.getListState("l", value),
             "m": handle.getMapState("m", user_key, value),
             "fire": handle.getValueState("fire", "op string"),
+            "when": handle.getValueState("when", "t timestamp, ntz timestamp_ntz, d date"),
             "Row": Row,
             "np": np,
             "pd": pd,
@@ -131,12 +133,13 @@ class ScriptedUntimed(Scripted):
 def random_script(
     seed: int, *, keys: int, ops: int, batches: int, prefixes: tuple[str, ...]
 ) -> list[list[tuple[Any, ...]]]:
-    """Batches of random calls on states and timers: per batch each of some keys makes ``ops`` calls."""
+    """Batches of random calls on states and timers: per batch each of some keys makes ``ops`` calls. The third batch has no
+    rows."""
     pick = random.Random(seed)
     names = [(None, n) if n % 3 == 2 else (f"k{n}", n % 3 or None) for n in range(keys)]
     script = []
     for _ in range(batches):
-        called = pick.sample(names, k=max(1, keys * 2 // 3))
+        called = pick.sample(names, k=keys * 2 // 3 if len(script) != 2 else 0)
         script.append([(*key, seq, None, _random_op(pick, prefixes)) for key in called for seq in range(ops)])
     return script
 
