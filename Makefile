@@ -9,7 +9,7 @@ BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 export AIRFLOW_HOME := $(CURDIR)
 export TZ := UTC
 
-.PHONY: help setup java demo test test-fast lint ui clean
+.PHONY: help setup java demo bench test test-fast lint ui clean
 
 help:  ## what can be typed here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ java:
 
 demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (DAYS=14)
 	@$(PYTHON) -m benchmarks.demo
+
+bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a table (SCALE=small: two minutes)
+	@$(PYTHON) -m benchmarks.suite --scale $(or $(SCALE),full) $(BENCH_ARGS)
 
 test: setup  ## all tests
 	@$(PYTHON) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)

@@ -1,0 +1,127 @@
+"""What the parts cost alone: rocksdict, keyed state without Spark, and one shard's task without Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from unittest.mock import patch
+
+import pyarrow as pa
+import rocksdict
+
+import jobs.run_interval
+from benchmarks.engines import interval
+from jobs.pipeline import Pipeline
+from jobs.runtime.interval_task import IntervalTask
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.types import parse_struct
+from state_backend.state.shard_state import ShardState, ValueState
+from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+_BATCH = 10_000
+_KEY_GROUPS = 128
+
+
+def rocksdict_rates(folder: Path, entries: int, rounds: int) -> dict[str, list[float]]:
+    """Puts and sorted multi-gets per second, in batches of 10,000: keys of 12 bytes, values of 27, as the row section
+    stores them. The first round writes into an empty database and is not counted."""
+    keys = [(n % _KEY_GROUPS).to_bytes(2, "big") + b"\x01\x01" + n.to_bytes(8, "big") for n in range(entries)]
+    keys.sort()
+    database = rocksdict.Rdict(str(folder), EngineOptions().to_options())
+    unlogged = rocksdict.WriteOptions()
+    unlogged.disable_wal = True
+    database.set_write_options(unlogged)
+    rates: dict[str, list[float]] = {"puts_per_s": [], "gets_per_s": []}
+    try:
+        for number in range(rounds + 1):
+            value = bytes([number]) * 27
+            started_s = time.perf_counter()
+            for batch in _batches(keys):
+                changes = rocksdict.WriteBatch(raw_mode=True)
+                for key in batch:
+                    changes.put(key, value)
+                database.write(changes)
+            put_s = time.perf_counter() - started_s
+            started_s = time.perf_counter()
+            for batch in _batches(keys):
+                database.get(batch)
+            get_s = time.perf_counter() - started_s
+            if number:
+                rates["puts_per_s"].append(entries / put_s)
+                rates["gets_per_s"].append(entries / get_s)
+    finally:
+        database.close()
+    return rates
+
+
+def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
+    """Updates per second of a value state of three longs: key codec, prefetch, get, update, flush; no Spark, no user code."""
+
+    def struct(*names: str) -> dict[str, object]:
+        fields = [{"name": name, "type": "long", "nullable": True, "metadata": {}} for name in names]
+        return {"type": "struct", "fields": fields}
+
+    version = SchemaVersion(version=1, value=struct("n", "total", "last"), user_key=None)
+    total = StateDescriptor(name="total", kind="value", state_id=1, ttl_ms=None, versions=(version,))
+    codec = KeyCodec(parse_struct(struct("k")))
+    # As Spark delivers them: by key group, then by key.
+    ordered = [(group, (n,)) for group in range(_KEY_GROUPS) for n in range(group, keys, _KEY_GROUPS)]
+    rates: dict[str, list[float]] = {"updates_per_s": []}
+    groups: tuple[KeyGroupState, ...] = ()
+    with RocksStore(folder) as store:
+        for number in range(rounds + 1):
+            started_s = time.perf_counter()
+            state = ShardState(store, key_groups=groups, descriptors=[total], now_ms=0)
+            value = state.value_state("total", ValueState)
+            for batch in _batches(ordered):
+                encoded = [(group, codec.encode(key)) for group, key in batch]
+                state.prefetch(encoded)
+                for group, key in encoded:
+                    state.set_key(group, key)
+                    n, sum_, _ = value.get() or (0, 0, 0)
+                    value.update((n + 1, sum_ + number, number))
+                state.flush()
+            if number:
+                rates["updates_per_s"].append(keys / (time.perf_counter() - started_s))
+            groups = state.key_group_states()
+    return rates
+
+
+def captured_shard(
+    spark: SparkSession, pipeline: Pipeline, root: Path, number: int
+) -> tuple[IntervalTask, list[pa.RecordBatch]]:
+    """Runs an interval of a pipeline of one shard, and returns its task with the Arrow batches that Spark routed to it."""
+    routed: list[DataFrame] = []
+    route = jobs.run_interval.route
+
+    def route_and_keep(*arguments: object, **named: object) -> DataFrame:
+        routed.append(route(*arguments, **named))  # type: ignore[arg-type]
+        return routed[-1]
+
+    with (
+        patch.object(jobs.run_interval, "route", route_and_keep),
+        patch.object(jobs.run_interval, "ship", wraps=jobs.run_interval.ship) as ship,
+    ):
+        jobs.run_interval.run_interval(spark, pipeline, interval(number), str(root))
+    # As many rows to a batch as Spark's own writer gets.
+    batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)
+    return ship.call_args.args[0], batches
+
+
+def run_shard_s(task: IntervalTask, batches: list[pa.RecordBatch], number: int) -> float:
+    """Seconds of processing and timers of one shard's task in this process: everything but Spark. ``number``: another each
+    time, from 1,000 on, since files are named by it."""
+    phases = task.run_shard(iter(batches), 0, number).durations_us
+    return (phases["process"] + phases["timers"]) / 1e6
+
+
+def _batches(rows: Sequence[T]) -> Iterator[list[T]]:
+    for at in range(0, len(rows), _BATCH):
+        yield list(rows[at : at + _BATCH])

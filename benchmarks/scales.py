@@ -1,0 +1,65 @@
+"""How much is measured: ``small`` shows in two minutes that everything works, ``full`` gives the figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Keys, rows and batches of every section. Batches include the first, which warms up and is not counted. ``judged``: large
+    enough for the targets to be meant."""
+
+    judged: bool
+    batches: int
+    row_keys: int
+    steady_keys: int
+    steady_batches: int
+    pandas_keys: int
+    list_keys: int
+    list_preload: int
+    list_appends: int
+    aggregate_keys: int
+    rss_keys: int
+    rss_intervals: int
+    engine_entries: int
+    profiled_rows: int
+    profiled_frames: int
+
+
+SCALES = {
+    "small": Scale(
+        judged=False,
+        batches=3,
+        row_keys=1_000,
+        steady_keys=20_000,
+        steady_batches=2,
+        pandas_keys=300,
+        list_keys=4,
+        list_preload=1_000,
+        list_appends=20,
+        aggregate_keys=20_000,
+        rss_keys=100_000,
+        rss_intervals=2,
+        engine_entries=100_000,
+        profiled_rows=20_000,
+        profiled_frames=1_000,
+    ),
+    "full": Scale(
+        judged=True,
+        batches=6,
+        row_keys=20_000,
+        steady_keys=500_000,
+        steady_batches=4,
+        pandas_keys=10_000,
+        list_keys=20,
+        list_preload=5_000,
+        list_appends=50,
+        aggregate_keys=1_000_000,
+        rss_keys=5_000_000,
+        rss_intervals=5,
+        engine_entries=1_000_000,
+        profiled_rows=200_000,
+        profiled_frames=10_000,
+    ),
+}

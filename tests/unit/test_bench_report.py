@@ -1,0 +1,192 @@
+"""What the benchmark report makes of samples, and how profiled time is shared out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cpu_profile import NOBODY, owner_by_path, shares
+from benchmarks.report import Check, Question, Run, as_markdown, as_table, build_report, number, passed
+
+FAST = Question(
+    section="row", label="rate", metric="keys_per_s", unit="keys/s", peers=("spark", "spark tuned"), at_least_ratio=40
+)
+SLOW = Question(
+    section="row",
+    label="time",
+    metric="append_us",
+    unit="us",
+    higher_is_better=False,
+    peers=("spark", "spark tuned"),
+    against=("spark",),
+)
+BOUND = Question(section="rss", label="peak", metric="peak_mib", unit="MiB", higher_is_better=False, at_most=1024)
+
+
+def measured(section: str, variant: str, **samples: tuple[float, ...]) -> Run:
+    return Run(section=section, variant=variant, status="measured", samples=samples)
+
+
+def report(
+    *runs: Run, questions: tuple[Question, ...], checks: tuple[Check, ...] = (), judged: bool = True
+) -> dict[str, Any]:
+    return build_report(
+        runs,
+        questions,
+        checks,
+        scale="full",
+        judged=judged,
+        started="2024-01-01T00:00:00+00:00",
+        seconds=1.5,
+        environment={"versions": {"pyspark": "4.3.0"}, "cpu": {"model": "x", "count": 2}, "load_before": 0.1},
+    )
+
+
+ROW_RUNS = (
+    measured("row", "cairn", keys_per_s=(90.0, 100.0, 400.0), append_us=(2.0,)),
+    measured("row", "spark", keys_per_s=(1.0, 2.0), append_us=(300.0,)),
+    measured("row", "spark tuned", keys_per_s=(2.0,), append_us=(50.0,)),
+)
+
+
+def test_ratio_is_of_medians_and_to_the_better_peer() -> None:
+    fast, slow = report(*ROW_RUNS, questions=(FAST, SLOW))["lines"]
+    assert (fast["ours"], fast["peers"]) == (100, {"spark": 1.5, "spark tuned": 2})
+    assert (fast["best_peer"], fast["ratio"], fast["verdict"]) == ("spark tuned", 50, "met")
+    # The tuned peer is better, but only the default one is asked for.
+    assert (slow["peers"], slow["best_peer"], slow["ratio"]) == ({"spark": 300, "spark tuned": 50}, "spark", 150)
+    assert slow["verdict"] == "no target"
+
+
+@pytest.mark.parametrize(
+    ("question", "ours", "verdict"),
+    [
+        (FAST, 80.0, "met"),
+        (FAST, 79.9, "missed"),
+        (replace(FAST, at_least=100.0), 90.0, "missed"),
+        (replace(FAST, at_least=100.0, at_least_ratio=None), 100.0, "met"),
+        (replace(FAST, at_most=90.0), 91.0, "missed"),
+        (replace(FAST, at_least_ratio=None), 80.0, "no target"),
+    ],
+)
+def test_verdicts(question: Question, ours: float, verdict: str) -> None:
+    runs = (measured("row", "cairn", keys_per_s=(ours,)), measured("row", "spark", keys_per_s=(2.0,)))
+    assert report(*runs, questions=(question,))["lines"][0]["verdict"] == verdict
+    small = report(*runs, questions=(question,), judged=False)["lines"][0]["verdict"]
+    assert small == ("no target" if verdict == "no target" else "not judged")
+
+
+def test_an_upper_bound_of_our_own() -> None:
+    for peak, verdict in ((1024.0, "met"), (1025.0, "missed")):
+        (line,) = report(measured("rss", "cairn", peak_mib=(peak,)), questions=(BOUND,))["lines"]
+        assert (line["verdict"], line["target"], line["ratio"]) == (verdict, "<= 1,024", None)
+
+
+@pytest.mark.parametrize("status", ["not built", "failed"])
+@pytest.mark.parametrize("missing", ["cairn", "spark"])
+def test_what_was_not_measured_is_said_and_not_judged(status: Any, missing: str) -> None:
+    runs = [
+        Run(section="row", variant=variant, status=status, note="log\nwhy")
+        if variant == missing
+        else measured("row", variant, keys_per_s=(1.0,))
+        for variant in ("cairn", "spark")
+    ]
+    made = report(*runs, questions=(FAST, BOUND))
+    (line,) = made["lines"]  # the section that did not run at all is left out
+    assert line["verdict"] == "not measured"
+    assert line["ratio"] is None
+    assert line["note"] == f"{missing}: {status}; spark tuned: not run"
+    assert passed(made) is (status == "not built")
+    assert f"row/{missing}: {status}: why" in as_table(made)
+
+
+def test_engines_that_differ_fail_the_suite() -> None:
+    for equal, expected in ((True, True), (None, True), (False, False)):
+        made = report(*ROW_RUNS, questions=(FAST,), checks=(Check(section="row", label="state", equal=equal),))
+        assert passed(made) is expected
+
+
+def test_a_run_without_samples_is_not_measured() -> None:
+    with pytest.raises(ValueError, match="no samples of"):
+        measured("row", "cairn", keys_per_s=())
+    with pytest.raises(ValueError, match="no samples of anything"):
+        measured("row", "cairn")
+    with pytest.raises(ValueError, match="is 'failed'"):
+        replace(measured("row", "cairn", keys_per_s=(1.0,)), status="failed")
+
+
+def test_the_report_is_json_and_reads_back_into_the_same_tables() -> None:
+    made = report(*ROW_RUNS, questions=(FAST, SLOW), checks=(Check(section="row", label="state", equal=True),))
+    again = json.loads(json.dumps(made))
+    assert as_table(again) == as_table(made)
+    markdown = as_markdown(again)
+    assert "| row | rate | keys/s | 100 | spark 1.5, spark tuned 2 | 50x | ratio >= 40 | met |" in markdown
+    assert "- row, state: equal" in markdown
+    assert again["runs"][0]["samples"]["keys_per_s"] == [90, 100, 400]
+    assert again["runs"][0]["medians"]["keys_per_s"] == 100
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.0123456, "0.0123"), (1.5, "1.5"), (99.96, "100"), (123456.7, "123,457")]
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------------------
+
+MAIN, USER, LIBRARY, BUILTIN, HELPER = (
+    ("main", 1, "f"),
+    ("user", 1, "f"),
+    ("lib", 1, "f"),
+    ("~", 0, "c"),
+    ("std", 1, "g"),
+)
+OWNERS = {"main": "cairn", "user": "user", "lib": "pandas"}
+
+
+def owner(function: tuple[str, int, str]) -> str | None:
+    return OWNERS.get(function[0])
+
+
+def test_time_of_builtins_counts_for_their_callers() -> None:
+    stats = {
+        MAIN: (1, 1, 1.0, 10.0, {}),
+        USER: (1, 1, 2.0, 9.0, {MAIN: (1, 1, 2.0, 9.0)}),
+        LIBRARY: (1, 1, 3.0, 6.0, {USER: (1, 1, 3.0, 6.0)}),
+        BUILTIN: (4, 4, 4.0, 4.0, {LIBRARY: (3, 3, 3.0, 3.0), USER: (1, 1, 1.0, 1.0)}),
+    }
+    assert shares(stats, owner) == pytest.approx({"pandas": 0.6, "user": 0.3, "cairn": 0.1})
+
+
+def test_time_passes_through_what_nobody_owns() -> None:
+    stats = {
+        USER: (1, 1, 0.0, 4.0, {}),
+        HELPER: (1, 1, 1.0, 4.0, {USER: (1, 1, 1.0, 4.0)}),
+        # Calls itself and its caller's caller; only what is outside the circle counts.
+        BUILTIN: (3, 3, 3.0, 3.0, {HELPER: (2, 2, 3.0, 3.0), BUILTIN: (1, 1, 1.0, 1.0)}),
+    }
+    assert shares(stats, owner) == {"user": 1.0}
+    assert shares({HELPER: (1, 1, 1.0, 1.0, {})}, owner) == {NOBODY: 1.0}
+
+
+def test_owners_by_path() -> None:
+    root = Path(__file__).resolve().parents[2]
+    found = {
+        name: owner_by_path((file, 1, name))
+        for name, file in {
+            "handleInputRows": str(root / "benchmarks" / "processors.py"),
+            "run_shard_s": str(root / "benchmarks" / "floors.py"),
+            "flush": str(root / "state_backend" / "state" / "shard_state.py"),
+            "concat": "/env/lib/site-packages/pandas/core/reshape/concat.py",
+            "mean": "/env/lib/site-packages/numpy/_core/_methods.py",
+            "loads": "/usr/lib/python3.11/json/__init__.py",
+            "<method 'to_pandas' of 'pyarrow.lib._PandasConvertible' objects>": "~",
+            "<built-in method builtins.len>": "~",
+        }.items()
+    }
+    assert list(found.values()) == ["user", None, "cairn", "pandas", "pandas", None, "pyarrow", None]
