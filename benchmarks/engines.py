@@ -83,7 +83,8 @@ def pipeline_over(files: Sequence[Path], processor: type, output_schema: str, **
         key=["k"],
         processor=processor,
         output_schema=output_schema,
-        **{"time_mode": "none", "parallelism": 2} | settings,
+        time_mode="none",
+        **settings,
     )
 
 
@@ -167,4 +168,6 @@ def processing_s(progress: dict[str, Any]) -> float:
     """Time in the stateful operator: reading the shuffled rows, state, user code, output rows; without the commit of the
     state. Spark gives the sum over partitions; they run side by side, so this is the mean (ours is the slowest shard's)."""
     operator = progress["stateOperators"][0]
-    return float(operator["allUpdatesTimeMs"] + operator["allRemovalsTimeMs"]) / 1e3 / operator["numShufflePartitions"]
+    summed_ms: int = operator["allUpdatesTimeMs"] + operator["allRemovalsTimeMs"]
+    partitions: int = operator["numShufflePartitions"]
+    return summed_ms / 1e3 / partitions

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import pyarrow as pa
 import rocksdict
 
-import jobs.run_interval
 from benchmarks.engines import interval
 from jobs.pipeline import Pipeline
+from jobs.run_interval import run_interval
 from jobs.runtime.interval_task import IntervalTask
+from jobs.runtime.routing import route
+from jobs.runtime.shipping import ship
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
@@ -64,7 +66,7 @@ def rocksdict_rates(folder: Path, entries: int, rounds: int) -> dict[str, list[f
 def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
     """Updates per second of a value state of three longs: key codec, prefetch, get, update, flush; no Spark, no user code."""
 
-    def struct(*names: str) -> dict[str, object]:
+    def struct(*names: str) -> dict[str, Any]:
         fields = [{"name": name, "type": "long", "nullable": True, "metadata": {}} for name in names]
         return {"type": "struct", "fields": fields}
 
@@ -99,20 +101,21 @@ def captured_shard(
 ) -> tuple[IntervalTask, list[pa.RecordBatch]]:
     """Runs an interval of a pipeline of one shard, and returns its task with the Arrow batches that Spark routed to it."""
     routed: list[DataFrame] = []
-    route = jobs.run_interval.route
+    tasks: list[IntervalTask] = []
 
-    def route_and_keep(*arguments: object, **named: object) -> DataFrame:
-        routed.append(route(*arguments, **named))  # type: ignore[arg-type]
+    def keep_rows(*arguments: Any, **named: Any) -> DataFrame:
+        routed.append(route(*arguments, **named))
         return routed[-1]
 
-    with (
-        patch.object(jobs.run_interval, "route", route_and_keep),
-        patch.object(jobs.run_interval, "ship", wraps=jobs.run_interval.ship) as ship,
-    ):
-        jobs.run_interval.run_interval(spark, pipeline, interval(number), str(root))
+    def keep_task(task: IntervalTask, processor: type) -> str:
+        tasks.append(task)
+        return ship(task, processor)
+
+    with patch("jobs.run_interval.route", keep_rows), patch("jobs.run_interval.ship", keep_task):
+        run_interval(spark, pipeline, interval(number), str(root))
     # As many rows to a batch as Spark's own writer gets.
     batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)
-    return ship.call_args.args[0], batches
+    return tasks[0], batches
 
 
 def run_shard_s(task: IntervalTask, batches: list[pa.RecordBatch], number: int) -> float:

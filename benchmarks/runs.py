@@ -120,8 +120,9 @@ def _keyed_cairn(bench: Bench, keyed: Keyed) -> tuple[list[engines.Timed], pa.Ta
     spark = engines.start_spark()
     timed = engines.run_cairn(spark, pipeline, bench.scratch, len(bench.files))
     output = engines.cairn_output(bench.scratch, timed)
-    bench.keep("output", output.select(list(keyed.compared)) if keyed.compared else output)
-    bench.keep("state", engines.cairn_state(spark, bench.scratch, keyed.state))
+    if bench.section in COMPARED:
+        bench.keep("output", output.select(list(keyed.compared)) if keyed.compared else output)
+        bench.keep("state", engines.cairn_state(spark, bench.scratch, keyed.state))
     spark.stop()
     return timed[1:], output, {"api": keyed.api, "parallelism": pipeline.parallelism, "master": "local[2]"}
 
@@ -305,6 +306,8 @@ def rss_cairn(bench: Bench) -> Run:
     )
     spark.stop()
     totals = timed[-1].record.content.totals
+    if totals.keys != bench.scale.rss_keys:
+        raise RuntimeError(f"expected {bench.scale.rss_keys} keys in the state, and found {totals.keys}")
     return bench.measured(
         # The peak of all is one number, whose median is itself.
         {"peak_mib": [max(peaks_mib)], "after_interval_mib": peaks_mib, "batch_s": [t.wall_s for t in timed]},
@@ -367,13 +370,19 @@ def _profile(bench: Bench, pipeline: Pipeline) -> Run:
 # --- what there is ----------------------------------------------------------------------------------------------------------------
 
 PEER_NAMES = tuple(engines.PEERS)
+Measure = Callable[[Bench], Run]
 
-SECTIONS: dict[str, dict[str, Callable[[Bench], Run]]] = {
-    "row": {OURS: row_cairn} | dict.fromkeys(PEER_NAMES, row_spark),
+
+def _beside(ours: Measure, peers: Measure) -> dict[str, Measure]:
+    return {OURS: ours, **dict.fromkeys(PEER_NAMES, peers)}
+
+
+SECTIONS: dict[str, dict[str, Measure]] = {
+    "row": _beside(row_cairn, row_spark),
     "steady": {OURS: steady_cairn},
-    "pandas": {OURS: pandas_cairn} | dict.fromkeys(PEER_NAMES, pandas_spark),
-    "list": {OURS: list_cairn} | dict.fromkeys(PEER_NAMES, list_spark),
-    "aggregate": {OURS: aggregate_cairn} | dict.fromkeys(PEER_NAMES, aggregate_spark),
+    "pandas": _beside(pandas_cairn, pandas_spark),
+    "list": _beside(list_cairn, list_spark),
+    "aggregate": _beside(aggregate_cairn, aggregate_spark),
     "rss": {OURS: rss_cairn},
     "floor": {"engine": floor_engine, "row": floor_row, "pandas": floor_pandas, "arrow": floor_arrow},
 }
@@ -406,9 +415,9 @@ def batches_of(section: str, variant: str, scale: Scale) -> Iterator[npt.NDArray
 COMPARED = {"row": ("output", "state"), "pandas": ("output", "state"), "list": ("output", "state")}
 COMPARED["aggregate"] = ("output", "state")
 
-_BOTH = {"peers": PEER_NAMES}
-_PHASE = {"metric": "processing_keys_per_s", "unit": "keys/s"}
-_BATCH = {"metric": "batch_keys_per_s", "unit": "keys/s"}
+_BOTH: dict[str, Any] = {"peers": PEER_NAMES}
+_PHASE: dict[str, Any] = {"metric": "processing_keys_per_s", "unit": "keys/s"}
+_BATCH: dict[str, Any] = {"metric": "batch_keys_per_s", "unit": "keys/s"}
 
 QUESTIONS = (
     Question(section="row", label="processing phase", **_PHASE, **_BOTH, at_least_ratio=40),
