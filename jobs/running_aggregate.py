@@ -1,4 +1,5 @@
-"""A ready processor that keeps aggregates per key over all intervals, and yields them for the keys that an interval touched:
+"""A ready processor that keeps aggregates per key over all intervals, and yields them for the keys that an interval
+touched:
 
     class DelayTotals(RunningAggregate):
         flights = Count()
@@ -8,10 +9,10 @@
         last_dest = Last("dest")
         carriers = ApproxDistinct("carrier", relative_error=0.02)
 
-Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no values is null. Values are folded in the order of the rows,
-each onto what its key had before, never as partial results that are merged: so not even the last bit of a double depends on
-where a batch, or an interval, ends. State is one value state ``aggregates`` with the fields ``<aggregate>_<part>``, so that an
-aggregate that is declared later starts empty and leaves the others as they are.
+Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no values is null. Values are folded in the order of
+the rows, each onto what its key had before, never as partial results that are merged: so not even the last bit of a
+double depends on where a batch, or an interval, ends. State is one value state ``aggregates`` with the fields
+``<aggregate>_<part>``, so that an aggregate that is declared later starts empty and leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ Step = tuple[Parts, pa.Array]
 class RunningAggregate(ArrowProcessor):
     """Subclass it and declare aggregates as class attributes; those of base classes come first.
 
-    Output: one row per key that has rows in the interval: the key columns, then each aggregate by its name, in the order of
-    declaration. ``ttl_ms``: a key's aggregates start afresh when it had no rows for so long; None: never.
+    Output: one row per key that has rows in the interval: the key columns, then each aggregate by its name, in the
+    order of declaration. ``ttl_ms``: a key's aggregates start afresh when it had no rows for so long; None: never.
     """
 
     splits_keys = True
@@ -102,7 +103,8 @@ class RunningAggregate(ArrowProcessor):
                 )
 
     def init(self, handle: Any) -> None:
-        """Declares state ``aggregates``. ``UsageError`` if no aggregates are declared, or one does not fit the input."""
+        """Declares state ``aggregates``. ``UsageError`` if no aggregates are declared, or one does not fit the
+        input."""
         self._aggregates = _declared(type(self))
         fields = plan_fields(type(self).__name__, self._aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
@@ -110,7 +112,7 @@ class RunningAggregate(ArrowProcessor):
         handle.getValueState(STATE, schema, self.ttl_ms)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """``ProcessorError`` if a sum leaves its type."""
+        """``ProcessorError`` if a sum, or a mean of decimals, does not fit its type."""
         old, groups = batch.states[STATE], _Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}
@@ -127,7 +129,8 @@ class RunningAggregate(ArrowProcessor):
 def plan_fields(
     owner: str, aggregates: Mapping[str, Aggregate], input_schema: StructType, key_schema: StructType
 ) -> dict[str, list[tuple[str, DataType]]]:
-    """By aggregate the parts of its state and their types. ``UsageError`` for what can't be computed; ``owner`` is for it."""
+    """By aggregate the parts of its state and their types. ``UsageError`` for what can't be computed; ``owner`` is for
+    it."""
     if not aggregates:
         raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
     types = {f.name: f.dataType for f in input_schema.fields}
@@ -142,13 +145,13 @@ def plan_fields(
         taken[name.lower()] = f"aggregate {name!r}"
         column = aggregate.column
         if column is not None and column not in types:
-            found = ", ".join(f"{known} {of.simpleString()}" for known, of in types.items())
+            found = ", ".join(f"{known} {type_.simpleString()}" for known, type_ in types.items())
             raise UsageError(f"{where}: the input has no column {column!r}; found {found}")
-        of = None if column is None else types[column]
+        of: Any = None if column is None else types[column]
         try:
             fields[name] = list(aggregate.parts(of).items())
         except _UnfitError as unfit:
-            raise UsageError(f"{where}: column {column!r} is {of.simpleString()}, and {unfit}") from None  # type: ignore[union-attr]
+            raise UsageError(f"{where}: column {column!r} is {of.simpleString()}, and {unfit}") from None
     return fields
 
 
@@ -163,7 +166,7 @@ class _UnfitError(Exception):
     """Completes "column 'x' is array<int>, and …"."""
 
 
-# --- the rows of a batch, by key -----------------------------------------------------------------------------------------
+# --- the rows of a batch, by key --------------------------------------------------------------------------------------
 
 
 class _Groups:
@@ -238,7 +241,7 @@ class _Column:
         return folded
 
 
-# --- Arrow <-> NumPy -------------------------------------------------------------------------------------------------------
+# --- Arrow <-> NumPy --------------------------------------------------------------------------------------------------
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -253,13 +256,14 @@ def _valid(array: pa.Array) -> Bools:
 
 
 def _numbers(array: pa.Array) -> Array:
-    """The values of a type of fixed width as NumPy knows them: dates as days, timestamps as µs, booleans as 0 and 1, decimals as
-    four 32-bit limbs, lowest first, in int64, the last one signed. Null is 0. Not to be changed in place."""
-    of, values = array.type, None
+    """The values of a type of fixed width as NumPy knows them: dates as days, timestamps as µs, booleans as 0 and 1,
+    decimals as four 32-bit limbs, lowest first, in int64, the last one signed. Null is 0. Not to be changed in
+    place."""
+    of = array.type
     if pa.types.is_boolean(of):
         return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.uint8)
     if pa.types.is_decimal(of):
-        limbs = np.frombuffer(array.buffers()[1], "<u4").reshape(-1, 4)[array.offset : array.offset + len(array)]
+        limbs = np.frombuffer(array.buffers()[1] or b"", "<u4").reshape(-1, 4)[array.offset : array.offset + len(array)]
         values = limbs.astype(np.int64)
         values[:, 3] = limbs.view("<i4")[:, 3]
         return np.where(_valid(array)[:, None], values, 0) if array.null_count else values
@@ -277,7 +281,7 @@ def _arrow(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Arr
     return pa.Array.from_buffers(of, count, [bitmap, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-# --- aggregates --------------------------------------------------------------------------------------------------------------
+# --- aggregates -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +324,8 @@ class Count(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Sum(_OfColumn):
-    """Integers give bigint, float and double give double, decimal(p, s) gives decimal(min(38, p + 10), s). A sum that leaves bigint
-    or its decimal type raises ``ProcessorError``."""
+    """Integers give bigint, float and double give double, decimal(p, s) gives decimal(min(38, p + 10), s). A sum that
+    leaves bigint or its decimal type raises ``ProcessorError``."""
 
     def parts(self, of: Any) -> dict[str, DataType]:
         return {"sum": _sum_type(of)}
@@ -362,9 +366,10 @@ class Mean(_OfColumn):
 class Variance(_OfColumn):
     """Of the sample, as Spark's ``var_samp``: double, null for fewer than two values, NaN if one of them is not finite.
 
-    Source: Youngs and Cramer's updating formula, in Chan, Golub and LeVeque, "Algorithms for computing the sample variance"
-    (1983). It is as stable as Welford's, and all but its sums can be computed for many rows at a time. What it sums are
-    differences to the key's first value: so equal values have a variance of exactly 0, and large ones lose no digits.
+    Source: Youngs and Cramer's updating formula, in Chan, Golub and LeVeque, "Algorithms for computing the sample
+    variance" (1983). It is as stable as Welford's, and all but its sums can be computed for many rows at a time. What
+    it sums are differences to the key's first value: so equal values have a variance of exactly 0, and large ones lose
+    no digits.
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
@@ -449,8 +454,8 @@ class _Extreme(_OfColumn, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Min(_Extreme):
-    """The least value, of the column's type: any with an order. As in Spark, NaN is above all numbers, strings go by their UTF-8
-    bytes, false is below true. -0.0 counts as 0.0."""
+    """The least value, of the column's type: any with an order. As in Spark, NaN is above all numbers, strings go by
+    their UTF-8 bytes, false is below true. -0.0 counts as 0.0."""
 
     @property
     def _part(self) -> str:
@@ -480,8 +485,8 @@ class Max(_Extreme):
 
 @dataclass(frozen=True, slots=True)
 class First(_OfColumn):
-    """The value of the key's first row, also if it is null; with ``ignore_nulls`` the first value. Rows arrive interval by
-    interval, in an interval by the pipeline's ``order_by``. Any type that state can hold."""
+    """The value of the key's first row, also if it is null; with ``ignore_nulls`` the first value. Rows arrive
+    interval by interval, in an interval by the pipeline's ``order_by``. Any type that state can hold."""
 
     ignore_nulls: bool = False
 
@@ -526,8 +531,9 @@ class Last(_OfColumn):
 
 @dataclass(frozen=True, slots=True)
 class ApproxDistinct(_OfColumn):
-    """How many different values there were, about: bigint, with a standard error of at most ``relative_error``. State is a
-    HyperLogLog sketch: 4 bytes per value at first, up to about (1.04 / relative_error)^2, rounded up to a power of two."""
+    """How many different values there were, about: bigint, with a standard error of at most ``relative_error``. State
+    is a HyperLogLog sketch: 4 bytes per value at first, up to about (1.04 / relative_error)^2, rounded up to a power
+    of two."""
 
     relative_error: float = 0.02
 
@@ -546,7 +552,7 @@ class ApproxDistinct(_OfColumn):
         return {"sketch": sketches.encode()}, _arrow(estimates, pa.int64())
 
 
-# --- types they take -----------------------------------------------------------------------------------------------------------
+# --- types they take --------------------------------------------------------------------------------------------------
 
 
 def _numeric(of: Any, result: DataType) -> DataType:
@@ -570,7 +576,7 @@ def _scalar(of: Any, why: str) -> DataType:
     return found
 
 
-# --- folds -------------------------------------------------------------------------------------------------------------------
+# --- folds ------------------------------------------------------------------------------------------------------------
 
 
 def _total(column: _Column, before: pa.Array, name: str, valid: Bools) -> pa.Array:

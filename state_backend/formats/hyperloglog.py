@@ -1,14 +1,16 @@
 """HyperLogLog sketches: how many distinct values a key has seen, in bounded space. Many keys' sketches at a time.
 
-A sketch has m = 2^precision registers. A value's 64-bit hash is split: the upper ``precision`` bits choose a register, the
-lower q = 64 - precision bits give a rank, 1 + their leading zeros (1 .. q + 1). A register keeps its highest rank, 0 at first.
+A sketch has m = 2^precision registers. A value's 64-bit hash is split: the upper ``precision`` bits choose a register,
+the lower q = 64 - precision bits give a rank, 1 + their leading zeros (1 .. q + 1). A register keeps its highest rank,
+0 at first.
 
     sketch  := 1 (version, u8) | form (u8) | precision (u8) | 0 (u8) | body
     form 1  : entry*, u32 little-endian: register << 6 | rank; ascending, a register once, rank > 0
     form 2  : m bytes: the rank of each register
     A sketch with fewer than m / 4 set registers has form 1, another form 2. No value yet: no sketch, but null.
 
-So a set of values has one sketch, byte for byte, in whatever order and batches they came, and a union is the registers' maximum.
+So a set of values has one sketch, byte for byte, in whatever order and batches they came, and a union is the
+registers' maximum.
 
     value, hashed with XXH64, seed 0                    as bytes
     boolean, integers, date, timestamps (µs)            int64, little-endian
@@ -17,8 +19,8 @@ So a set of values has one sketch, byte for byte, in whatever order and batches 
     string, binary                                      the bytes
 
 Source: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007); for the estimate Ertl, "New cardinality estimation
-algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases and no switch between
-estimators; for the hash the xxHash specification.
+algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases and no
+switch between estimators; for the hash the xxHash specification.
 """
 
 from __future__ import annotations
@@ -56,17 +58,19 @@ _BLOCK_BYTES = 1 << 17
 
 
 def precision_for(relative_error: float) -> int:
-    """The smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most ``relative_error``. ``UsageError`` for an
-    error below 1.04 / 2^9, about 0.00203: its sketch would be larger than 2^18 bytes a key; and for one that is not in (0, 1)."""
+    """The smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most ``relative_error``.
+    ``UsageError`` for an error below 1.04 / 2^9, about 0.00203: its sketch would be larger than 2^18 bytes a key; and
+    for one that is not in (0, 1)."""
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
         raise UsageError(
-            f"relative_error must be at least {finest:.5f} (256 KiB a key) and below 1; found {relative_error}; 0.02 takes 4 KiB"
+            f"relative_error must be at least {finest:.5f} (256 KiB a key) and below 1; found {relative_error}; "
+            "0.02 takes 4 KiB"
         )
     return next(p for p in range(MIN_PRECISION, MAX_PRECISION + 1) if 1.04 / math.sqrt(1 << p) <= relative_error)
 
 
-# --- sketches ----------------------------------------------------------------------------------------------------------
+# --- sketches ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,8 @@ class Sketches:
 
     @classmethod
     def decode(cls, column: pa.Array, precision: int) -> Sketches:
-        """From a binary column; null is the empty set. ``CorruptFile`` for what ``encode`` does not make, ``StateSchemaError``
-        for sketches of another precision."""
+        """From a binary column; null is the empty set. ``CorruptFile`` for what ``encode`` does not make,
+        ``StateSchemaError`` for sketches of another precision."""
         owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         offsets, data = binary_views(column.drop_null())
         offsets = offsets.astype(np.int64)
@@ -108,7 +112,8 @@ class Sketches:
         return cls(precision=precision, count=len(column), entries=entries, dense_owners=owners[is_dense], dense=dense)
 
     def encode(self) -> pa.Array:
-        """The inverse of ``decode``. ``UsageError`` if they take 2 GiB or more, which an Arrow binary column can't hold."""
+        """The inverse of ``decode``. ``UsageError`` if they take 2 GiB or more, which an Arrow binary column can't
+        hold."""
         entry_owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
         entry_counts = np.bincount(entry_owners, minlength=self.count)
         body_words = entry_counts.copy()
@@ -179,7 +184,8 @@ class Sketches:
         return estimates
 
     def _with_entries(self, entries: U64) -> Sketches:
-        """These dense sketches, and ``entries``: two ascending runs that may share registers, also with dense owners."""
+        """These dense sketches, and ``entries``: two ascending runs that may share registers, also with dense
+        owners."""
         dense_owners, dense = self.dense_owners, self.dense
         entries = np.sort(entries, kind="stable")  # merges runs
         # Of a run of one register the last has the highest rank.
@@ -263,7 +269,8 @@ def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
 
 @lru_cache(maxsize=4)
 def _weights(precision: int) -> tuple[F64, F64]:
-    """2^-rank, but 0 for an unset and for a full register; by rank, and for two at a time by both as one little-endian number."""
+    """2^-rank, but 0 for an unset and for a full register; by rank, and for two at a time by both as one little-endian
+    number."""
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
     return weights, (weights[:, None] + weights).ravel()
@@ -296,7 +303,7 @@ def _tau(x: float) -> float:
     return total / 3
 
 
-# --- hashes of values ----------------------------------------------------------------------------------------------------
+# --- hashes of values -------------------------------------------------------------------------------------------------
 
 
 def hash_values(values: pa.Array) -> U64:

@@ -1,4 +1,5 @@
-"""Laws of sketches and running aggregates: a model of registers, exact sums, and that cuts of the input change nothing."""
+"""Laws of sketches and running aggregates: a model of registers, exact sums, and that cuts of the input change
+nothing."""
 
 import struct
 from decimal import Decimal
@@ -29,7 +30,7 @@ from tests.support.arrow_driver import ArrowDriver
 laws = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-# --- sketches ----------------------------------------------------------------------------------------------------------
+# --- sketches ---------------------------------------------------------------------------------------------------------
 
 
 PRECISION, OWNERS = 5, 4
@@ -81,7 +82,7 @@ def test_sketches_are_their_registers(steps):
     assert Sketches.decode(sketches.encode(), PRECISION).estimate().tolist() == sketches.estimate().tolist()
 
 
-# --- sums --------------------------------------------------------------------------------------------------------------------
+# --- sums -------------------------------------------------------------------------------------------------------------
 
 
 class Total(RunningAggregate):
@@ -135,7 +136,7 @@ def scaled(unscaled, scale):
     return Decimal((sign, digits, -scale))
 
 
-# --- cuts --------------------------------------------------------------------------------------------------------------------
+# --- cuts -------------------------------------------------------------------------------------------------------------
 
 
 class Several(RunningAggregate):

@@ -42,8 +42,8 @@ class ArrowDriver:
         self._keys = list(keys)
 
     def run(self, rows: pa.Table, cuts: Sequence[int] = ()) -> pa.Table:
-        """One interval. Rows must be sorted by key. A batch ends before each row that is in ``cuts``; a cut within a key moves to
-        the key's end unless the processor splits keys. The output of all batches."""
+        """One interval. Rows must be sorted by key. A batch ends before each row that is in ``cuts``; a cut within a
+        key moves to the key's end unless the processor splits keys. The output of all batches."""
         keys = list(zip(*(rows[key].to_pylist() for key in self._keys), strict=True))
         first = [at for at in range(len(keys)) if not at or keys[at] != keys[at - 1]]
         assert len({keys[at] for at in first}) == len(first), "rows are not sorted by key"

@@ -28,7 +28,7 @@ def sketch_of(hashes, precision):
     return nothing(1, precision).add(np.zeros(len(hashes), np.int64), hashes)
 
 
-# --- precision -------------------------------------------------------------------------------------------------------------
+# --- precision --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_error_out_of_reach_is_refused(relative_error):
         precision_for(relative_error)
 
 
-# --- hashes ----------------------------------------------------------------------------------------------------------------
+# --- hashes -----------------------------------------------------------------------------------------------------------
 
 
 def int64(value):
@@ -87,7 +87,7 @@ def test_values_are_hashed_as_drawn(values, as_bytes):
     assert hash_values(values[:0]).tolist() == []
 
 
-# --- bytes -----------------------------------------------------------------------------------------------------------------
+# --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 def test_durable_bytes():
@@ -181,7 +181,7 @@ def test_sketches_beyond_an_arrow_column_are_refused():
         sketches.encode()
 
 
-# --- estimates ---------------------------------------------------------------------------------------------------------------
+# --- estimates --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", [8, 12])
@@ -244,7 +244,7 @@ def test_estimates_are_those_of_the_published_algorithm(precision, highest):
     """Also for registers that are full, which no test reaches by adding values."""
     rng = np.random.default_rng(precision)
     m, q = 1 << precision, 64 - precision
-    for empty in (0, 1, m // 4, m - m // 4):
+    for empty in (0, 1, m // 4, m - m // 4, m - m // 4 + 1):
         ranks = np.minimum(rng.geometric(0.5, m) + (q - 3 if highest == "full" else 0), q + 1)
         ranks[:empty] = 0
         registers = np.flatnonzero(ranks)
@@ -253,7 +253,7 @@ def test_estimates_are_those_of_the_published_algorithm(precision, highest):
         assert sketch_of(hashes, precision).estimate()[0] == pytest.approx(ertl(ranks, precision), rel=1e-12)
 
 
-# --- damage --------------------------------------------------------------------------------------------------------------------
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def sparse(*words, head=(1, 1, 4, 0)):

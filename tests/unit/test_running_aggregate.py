@@ -102,7 +102,7 @@ for _column in NUMBERS:
         setattr(Everything, f"{_kind.__name__}_{_column}", _kind(_column))
 
 
-# --- what they should give ---------------------------------------------------------------------------------------------------
+# --- what they should give --------------------------------------------------------------------------------------------
 
 
 def expected_sum(values, of):
@@ -290,7 +290,7 @@ def test_pandas_agrees():
     pd.testing.assert_frame_equal(output, want, rtol=1e-12)
 
 
-# --- doubles -------------------------------------------------------------------------------------------------------------------
+# --- doubles ----------------------------------------------------------------------------------------------------------
 
 
 def folded(values, *, splits=(), **aggregates):
@@ -353,7 +353,7 @@ def test_a_variance_keeps_its_digits_far_from_zero(shift, count):
 
 
 def test_a_variance_survives_a_first_value_that_is_far_off():
-    """The bound of the updating formula is about count * condition * 2^-53; the condition is what is off / the deviation."""
+    """The bound of the formula is about count * condition * 2^-53; the condition is how far off / the deviation."""
     values = [0.0, *np.random.default_rng(1).normal(1e6, 1, 5000)]
     found = folded(values[:1] + values, spread=Variance("value"))["spread"]
     assert found == pytest.approx(expected_variance(values[:1] + values), rel=1e-12)
@@ -365,7 +365,7 @@ def test_equal_values_have_no_variance(value):
     assert row["spread"] == row["deviation"] == 0
 
 
-# --- decimals and integers ----------------------------------------------------------------------------------------------------
+# --- decimals and integers --------------------------------------------------------------------------------------------
 
 
 def test_a_decimal_mean_has_four_more_digits_and_rounds_half_up():
@@ -385,6 +385,13 @@ def test_a_decimal_mean_that_does_not_fit_is_an_error():
     assert folded(values, mean=Mean("value"))["mean"] == 10**24 - 1
     with pytest.raises(ProcessorError, match=r"mean of column 'value' leaves decimal128\(38, 14\) at key key=1; cast"):
         folded(pa.array([Decimal(10**24)], pa.decimal128(38, 10)), mean=Mean("value"))
+
+    class Average(RunningAggregate):
+        mean = Mean("value")
+
+    rows = pa.table({"key": ["a", "b", "c"], "value": pa.array([1, 10**24, 2], pa.decimal128(38, 10))})
+    with pytest.raises(ProcessorError, match="key='b'"):
+        ArrowDriver(Average(), rows.schema, ["key"]).run(rows)
 
 
 def test_types_of_results():
@@ -443,7 +450,7 @@ def test_a_sum_may_leave_its_type_on_the_way():
     assert folded(values, total=Sum("value"))["total"] == sum(values)
 
 
-# --- keys and batches ----------------------------------------------------------------------------------------------------------
+# --- keys and batches -------------------------------------------------------------------------------------------------
 
 
 def test_first_and_last_of_types_that_only_they_take():
@@ -558,7 +565,7 @@ def test_an_aggregate_that_is_declared_later_starts_empty():
     ]
 
 
-# --- declarations ------------------------------------------------------------------------------------------------------------
+# --- declarations -----------------------------------------------------------------------------------------------------
 
 
 def declared(columns=None, keys=("key",), **aggregates):
