@@ -92,6 +92,8 @@ class RunningAggregate(ArrowProcessor):
 
     splits_keys = True
     ttl_ms: int | None = None
+    # In order of declaration. Kept because a class that travels by value to a worker arrives with its attributes sorted.
+    declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """``UsageError`` for an aggregate with the name of a member of this class, which it would replace."""
@@ -101,12 +103,12 @@ class RunningAggregate(ArrowProcessor):
                 raise UsageError(
                     f"{cls.__name__}.{name} = {value}: a processor has its own {name!r}; choose another name"
                 )
+        cls.declared_aggregates = _declared(cls)
 
     def init(self, handle: Any) -> None:
         """Declares state ``aggregates``. ``UsageError`` if no aggregates are declared, or one does not fit the
         input."""
-        self._aggregates = _declared(type(self))
-        fields = plan_fields(type(self).__name__, self._aggregates, handle.input_schema, handle.key_schema)
+        fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
         schema = StructType([StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]])
         handle.getValueState(STATE, schema, self.ttl_ms)
@@ -116,7 +118,7 @@ class RunningAggregate(ArrowProcessor):
         old, groups = batch.states[STATE], _Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}
-        for name, aggregate in self._aggregates.items():
+        for name, aggregate in self.declared_aggregates.items():
             parts = {part: _whole(old[f"{name}_{part}"]) for part in self._parts[name]}
             changed, output[name] = aggregate.step(groups, parts)
             new.update((f"{name}_{part}", changed[part]) for part in parts)
