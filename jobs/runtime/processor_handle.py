@@ -52,7 +52,6 @@ class RowValueState(keyed_states.ValueState, spark_api.ValueState):
     """PySpark's ``ValueState``. Parameters have PySpark's names, here and below: they may be passed by name."""
 
 
-
 class RowListState(keyed_states.ListState, spark_api.ListState):
     """PySpark's ``ListState``."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -64,5 +65,5 @@ def _scattered(file: Path, folder: Path, parts: int) -> Path:
     order: Sequence[int] = random.Random(parts).sample(range(table.num_rows), table.num_rows)
     folder.mkdir()
     for part in range(parts):
-        pq.write_table(table.take(list(order[part::parts])), folder / f"{parts - part:05d}.parquet")
+        pq.write_table(table.take(pa.array(order[part::parts], pa.int64())), folder / f"{parts - part:05d}.parquet")
     return folder
