@@ -241,7 +241,7 @@ class IntervalTask:
         slices_of = {INPUT: slices(StructType.fromJson(self.input_schema))}
         if self.initial_schema is not None:
             slices_of[INITIAL] = slices(StructType.fromJson(self.initial_schema))
-        keys = KeyCodec(parse_struct(self.key_schema))
+        keys = KeyCodec(parse_struct(self.key_schema), struct_factory=row_maker)
         due_ms = (
             self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
         )

@@ -158,7 +158,11 @@ class MapState(_KeyedState):
     def _prepare(self, descriptor: StateDescriptor) -> None:
         user_key = descriptor.versions[-1].user_key
         assert user_key is not None
-        self._user_keys = KeyCodec(parse_struct(user_key), what=f"user key of state {descriptor.name!r}")
+        self._user_keys = KeyCodec(
+            parse_struct(user_key),
+            what=f"user key of state {descriptor.name!r}",
+            struct_factory=self._shard.struct_factory,
+        )
 
     def exists(self) -> bool:
         return next(self.iterator(), None) is not None

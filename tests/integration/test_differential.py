@@ -275,8 +275,10 @@ def test_the_aircraft_pipeline(spark: SparkSession, tmp_path: Path) -> None:
     assert len(both.spark.states["history"]) == len(both.spark.states["$timers"]) > 1_000
 
 
-def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path) -> None:
-    """Values of every type, the ends of their ranges and nulls come back from state as under Spark, Python types included."""
+@pytest.mark.parametrize("time_mode", ["none", "processing"])
+def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path, time_mode: str) -> None:
+    """Values of every type, the ends of their ranges and nulls come back from state, and in the keys of rows and timers, as
+    under Spark, Python types included."""
     case = Case(
         processor=EveryType,
         input_schema=TYPED_SCHEMA,
@@ -284,20 +286,17 @@ def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path) -> Non
         key=TYPED_KEY,
         batches=typed_rows(),
         states={"value": "value", "list": "list", "map": "map"},
-        time_mode="none",
+        time_mode=time_mode,
     )
     both = run_both(spark, case, tmp_path)
-    theirs, ours = (
-        {row.pop("read") for rows in outcome.outputs for row in rows}
-        - {"(None, None, <class 'NoneType'>, <class 'NoneType'>)"}
-        for outcome in (both.spark, both.cairn)
-    )
+    read = [{row.pop("read") for rows in outcome.outputs for row in rows} for outcome in (both.spark, both.cairn)]
+    assert both.differences() == []
     # PySpark's rows of a stream differ from those that it collects; ours are like the latter.
     utc = "zoneinfo.ZoneInfo(key='UTC')"
-    assert theirs == {f"({utc}, {utc}, <class 'list'>, <class 'dict'>)"}
-    assert ours == {"(None, None, <class 'dict'>, <class 'pyspark.sql.types.Row'>)"}
-    assert both.differences() == []
-    assert [len(rows) for rows in both.spark.outputs] == [4, 4]
+    nulls = {"(None, None, <class 'NoneType'>, <class 'NoneType'>)", None}
+    assert read[0] - nulls == {f"({utc}, {utc}, <class 'list'>, <class 'dict'>)"}
+    assert read[1] - nulls == {"(None, None, <class 'dict'>, <class 'pyspark.sql.types.Row'>)"}
+    assert [len(rows) for rows in both.spark.outputs] == ([4, 4] if time_mode == "none" else [8, 8])
     assert len(both.spark.states["value"]) == 4
 
 

@@ -176,21 +176,41 @@ def _random_op(pick: random.Random, prefixes: tuple[str, ...]) -> str:
 VALUE_TYPES = (
     "bo boolean, by tinyint, sh smallint, i int, lo bigint, f float, d double, short_dec decimal(18,4), long_dec decimal(38,10), "
     "s string, bi binary, da date, t timestamp, ntz timestamp_ntz, ar array<int>, ma map<string,bigint>, "
-    "st struct<x:int,y:struct<z:string,w:array<date>>>"
+    "st struct<x:int,y:struct<z:string,w:array<date>>>, pair struct<x:int,y:string>"
 )
-VALUE_NAMES = tuple(
-    field.strip().split(" ")[0] for field in VALUE_TYPES.replace("18,4", "").replace("38,10", "").split(", ")
+VALUE_NAMES = (
+    "bo",
+    "by",
+    "sh",
+    "i",
+    "lo",
+    "f",
+    "d",
+    "short_dec",
+    "long_dec",
+    "s",
+    "bi",
+    "da",
+    "t",
+    "ntz",
+    "ar",
+    "ma",
+    "st",
+    "pair",
 )
-TYPED_KEY = ("s", "da", "t", "short_dec", "d", "bo")
+TYPED_KEY = ("s", "da", "t", "short_dec", "d", "bo", "pair")
 TYPED_SCHEMA = f"seq long, {VALUE_TYPES}"
 TYPED_RESULT = f"{TYPED_SCHEMA}, key string, got string, read string"
-TYPED_USER_KEY = "s string, i int, da date, t timestamp, long_dec decimal(38,10), bi binary"
+TYPED_USER_KEY = (
+    "s string, i int, da date, t timestamp, long_dec decimal(38,10), bi binary, pair struct<x:int,y:string>"
+)
 
 
 class EveryType(StatefulProcessor):
     """Puts each row into a value, a list and a map state, and gives back what the value state then holds."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
         self.value = handle.getValueState("value", VALUE_TYPES)
         self.list = handle.getListState("list", VALUE_TYPES)
         self.map = handle.getMapState("map", TYPED_USER_KEY, VALUE_TYPES)
@@ -200,11 +220,13 @@ class EveryType(StatefulProcessor):
             before = self.value.get()
             # Spark's row API gives a map as its pairs; state wants a dict.
             values = tuple(dict(row[n]) if n == "ma" and row[n] is not None else row[n] for n in VALUE_NAMES)
-            user_key = (row.s, row.i, row.da, row.t, row.long_dec, row.bi)
+            user_key = (row.s, row.i, row.da, row.t, row.long_dec, row.bi, row.pair)
             self.value.update(values)
             self.list.appendValue(values)
             self.map.updateValue(user_key, values)
             clocks = (timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs())
+            if clocks != (-1, -1):
+                self.handle.registerTimer(clocks[0])
             # What is compared is the types too, all the way down.
             got = (before, list(self.list.get())[-1], self.map.getValue(user_key), list(self.map.keys())[:1], clocks)
             plain_key = tuple(k.replace(tzinfo=None) if isinstance(k, datetime) else k for k in key)
@@ -216,6 +238,9 @@ class EveryType(StatefulProcessor):
                 read=repr((key[2] and key[2].tzinfo, row.t and row.t.tzinfo, type(row.ma), type(row.st))),
             )
 
+    def handleExpiredTimer(self, key: Row, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(**key.asDict(), key=repr(key), got=repr(self.value.get()))
+
 
 def typed_rows() -> list[list[tuple[Any, ...]]]:
     """Two batches of rows of every type: usual values, the ends of the ranges (of instants those that PySpark can convert),
@@ -223,18 +248,18 @@ def typed_rows() -> list[list[tuple[Any, ...]]]:
     usual = (
         True, 1, 2, 3, 4, 1.5, 2.5, Decimal("12.3400"), Decimal("-1.0000000001"), "text", b"\x00\xff", date(2024, 2, 29),
         datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=UTC), datetime(2024, 2, 29, 12, 30, 15, 1), [1, None, 3],
-        {"a": 1, "b": None}, {"x": 1, "y": {"z": "deep", "w": [date(1969, 12, 31), None]}},
+        {"a": 1, "b": None}, {"x": 1, "y": {"z": "deep", "w": [date(1969, 12, 31), None]}}, {"x": 1, "y": "p"},
     )  # fmt: skip
     lowest = (
         False, -128, -(2**15), -(2**31), -(2**63), float("-inf"), -1.7976931348623157e308, Decimal("-99999999999999.9999"),
         Decimal("-9999999999999999999999999999.9999999999"), "", b"", date(1, 1, 1), datetime(2, 1, 1, tzinfo=UTC),
-        datetime(2, 1, 1), [], {}, {"x": None, "y": None},
+        datetime(2, 1, 1), [], {}, {"x": None, "y": None}, {"x": None, "y": None},
     )  # fmt: skip
     highest = (
         True, 127, 2**15 - 1, 2**31 - 1, 2**63 - 1, -0.0, float("nan"), Decimal("99999999999999.9999"),
         Decimal("9999999999999999999999999999.9999999999"), "ä\U0001f600\x00z", bytes(range(256)), date(9999, 12, 31),
         datetime(9998, 12, 31, 23, 59, 59, 999999, tzinfo=UTC), datetime(9998, 12, 31, 23, 59, 59, 999999), [2**31 - 1],
-        {"": 2**63 - 1}, {"x": 0, "y": {"z": None, "w": None}},
+        {"": 2**63 - 1}, {"x": 0, "y": {"z": None, "w": None}}, {"x": 2**31 - 1, "y": ""},
     )  # fmt: skip
     nulls = (None,) * len(usual)
     rows = [usual, lowest, highest, nulls]
