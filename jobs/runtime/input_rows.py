@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.conversion import ArrowTableToRowsConversion
-from pyspark.sql.types import (
-    ArrayType,
-    MapType,
-    Row,
-    StructType,
-    TimestampType,
-    UserDefinedType,
-    VariantType,
-)
+from pyspark.sql.types import StructType
 
 from jobs.runtime.input_batches import InputBatches
 from jobs.runtime.processor_handle import row_maker
@@ -109,7 +100,7 @@ class KeyedInput:
             zip(
                 kinds[starts].tolist(),
                 groups.tolist(),
-                zip(*[plain(column).to_pylist() for column in keys], strict=True),
+                zip(*[column.to_pylist() for column in keys], strict=True),
                 encoded.to_pylist(),
                 starts.tolist(),
                 ends,
@@ -128,41 +119,12 @@ def starts_of(encoded: pa.Array, kinds: Any) -> Any:
 
 
 def row_slices(schema: StructType) -> SlicesOf:
-    """For the row API: PySpark rows."""
-    convert = _rows_converter(schema)
+    """For the row API: PySpark rows, with the Python types that ``transformWithState`` gives: instants know their zone, maps
+    are lists of pairs, nested structs are dicts."""
+    make = row_maker(schema.names)
 
     def slices_of(column: pa.StructArray) -> Slices:
-        rows = convert(column)
+        rows = list(map(make, zip(*[values.to_pylist() for values in column.flatten()], strict=True)))
         return lambda start, end: rows[start:end]
 
     return slices_of
-
-
-def _rows_converter(schema: StructType) -> Callable[[pa.StructArray], list[Row]]:
-    """A function from a struct column to PySpark rows, with the Python types that PySpark gives. Flat schemas take a path
-    by columns; nested ones PySpark's own conversion."""
-    names = tuple(schema.names)
-    if any(
-        isinstance(f.dataType, ArrayType | MapType | StructType | UserDefinedType | VariantType) for f in schema.fields
-    ):
-        return lambda column: ArrowTableToRowsConversion.convert(
-            pa.Table.from_batches([pa.RecordBatch.from_struct_array(column)]), schema
-        )
-    make = row_maker(names)
-    zoned = [isinstance(f.dataType, TimestampType) for f in schema.fields]
-
-    def convert(column: pa.StructArray) -> list[Row]:
-        columns = [
-            (plain(values) if has_zone else values).to_pylist()
-            for values, has_zone in zip(column.flatten(), zoned, strict=True)
-        ]
-        return [make(values) for values in zip(*columns, strict=True)]
-
-    return convert
-
-
-def plain(column: pa.Array) -> pa.Array:
-    """Instants as naive UTC, as PySpark gives them in a UTC session."""
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        return column.cast(pa.timestamp("us"))
-    return column

@@ -6,6 +6,7 @@ processor class is the one that runs under Spark streaming, unmodified.
 
 from __future__ import annotations
 
+import operator
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
@@ -95,6 +96,15 @@ def _not_empty(name: str, rows: Any) -> Any:
     return rows
 
 
+def _milliseconds(expiry: Any) -> int:
+    try:
+        return operator.index(expiry)
+    except TypeError:
+        raise StateTypeError(
+            f"a timer's expiry is a whole number of milliseconds since the epoch; found {type(expiry).__name__} {expiry!r}"
+        ) from None
+
+
 class ProcessorHandle(spark_api.StatefulProcessorHandle):
     """The handle that ``init`` gets in a shard task."""
 
@@ -123,11 +133,11 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("registerTimer")
-        self._shard.register_timer(expiryTimestampMs)
+        self._shard.register_timer(_milliseconds(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("deleteTimer")
-        self._shard.delete_timer(expiryTimestampMs)
+        self._shard.delete_timer(_milliseconds(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
         self._check_timers("listTimers")

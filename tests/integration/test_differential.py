@@ -289,13 +289,11 @@ def test_every_type_in_state_and_key(spark: SparkSession, tmp_path: Path, time_m
         time_mode=time_mode,
     )
     both = run_both(spark, case, tmp_path)
-    read = [{row.pop("read") for rows in outcome.outputs for row in rows} for outcome in (both.spark, both.cairn)]
     assert both.differences() == []
-    # PySpark's rows of a stream differ from those that it collects; ours are like the latter.
+    # PySpark's rows of a stream differ from those that it collects.
     utc = "zoneinfo.ZoneInfo(key='UTC')"
-    nulls = {"(None, None, <class 'NoneType'>, <class 'NoneType'>)", None}
-    assert read[0] - nulls == {f"({utc}, {utc}, <class 'list'>, <class 'dict'>)"}
-    assert read[1] - nulls == {"(None, None, <class 'dict'>, <class 'pyspark.sql.types.Row'>)"}
+    read = {row["read"] for rows in both.cairn.outputs for row in rows}
+    assert f"({utc}, {utc}, <class 'list'>, <class 'dict'>)" in read
     assert [len(rows) for rows in both.spark.outputs] == ([4, 4] if time_mode == "none" else [8, 8])
     assert len(both.spark.states["value"]) == 4
 
