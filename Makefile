@@ -19,6 +19,8 @@ setup: java $(VENV)/.ready  ## the Python environment and a Java runtime, if the
 $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
 	  echo "Cairn needs Python 3.11, and found $$("$(BASE_PYTHON)" --version 2>&1 | head -n 1 | grep . || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@# --clear follows a link, and would empty the environment of another checkout.
+	@test ! -L $(VENV) || { echo "$(VENV) is a link to $$(readlink $(VENV)); set that one up where it is, or remove the link"; exit 1; }
 	@echo "setting up $(VENV): a minute or two the first time"
 	@"$(BASE_PYTHON)" -m venv --clear $(VENV)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
@@ -34,7 +36,7 @@ java:
 demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (DAYS=14)
 	@$(PYTHON) -m benchmarks.demo
 
-bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a table (SCALE=small: two minutes)
+bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a table (SCALE=small to try it)
 	@$(PYTHON) -m benchmarks.suite --scale $(or $(SCALE),full) $(BENCH_ARGS)
 
 test: setup  ## all tests

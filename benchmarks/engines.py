@@ -37,7 +37,8 @@ TUNED_SETTINGS = {
     f"{_STORE}.rocksdb.trackTotalNumberOfRows": "false",
     f"{_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
 }
-PEERS = {"spark": PEER_SETTINGS, "spark tuned": PEER_SETTINGS | TUNED_SETTINGS}
+TUNED = "spark tuned"
+PEERS = {"spark": PEER_SETTINGS, TUNED: PEER_SETTINGS | TUNED_SETTINGS}
 
 
 def start_spark(master: str = "local[2]") -> SparkSession:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Keys, rows and batches of every section. Batches include the first, which warms up and is not counted. ``judged``: large
-    enough for the targets to be meant."""
+    enough for the targets to be meant. ``tuned_peer``: whether the peer runs with the better settings too."""
 
     judged: bool
+    tuned_peer: bool
     batches: int
     row_keys: int
     steady_keys: int
@@ -30,7 +31,8 @@ class Scale:
 SCALES = {
     "small": Scale(
         judged=False,
-        batches=3,
+        tuned_peer=False,
+        batches=2,
         row_keys=1_000,
         steady_keys=20_000,
         steady_batches=2,
@@ -47,6 +49,7 @@ SCALES = {
     ),
     "full": Scale(
         judged=True,
+        tuned_peer=True,
         batches=6,
         row_keys=20_000,
         steady_keys=500_000,

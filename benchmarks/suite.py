@@ -29,6 +29,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks import inputs, report
+from benchmarks.engines import TUNED
 from benchmarks.owned_process import OwnedProcesses
 from benchmarks.report import OURS, Check, Run
 from benchmarks.runs import COMPARED, PEER_NAMES, QUESTIONS, SECTIONS, Bench, NotBuilt, batches_of, result_name
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(report.as_markdown(json.loads(options.out.read_text())))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    work = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir=options.work))
+    work = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir=options.work)).resolve()
     try:
         return _run_all(options.only, SCALES[options.scale], options.scale, work, options.out)
     except KeyboardInterrupt:
@@ -89,6 +90,8 @@ def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out
     (work / "results").mkdir()
     for section in sections:
         for variant in SECTIONS[section]:
+            if variant == TUNED and not scale.tuned_peer:
+                continue
             began_s = time.monotonic()
             runs.append(_run_apart(section, variant, scale, scale_name, work))
             print(f"{section}/{variant}: {runs[-1].status}, {time.monotonic() - began_s:.1f} s", flush=True)
@@ -139,6 +142,11 @@ def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: 
         return Run(**json.loads(result.read_text()))
     except RuntimeError as error:
         return Run(section=section, variant=variant, status="failed", note=str(error))
+    except KeyboardInterrupt:
+        # A second Ctrl-C while processes are being stopped would leave some of them running.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise
     finally:
         processes.stop()
         shutil.rmtree(scratch, ignore_errors=True)
