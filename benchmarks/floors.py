@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import rocksdict
 
@@ -18,9 +19,10 @@ from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.routing import route
 from jobs.runtime.shipping import ship
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.state.shard_state import ShardState, ValueState
+from state_backend.state.keyed_states import ValueState
+from state_backend.state.shard_state import ShardState
 from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
 
     version = SchemaVersion(version=1, value=struct("n", "total", "last"), user_key=None)
     total = StateDescriptor(name="total", kind="value", state_id=1, ttl_ms=None, versions=(version,))
-    codec = KeyCodec(parse_struct(struct("k")))
+    columns = KeyColumns(parse_struct(struct("k")))
     # As Spark delivers them: by key group, then by key.
     ordered = [(group, (n,)) for group in range(_KEY_GROUPS) for n in range(group, keys, _KEY_GROUPS)]
     rates: dict[str, list[float]] = {"updates_per_s": []}
@@ -81,11 +83,12 @@ def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
         for number in range(rounds + 1):
             started_s = time.perf_counter()
             state = ShardState(store, key_groups=groups, descriptors=[total], now_ms=0)
-            value = state.value_state("total", ValueState)
+            value = ValueState(state, "total")
             for batch in _batches(ordered):
-                encoded = [(group, codec.encode(key)) for group, key in batch]
-                state.prefetch(encoded)
-                for group, key in encoded:
+                groups_of = np.array([group for group, _ in batch], np.uint16)
+                encoded = columns.encode([pa.array([key for _, (key,) in batch], pa.int64())])
+                state.prefetch(groups_of, encoded)
+                for (group, _), key in zip(batch, encoded.to_pylist(), strict=True):
                     state.set_key(group, key)
                     n, sum_, _ = value.get() or (0, 0, 0)
                     value.update((n + 1, sum_ + number, number))
