@@ -17,6 +17,7 @@ from jobs.runtime.input_rows import starts_of
 from jobs.runtime.output_file import LocalParquet
 from jobs.runtime.output_rows import no_nulls_if_none_may_be
 from jobs.runtime.processor_handle import ArrowHandle
+from jobs.runtime.routing import key_columns
 from jobs.runtime.user_code import UserCode
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
@@ -96,12 +97,15 @@ class ArrowRunner:
 
     def _split(self, held: list[pa.RecordBatch]) -> tuple[pa.RecordBatch, pa.Array, Any]:
         rows = held[0] if len(held) == 1 else pa.concat_batches(held)
-        encoded = self._key_columns.encode(rows.column("__key").flatten())
+        encoded = self._key_columns.encode(self._keys_of(rows))
         return rows, encoded, starts_of(encoded, rows.column("__kind").to_numpy())
+
+    def _keys_of(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [rows.column(name) for name in key_columns(len(self._key_names))]
 
     def _run(self, round_: _Round) -> None:
         rows, encoded, starts = round_.rows, round_.encoded, round_.starts
-        keys = pa.Table.from_arrays(rows.column("__key").flatten(), names=self._key_names)
+        keys = pa.Table.from_arrays(self._keys_of(rows), names=self._key_names)
         groups = rows.column("__key_group").to_numpy()
         if len(starts) < len(encoded):
             first_rows = pa.array(starts)

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from jobs.runtime.input_batches import InputBatches
 from jobs.runtime.processor_handle import row_maker
-from jobs.runtime.routing import INITIAL, INPUT
+from jobs.runtime.routing import INITIAL, INPUT, key_columns
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.state.shard_state import ShardState
 
@@ -32,13 +32,14 @@ class KeyedInput:
     def __init__(
         self,
         batches: InputBatches,
-        key_columns: KeyColumns,
+        encoder: KeyColumns,
         slices_of: dict[int, SlicesOf],
         state: ShardState,
     ) -> None:
         self.keys = 0
         self._batches = iter(batches)
-        self._key_columns = key_columns
+        self._key_columns = encoder
+        self._key_names = key_columns(len(encoder.schema.fields))
         self._slices_of = slices_of
         self._state = state
         # (kind, key group, key, encoded key, start, end): consecutive rows of one key and kind in the current batch.
@@ -86,7 +87,7 @@ class KeyedInput:
 
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
         """The batch's segments, their state prefetched."""
-        keys = batch.column("__key").flatten()
+        keys = [batch.column(name) for name in self._key_names]
         encoded = self._key_columns.encode(keys)
         kinds = batch.column("__kind").to_numpy()
         starts = starts_of(encoded, kinds)

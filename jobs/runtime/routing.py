@@ -2,8 +2,10 @@
 
 One DataFrame of ticks, initial-state rows and input rows is made:
 
-    __key_group int | __kind tinyint | __key struct<key columns> | __input struct<source columns>
-                                                        | __initial struct<initial state's columns>, where there is such
+    __key_group int | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
+                                                  | __initial struct<initial state's columns>, where there is such
+
+The key's columns stand by themselves, since the sort compares them more than anything else.
 
 A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
 drop or merge it. Rows are placed by ``repartitionById`` and sorted by key group, key, kind, ``order_by`` and then every
@@ -16,7 +18,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, MapType, StructType, VariantType
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructType,
+    VariantType,
+)
 
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
@@ -72,12 +83,18 @@ def route(
     for part in keyed:
         routed = routed.unionByName(part, allowMissingColumns=True)
     return routed.repartitionById(parallelism, _shard(parallelism, max_parallelism)).sortWithinPartitions(
+        *_sort_prefix(schema[key[0]].dataType),
         F.col("__key_group"),
-        F.col("__key"),
+        *[F.col(name) for name in key_columns(len(key))],
         F.col("__kind"),
         *_total_order("__input", schema, [*order_by, *schema.names], key),
         *(_total_order("__initial", initial.schema, initial.schema.names, key) if initial is not None else ()),
     )
+
+
+def key_columns(count: int) -> list[str]:
+    """What the key's columns are called on their way."""
+    return [f"__key_{i}" for i in range(count)]
 
 
 def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
@@ -85,9 +102,20 @@ def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_para
     return rows.select(
         key_group.alias("__key_group"),
         F.lit(kind).cast("tinyint").alias("__kind"),
-        F.struct(*[_column(name) for name in key]).alias("__key"),
+        *[_column(name).alias(alias) for name, alias in zip(key, key_columns(len(key)), strict=True)],
         F.struct(*[_column(name) for name in rows.schema.names]).alias(column),
     )
+
+
+def _sort_prefix(first_key: DataType) -> list[Column]:
+    """An integer that orders as key group and first key column do, but for ties: what Spark's sort compares without looking
+    at the rows, which halves its time. Key group in the upper 15 bits; below them 0 for null, else the key, clamped."""
+    if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
+        return []
+    limit = 2**47 - 1
+    clamped = F.greatest(F.lit(1 - limit), F.least(F.lit(limit), F.col("__key_0").cast("bigint"))) + F.lit(limit + 1)
+    null_first = F.when(F.col("__key_0").isNull(), F.lit(0)).otherwise(clamped)
+    return [F.shiftleft(F.col("__key_group").cast("bigint"), 48) + null_first]
 
 
 def _total_order(column: str, schema: StructType, names: Sequence[str], key: Sequence[str]) -> list[Column]:
