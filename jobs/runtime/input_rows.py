@@ -6,6 +6,7 @@ sees one lazy iterator all the same, and what it does not read is skipped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -51,12 +52,10 @@ class KeyedInput:
         while self._at < len(self._segments) or self._load():
             slices = self._slices
             for kind, key_group, key, encoded_key, start, end in self._segments[self._at : -1]:
-                self.keys += kind == INPUT
                 yield kind, key_group, key, encoded_key, iter(slices[kind](start, end))
             # The last one of a batch may go on in the next.
             self._at = len(self._segments) - 1
             kind, key_group, key, encoded_key, start, end = self._segments[self._at]
-            self.keys += kind == INPUT
             items = self._across_batches(kind, encoded_key)
             yield kind, key_group, key, encoded_key, items
             for _ in items:
@@ -71,6 +70,7 @@ class KeyedInput:
                 return
             if (self._segments[0][0], self._segments[0][3]) != (kind, encoded_key):
                 return
+            self.keys -= kind == INPUT  # was counted already
 
     def _load(self) -> bool:
         """Makes the next batch current; False at the end."""
@@ -81,7 +81,8 @@ class KeyedInput:
             self._segments, self._slices = [], {}
             return False
         self._segments = self._split(batch)
-        kinds = {segment[0] for segment in self._segments}
+        kinds = Counter([segment[0] for segment in self._segments])
+        self.keys += kinds[INPUT]
         self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
         return True
 

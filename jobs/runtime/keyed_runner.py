@@ -76,7 +76,7 @@ class KeyedRunner:
             except Exception as error:
                 self._user_code.failed(call, key, error)
             if count % _KEYS_PER_CHECK == 0 and output.full:
-                output.flush()
+                self._write_output()
         self._handle.state = HandleState.DATA_PROCESSED
 
     def fire_timers(self) -> None:
@@ -91,7 +91,7 @@ class KeyedRunner:
                         self._output.add(result)
                 self._state.delete_timer(due.expiry_ms)
                 if self._output.full:
-                    self._output.flush()
+                    self._write_output()
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
@@ -100,4 +100,9 @@ class KeyedRunner:
             self._processor.close()
         self._handle.state = HandleState.CLOSED
         self._state.flush()
-        self._output.flush()
+        self._write_output()
+
+    def _write_output(self) -> None:
+        # Of many keys: an error names the row.
+        with self._user_code.call("output"):
+            self._output.flush()

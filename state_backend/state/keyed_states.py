@@ -9,7 +9,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
-from state_backend.state.shard_state import ShardState
+from state_backend.state.shard_state import UNREAD, ShardState
 from state_backend.values.errors import UsageError
 from state_backend.values.records import StateDescriptor, StateKind
 
@@ -30,7 +30,7 @@ class _KeyedState:
         self._ttl_ms = descriptor.ttl_ms
         self._encode = codec.encode
         self._decode = codec.decode
-        self._group = -1
+        self._group = -2  # not one that `set_key` gives, not even for no key
         self._prefix = bytes([0, 0, descriptor.state_id])
         self._prepare(descriptor)
 
@@ -40,12 +40,12 @@ class _KeyedState:
     def _stored_key(self) -> bytes:
         """Where the current key's entries begin."""
         shard = self._shard
-        if shard.key_group != self._group or self._group < 0:
+        if shard.key_group != self._group:
+            # Keys come by key group, so that this is rare.
             if shard.key_group < 0:
                 raise UsageError(
                     f"state {self._name!r} is used outside a key: only the handlers of a key may use state"
                 )
-            # Keys come by key group, so that this is rare.
             self._group = shard.key_group
             self._prefix = layout.prefix(shard.key_group, self._prefix[2])
         return self._prefix + shard.key
@@ -63,20 +63,28 @@ class ValueState(_KeyedState):
     def exists(self) -> bool:
         return self._shard.visible(self._shard.read(self._stored_key())) is not None
 
+    # These two are most of what runs per key: the shard's `read` and `write` are written out in them.
+
     def get(self) -> tuple[Any, ...] | None:
-        entry = self._shard.read(self._stored_key())
+        shard = self._shard
+        key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
+        entry = shard.cache[key] if key in shard.cache else shard.read(key)
         if entry is None:
             return None
-        if entry[0] == layout.PLAIN:
+        if entry[0] == 1:  # layout.PLAIN
             return self._decode(entry)
-        row = self._shard.visible(entry)
+        row = shard.visible(entry)
         return None if row is None else self._decode(row)
 
     def update(self, newValue: Any) -> None:  # PySpark's name: it may be passed by name
         row = self._encode(newValue)
+        shard = self._shard
         if self._ttl_ms is not None:
-            row = self._shard.entry_of(row, self._ttl_ms)
-        self._shard.write(self._stored_key(), row)
+            row = shard.entry_of(row, self._ttl_ms)
+        key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
+        if key not in shard.before:
+            shard.before[key] = shard.cache.get(key, UNREAD)
+        shard.cache[key] = row
 
     def clear(self) -> None:
         self._shard.write(self._stored_key(), None)

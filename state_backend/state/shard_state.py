@@ -24,7 +24,7 @@ from state_backend.state.entry_columns import changes_by_key_group, is_expiring,
 from state_backend.values.errors import InvariantViolated, StateSchemaError
 from state_backend.values.records import KeyGroupState, StateDescriptor
 
-_UNREAD: Any = object()
+UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 # From here on, calls into Arrow and NumPy cost less than a loop.
 MIN_COLUMN_ROWS = 64
@@ -65,9 +65,9 @@ class ShardState:
         self._descriptors = {d.name: d for d in descriptors}
         self._by_id = {d.state_id: d for d in descriptors}
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
-        # What the batch read or wrote, as it is now, and of what it wrote, how it was: _UNREAD where nobody looked.
-        self._cache: dict[bytes, bytes | None] = {}
-        self._before: dict[bytes, bytes | None] = {}
+        # What the batch read or wrote, as it is now, and of what it wrote, how it was: UNREAD where nobody looked.
+        self.cache: dict[bytes, bytes | None] = {}
+        self.before: dict[bytes, bytes | None] = {}
         self._unaccounted: dict[bytes, bytes | None] = {}
         # Maps are scanned by prefix; of these prefixes some entries are not written yet.
         self._changed_maps: dict[bytes, set[bytes]] = {}
@@ -112,11 +112,11 @@ class ShardState:
             wanted = stored_keys(key_groups, state_id, keys, suffix)
             # Of a state without entries nothing need be read.
             if not self._totals.get(name):
-                self._cache.update(dict.fromkeys(wanted))
+                self.cache.update(dict.fromkeys(wanted))
             elif suffix:
-                self._cache.update(zip(wanted, self.store.get_many(wanted), strict=True))
+                self.cache.update(zip(wanted, self.store.get_many(wanted), strict=True))
             else:
-                self._cache.update(zip(wanted, self.read_sorted(name, key_groups, wanted), strict=True))
+                self.cache.update(zip(wanted, self.read_sorted(name, key_groups, wanted), strict=True))
 
     def read_sorted(
         self, name: str, key_groups: npt.NDArray[np.uint16], wanted: Sequence[bytes]
@@ -145,22 +145,25 @@ class ShardState:
     def flush(self) -> None:
         """Writes the gathered changes to the store and forgets what was read."""
         self._write_changes()
-        self._cache.clear()
+        self.cache.clear()
 
     def _write_changes(self) -> None:
-        cache, before = self._cache, self._before
+        cache, before = self.cache, self.before
         if not before and not self._unaccounted:
             return
-        blind = sorted(key for key, entry in before.items() if entry is _UNREAD)
-        if blind:
+        if UNREAD in before.values():
+            blind = sorted([key for key, entry in before.items() if entry is UNREAD])
             before.update(zip(blind, self.store.get_many(blind), strict=True))
-        changed = sorted(key for key, entry in before.items() if cache[key] != entry)
-        writes = {key: cache[key] for key in changed} | self._unaccounted
-        account = self._account_columns if len(changed) >= MIN_COLUMN_ROWS else self._account_one_by_one
+        changed = sorted([key for key, entry in before.items() if cache[key] != entry])
+        new = [cache[key] for key in changed]
+        beside = dict(self._unaccounted)
         if changed:
-            writes |= account(changed, [before[key] for key in changed], [cache[key] for key in changed])
-        ordered = sorted(writes)
-        self.put_many(ordered, [writes[key] for key in ordered])
+            account = self._account_columns if len(changed) >= MIN_COLUMN_ROWS else self._account_one_by_one
+            beside |= account(changed, [before[key] for key in changed], new)
+        self.put_many(changed, new)
+        if beside:
+            ordered = sorted(beside)
+            self.put_many(ordered, [beside[key] for key in ordered])
         before.clear()
         self._unaccounted.clear()
         self._changed_maps.clear()
@@ -233,33 +236,33 @@ class ShardState:
 
     def read(self, stored_key: bytes) -> bytes | None:
         """The entry as it is stored, expired or not."""
-        entry = self._cache.get(stored_key, _UNREAD)
-        if entry is _UNREAD:
-            entry = self._cache[stored_key] = self.store.get(stored_key)
+        entry = self.cache.get(stored_key, UNREAD)
+        if entry is UNREAD:
+            entry = self.cache[stored_key] = self.store.get(stored_key)
         return entry  # type: ignore[no-any-return]
 
     def read_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
         """``read`` for several, with one multi-get for what is not at hand."""
-        missing = [key for key in wanted if key not in self._cache]
+        missing = [key for key in wanted if key not in self.cache]
         if missing:
-            self._cache.update(zip(missing, self.store.get_many(missing), strict=True))
-        return [self._cache[key] for key in wanted]
+            self.cache.update(zip(missing, self.store.get_many(missing), strict=True))
+        return [self.cache[key] for key in wanted]
 
     def write(self, stored_key: bytes, entry: bytes | None) -> None:
         """Replaces an entry; None removes it. Digest, counts and expiry index follow when the batch is written."""
-        cache = self._cache
-        if stored_key not in self._before:
-            self._before[stored_key] = cache.get(stored_key, _UNREAD)
+        cache = self.cache
+        if stored_key not in self.before:
+            self.before[stored_key] = cache.get(stored_key, UNREAD)
         cache[stored_key] = entry
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
         """The same where the store is known to hold nothing, unless this batch wrote it."""
-        self._cache.setdefault(stored_key, None)
+        self.cache.setdefault(stored_key, None)
         self.write(stored_key, entry)
 
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
         """Writes what is no entry: positions, timers, indexes."""
-        self._cache[stored_key] = data
+        self.cache[stored_key] = data
         self._unaccounted[stored_key] = data
 
     def visible(self, entry: bytes | None) -> bytes | None:
@@ -279,11 +282,11 @@ class ShardState:
         entries: dict[bytes, bytes | None] = dict(self.store.scan(start, layout.after(start)))
         for key, entry in entries.items():
             # Whoever writes them next need not read them.
-            self._cache.setdefault(key, entry)
+            self.cache.setdefault(key, entry)
         changed = self._changed_maps.get(start)
         if not changed:
             return list(entries.items())  # type: ignore[arg-type]
-        entries |= {key: self._cache[key] for key in changed}
+        entries |= {key: self.cache[key] for key in changed}
         return sorted((key, entry) for key, entry in entries.items() if entry is not None)
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
@@ -345,7 +348,7 @@ class ShardState:
             self.set_key(key_group, key)
             if due not in self._registered_while_firing and expiry_ms in self.timers():
                 yield DueTimer(expiry_ms=expiry_ms, key_group=key_group, key=key)
-            if len(self._unaccounted) + len(self._before) > _FLUSH_ENTRIES:
+            if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
                 self.flush()
         self._firing = False
         self._registered_while_firing.clear()
@@ -368,7 +371,7 @@ class ShardState:
                 change -= layout.entry_hash(seed, stored_key[3:], entry)
                 if entry[0] == layout.EXPIRING:
                     self._unaccounted[_expiry_key(stored_key, entry)] = None
-                if len(self._unaccounted) + len(self._before) > _FLUSH_ENTRIES:
+                if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
                     self.flush()
             self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name])
             self.store.delete_range(start, end)
@@ -394,7 +397,7 @@ class ShardState:
                 if descriptor.kind == "list":
                     self._trim_list(stored_key[:-9], layout.unpack_position(stored_key[-8:]))
                 expired += 1
-                if len(self._unaccounted) + len(self._before) > _FLUSH_ENTRIES:
+                if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
                     self.flush()
         self.flush()
         return expired
