@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import rocksdict
 from rocksdict import Rdict
@@ -64,12 +65,26 @@ class EngineOptions:
         return options
 
 
+class Recorder(Protocol):
+    """Whoever keeps a record of what is written to a store."""
+
+    def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None: ...
+
+    def delete_range(self, start: bytes, end: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RocksStore:
-    """A sorted map of bytes to bytes in one directory. Not thread-safe; nothing is durable before ``capture``."""
+    """A sorted map of bytes to bytes in one directory. Not thread-safe; nothing is durable before ``capture``.
+
+    ``recorder``, if one is set, is told of each write after it was made, and closed with the store.
+    """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
         """Opens what is in ``directory``, or an empty store. Raises CorruptFile if it is damaged."""
         self.directory = directory
+        self.recorder: Recorder | None = None
         try:
             self._db = Rdict(str(directory), options.to_options())
         except Exception as error:
@@ -106,6 +121,7 @@ class RocksStore:
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Puts and deletes (value None), applied together."""
         batch = rocksdict.WriteBatch(raw_mode=True)
+        changes = list(changes)
         for key, value in changes:
             if value is None:
                 batch.delete(key)
@@ -115,6 +131,8 @@ class RocksStore:
             self._db.write(batch)
         except Exception as error:
             raise _translated(error, f"can't write the state in {self.directory}") from error
+        if self.recorder is not None:
+            self.recorder.write(changes)
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < end (None: to the last), ascending. Each chunk sees the store as it is when the chunk
@@ -151,6 +169,8 @@ class RocksStore:
             self._db.delete_range(start, end)
         except Exception as error:
             raise _translated(error, f"can't write the state in {self.directory}") from error
+        if self.recorder is not None:
+            self.recorder.delete_range(start, end)
 
     def compact(self) -> None:
         """Merges everything into as few files as the target size allows, and drops what is deleted."""
@@ -191,6 +211,8 @@ class RocksStore:
 
     def close(self) -> None:
         """Releases the directory's lock. May be called twice."""
+        if self.recorder is not None:
+            self.recorder.close()
         with suppress(rocksdict.DbClosedError):
             self._db.close()
 

@@ -1,0 +1,157 @@
+"""A changelog segment: what an interval changed in one shard, as net effects, sorted.
+
+    segment   "CAIRNLOG" | version u8 | block … | end
+    block     kind u8 | pairs u64 | raw size u32 | stored size u32 | crc32c u32 | stored bytes: zstd of the raw ones
+    end       the same with kind 0, the pairs of all blocks before, both sizes 0
+    raw bytes length of each first u32 … | length of each second u32 … | firsts | seconds
+    kind 1    deleted ranges: first start (included), then end (excluded), in the order of their deletion
+    kind 2    entries: key and value, length FFFFFFFF for a deleted key; keys ascend over all blocks
+
+All numbers are big-endian. ``crc32c`` is over the block's other head fields and its stored bytes, and is checked before
+either is believed. Ranges come first: to replay a segment is to delete its ranges, then to put and delete its entries.
+Lengths, keys and values lie apart since each compresses better among its like, and is cut out faster.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import BinaryIO
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from state_backend.values.errors import CorruptFile
+
+MAGIC = b"CAIRNLOG\x01"
+END, RANGES, ENTRIES = 0, 1, 2
+Pair = tuple[bytes, bytes | None]
+
+_HEAD = struct.Struct(">BQII")
+_CRC = struct.Struct(">I")
+_DELETED = 0xFFFFFFFF
+_BLOCK_PAIRS = 4096
+_BLOCK_BYTES = 1024 * 1024
+_ZSTD = pa.Codec("zstd", 1)
+
+
+def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries: Iterable[Pair]) -> int:
+    """Writes one whole segment; how many ranges and entries it has. ``entries`` must ascend by key."""
+    file.write(MAGIC)
+    written = 0
+    parts: list[tuple[int, Iterable[Pair]]] = [(RANGES, ranges), (ENTRIES, entries)]
+    for kind, pairs in parts:
+        for block in _blocks(pairs):
+            written += len(block)
+            _write_block(file, kind, len(block), _packed(block))
+    _write_block(file, END, written, b"")
+    return written
+
+
+def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
+    """Block by block, each verified before it is yielded: RANGES with (start, end), then ENTRIES with (key, value or None).
+
+    ``name`` is for the error only. Raises: CorruptFile, if need be after whole blocks; only at the end is the segment known
+    to be whole.
+    """
+    magic = file.read(len(MAGIC))
+    if magic != MAGIC:
+        raise CorruptFile(f"{name}: begins with {magic!r}; expected a changelog segment of version 1, {MAGIC!r}")
+    at, last, seen = RANGES, None, 0
+    while True:
+        kind, count, raw = _read_block(file, name)
+        if kind == END:
+            if count != seen or raw or file.read(1):
+                raise CorruptFile(f"{name}: ends after {seen} changes, expected {count} and nothing after them")
+            return
+        if kind not in (RANGES, ENTRIES) or kind < at:
+            raise CorruptFile(f"{name}: a block of kind {kind} after one of kind {at}")
+        pairs = _unpacked(raw, count, name)
+        if kind == RANGES:
+            if any(end is None or start >= end for start, end in pairs):
+                raise CorruptFile(f"{name}: a deleted range ends before it starts")
+        else:
+            keys = [key for key, _ in pairs]
+            if any(key >= following for key, following in pairwise(keys if last is None else [last, *keys])):
+                raise CorruptFile(f"{name}: keys do not ascend")
+            last = keys[-1]
+        at, seen = kind, seen + count
+        yield kind, pairs
+
+
+def content_bytes(pairs: Iterable[Pair]) -> int:
+    """Bytes of keys and values, as thresholds count them: before compression, without lengths."""
+    return sum(len(first) + len(second or b"") for first, second in pairs)
+
+
+def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """In order, cut where a block is full, so that neither side holds more than that of a segment."""
+    pairs = iter(pairs)
+    while block := list(islice(pairs, _BLOCK_PAIRS)):
+        start = size = 0
+        for at, (first, second) in enumerate(block):
+            size += len(first) + len(second or b"")
+            if size >= _BLOCK_BYTES:
+                yield block[start : at + 1]
+                start, size = at + 1, 0
+        if start < len(block):
+            yield block[start:]
+
+
+def _packed(block: Sequence[Pair]) -> bytes:
+    lengths = np.empty((2, len(block)), ">u4")
+    lengths[0] = [len(first) for first, _ in block]
+    lengths[1] = [_DELETED if second is None else len(second) for _, second in block]
+    return b"".join([lengths.tobytes(), *(first for first, _ in block), *(second for _, second in block if second)])
+
+
+def _unpacked(raw: bytes, count: int, name: str) -> list[Pair]:
+    if not count or len(raw) < 8 * count:
+        raise CorruptFile(f"{name}: a block of {len(raw)} bytes says that it has {count} changes")
+    lengths = np.frombuffer(raw, ">u4", 2 * count).astype(np.int64).reshape(2, count)
+    deleted = lengths[1] == _DELETED
+    lengths[1][deleted] = 0
+    if 8 * count + int(lengths.sum()) != len(raw):
+        raise CorruptFile(f"{name}: a block of {len(raw)} bytes whose parts have {8 * count + int(lengths.sum())}")
+    ends = 8 * count + np.cumsum(lengths.ravel())
+    firsts: list[bytes] = _cut(raw, ends[:count], 8 * count)
+    seconds: list[bytes | None] = [*_cut(raw, ends[count:], int(ends[count - 1]))]
+    for at in np.flatnonzero(deleted).tolist():
+        seconds[at] = None
+    return list(zip(firsts, seconds, strict=True))
+
+
+def _cut(raw: bytes, ends: npt.NDArray[np.int64], start: int) -> list[bytes]:
+    return [raw[a:b] for a, b in pairwise([start, *ends.tolist()])]
+
+
+def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
+    stored = _ZSTD.compress(raw, asbytes=True) if raw else b""
+    head = _HEAD.pack(kind, count, len(raw), len(stored))
+    file.write(head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), stored)) + stored)
+
+
+def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
+    head = file.read(_HEAD.size + _CRC.size)
+    if len(head) < _HEAD.size + _CRC.size:
+        raise CorruptFile(f"{name}: truncated: {len(head)} bytes where a block's head has {_HEAD.size + _CRC.size}")
+    kind, count, raw_size, stored_size = _HEAD.unpack_from(head)
+    stored = file.read(stored_size)
+    if len(stored) < stored_size:
+        raise CorruptFile(f"{name}: truncated: {len(stored)} bytes of a block of {stored_size}")
+    expected = _CRC.unpack_from(head, _HEAD.size)[0]
+    found = google_crc32c.extend(google_crc32c.value(head[: _HEAD.size]), stored)
+    if found != expected:
+        raise CorruptFile(f"{name}: crc32c of a block is {found:08x}, expected {expected:08x}")
+    if not stored_size:
+        return kind, count, b""
+    try:
+        raw: bytes = _ZSTD.decompress(stored, decompressed_size=raw_size, asbytes=True)
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{name}: a block can't be decompressed to {raw_size} bytes: {error}") from None
+    if len(raw) != raw_size:
+        raise CorruptFile(f"{name}: a block has {len(raw)} bytes, expected {raw_size}")
+    return kind, count, raw
