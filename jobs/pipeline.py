@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.paths import check_name
+from state_backend.snapshot import ChangelogOptions
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
@@ -45,6 +46,7 @@ class Pipeline:
         interval that starts at ``start``, and only there.
     parallelism, max_parallelism: shards now, and key groups for ever.
     sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
+    changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
     """
 
@@ -66,6 +68,7 @@ class Pipeline:
     sink: Sink | None = None
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
+    changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
 
     def __post_init__(self) -> None:
         check_name(self.name)

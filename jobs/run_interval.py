@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-MODES = ("incremental", "full")
+MODES = ("incremental", "full", "changelog")
 
 
 def run_interval(
@@ -51,6 +51,7 @@ def run_interval(
     """Processes one interval and commits it; returns the committed checkpoint's record.
 
     root: ``file:///...`` or an absolute path; the pipeline's folder is made below it.
+    mode: "incremental", "full" or "changelog": what the checkpoint writes. Any may follow any.
     Raises: the errors of ``state_backend.values.errors``; nothing is committed then.
     """
     attempt = str(uuid.uuid4())
@@ -143,6 +144,7 @@ def process_interval(
         code_hash=code_hash(pipeline.processor),
         processor=pipeline.processor,
         engine=pipeline.engine,
+        changelog=pipeline.changelog,
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
     routed = route(

@@ -2,17 +2,21 @@
 
 Source: the plan follows Flink's incremental restore: one overlapping handle is opened and clipped to the range; of several
 the best is opened, and the entries of the others that belong to the range are written into it. Every file is verified
-against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early.
+against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early. Changelog
+segments are replayed last, each key group's from the handle that had it, and of each only what belongs to the range.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.formats import changelog
 from state_backend.ports.storage import Storage
 from state_backend.state.layout import key_group_bounds
 from state_backend.transfer import download_all
@@ -34,9 +38,13 @@ class RestorePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredShard:
-    """An open store with its range's state, and the files that it was opened from: the next checkpoint shares them."""
+    """An open store with its range's state, and the files that it was opened from: the next checkpoint shares them.
+
+    ``base``: the one manifest that holds just this range, if it was restored from such a one; changes can be added to it.
+    """
 
     store: RocksStore
+    base: ShardManifest | None
     key_group_states: tuple[KeyGroupState, ...]
     opened: tuple[LocalFile, ...]
     opened_inline: frozenset[str]
@@ -70,7 +78,9 @@ def restore_shard(
     states = tuple(sorted(states, key=lambda s: s.key_group))
     if plan.first is None:
         store = RocksStore(directory, options)
-        return RestoredShard(store=store, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0)
+        return RestoredShard(
+            store=store, base=None, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0
+        )
     try:
         downloaded_bytes = fetch(plan.first, storage, directory)
         store = RocksStore(directory, options)
@@ -80,12 +90,14 @@ def restore_shard(
     try:
         if plan.clip:
             _clip(store, target)
+        _replay(plan.first, directory, store, target)
         for n, other in enumerate(plan.others):
             beside = directory.with_name(f"{directory.name}.from-{n}")
             try:
                 downloaded_bytes += fetch(other, storage, beside)
                 with RocksStore(beside, options) as source:
                     _copy(source, store, target)
+                _replay(other, beside, store, target)
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
     except BaseException:
@@ -94,6 +106,7 @@ def restore_shard(
         raise
     return RestoredShard(
         store=store,
+        base=plan.first if not plan.clip and not plan.others else None,
         key_group_states=states,
         opened=plan.first.files,
         opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
@@ -102,17 +115,48 @@ def restore_shard(
 
 
 def fetch(manifest: ShardManifest, storage: Storage, directory: Path) -> int:
-    """Makes a folder that RocksDB opens as the shard's state; returns the bytes that the storage delivered."""
+    """Makes a folder that RocksDB opens as the shard's state without its segments, which lie there too; returns the bytes that
+    the storage delivered."""
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
         _inside(directory, file.name).write_bytes(file.data)
+    files = [(f.handle, _inside(directory, f.name)) for f in manifest.files]
+    segments = [(s.handle, _segment(directory, n)) for n, s in enumerate(manifest.segments) if s.handle is not None]
     try:
-        download_all(storage, [(f.handle, _inside(directory, f.name)) for f in manifest.files])
+        download_all(storage, files + segments)
     except NotFound as error:
         raise CorruptFile(
             f"shard {manifest.shard}: a file of the checkpoint is missing from {storage.url}: {error}"
         ) from error
-    return sum(f.handle.size_bytes for f in manifest.files)
+    return sum(handle.size_bytes for handle in manifest.handles)
+
+
+def _segment(directory: Path, number: int) -> Path:
+    """RocksDB leaves alone what is not named like a file of its own."""
+    return directory / f"segment-{number}"
+
+
+def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange) -> None:
+    """Does the changes of the manifest's segments again, those to key groups of the target."""
+    low, high = key_group_bounds(target.first, target.last)
+    for number, segment in enumerate(manifest.segments):
+        path = _segment(directory, number)
+        name = segment.handle.path if segment.handle is not None else f"segment {number} of shard {manifest.shard}"
+        changes = 0
+        with path.open("rb") if segment.data is None else io.BytesIO(segment.data) as file:
+            for kind, pairs in changelog.read_segment(file, name):
+                changes += len(pairs)
+                if kind == changelog.RANGES:
+                    for start, end in pairs:
+                        within = max(start, low), min(end or b"", high or end or b"")
+                        if within[0] < within[1]:
+                            store.delete_range(*within)
+                else:
+                    keys = [key for key, _ in pairs]
+                    store.write(pairs[bisect_left(keys, low) : None if high is None else bisect_left(keys, high)])
+        if changes != segment.changes:
+            raise CorruptFile(f"{name}: {changes} changes; its manifest says {segment.changes}")
+        path.unlink(missing_ok=True)
 
 
 def _inside(directory: Path, name: str) -> Path:

@@ -1,6 +1,8 @@
 """One interval on one shard, and what the driver makes of all shards.
 
-In each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then once: all acks -> prepared.
+In each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack; in changelog mode a segment is
+written instead of the capture, mostly. Then once: all acks -> prepared.
+
 If a task stops at any point, its local folder and some files under the attempt are left; no record names them. If Spark
 runs a task twice, both write under different names, and only the successful one's ack counts.
 """
@@ -34,6 +36,7 @@ from jobs.runtime.processor_handle import row_maker
 from jobs.runtime.routing import INITIAL, INPUT
 from jobs.runtime.user_code import UserCode
 from jobs.runtime.watermark import EventTime
+from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -44,7 +47,15 @@ from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
-from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
+from state_backend.snapshot import (
+    INLINE_RECORD_BYTES,
+    ChangelogOptions,
+    Snapshot,
+    append_segment,
+    plan_changelog,
+    record_changes,
+    take_snapshot,
+)
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
@@ -64,6 +75,8 @@ from state_backend.values.records import (
 
 # Manifests lie in the record while all of them together stay below this; else each is a file of its own.
 INLINE_MANIFESTS_BYTES = 32 * 1024
+# Of which so much is for segments.
+INLINE_SEGMENTS_BYTES = 12 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +136,7 @@ class IntervalTask:
     code_hash: str
     processor: type
     engine: EngineOptions
+    changelog: ChangelogOptions
     plan_us: int
 
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
@@ -157,6 +171,8 @@ class IntervalTask:
         work: Path,
         clock: _StopWatch,
     ) -> ShardAck:
+        base = self._changelog_base(restored, shard, owned)
+        changes = record_changes(restored.store, base, work / "changes", self.changelog) if base is not None else None
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
@@ -181,7 +197,6 @@ class IntervalTask:
             runner.close()
             state.expire()
         same_layout = len(self.base) == self.parallelism
-        manifest: ShardManifest | None = None
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
             path = paths.output(self.interval, self.attempt, shard, task)
@@ -189,24 +204,10 @@ class IntervalTask:
             output_file = output.finish(storage, path)
             late_file = late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full":
-                snapshot = take_snapshot(
-                    restored.store,
-                    storage,
-                    image=work / "image",
-                    attempt=self.attempt,
-                    shard=shard,
-                    task=task,
-                    key_groups=owned,
-                    key_group_states=state.key_group_states(),
-                    opened=restored.opened,
-                    opened_inline=restored.opened_inline,
-                    full=self.mode == "full",
-                    inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
-                )
-                manifest = snapshot.manifest
+                snapshot = self._snapshot(restored, state, base, changes, storage, work, shard, task, owned)
         return ShardAck(
             shard=shard,
-            manifest=manifest,
+            manifest=snapshot.manifest if snapshot else None,
             output=output_file,
             late=late_file,
             newest_event_us=inputs.newest_event_us,
@@ -219,6 +220,56 @@ class IntervalTask:
             durations_us=clock.durations_us,
             pid=os.getpid(),
         )
+
+    def _snapshot(
+        self,
+        restored: RestoredShard,
+        state: ShardState,
+        base: ShardManifest | None,
+        changes: ChangeRecorder | None,
+        storage: Storage,
+        work: Path,
+        shard: int,
+        task: int,
+        owned: KeyGroupRange,
+    ) -> Snapshot:
+        key_group_states = state.key_group_states()
+        if base and changes and plan_changelog(base, changes.content_bytes(), self.changelog):
+            return append_segment(
+                changes,
+                storage,
+                base=base,
+                local=work / "segment",
+                attempt=self.attempt,
+                task=task,
+                key_group_states=key_group_states,
+                inline_budget_bytes=INLINE_SEGMENTS_BYTES // self.parallelism,
+            )
+        return take_snapshot(
+            restored.store,
+            storage,
+            image=work / "image",
+            attempt=self.attempt,
+            shard=shard,
+            task=task,
+            key_groups=owned,
+            key_group_states=key_group_states,
+            opened=restored.opened,
+            opened_inline=restored.opened_inline,
+            full=self.mode == "full",
+            inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
+        )
+
+    def _changelog_base(self, restored: RestoredShard, shard: int, owned: KeyGroupRange) -> ShardManifest | None:
+        """What a segment can be added to: the base's manifest of the very same range, or nothing at all at the start. Not what
+        was clipped or put together of several: there is no image of that yet."""
+        if self.mode != "changelog":
+            return None
+        if not self.base:
+            return ShardManifest(
+                shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=()
+            )
+        return replace(restored.base, shard=shard) if restored.base is not None else None
 
     def _run_processor(
         self, inputs: InputBatches, state: ShardState, output: LocalParquet
@@ -349,7 +400,7 @@ class IntervalTask:
             uploaded_bytes=sum(a.uploaded_bytes for a in acks),
             uploaded_files=sum(a.uploaded_files for a in acks),
             state_bytes=sum(m.size_bytes for m in manifests),
-            state_files=sum(len(m.files) + sum(f.name.endswith(".sst") for f in m.inline_files) for m in manifests),
+            state_files=sum(len(m.handles) + sum(f.name.endswith(".sst") for f in m.inline_files) for m in manifests),
         )
 
 

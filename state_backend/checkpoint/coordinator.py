@@ -301,7 +301,7 @@ class Coordinator:
                 raise CorruptFile(
                     f"the manifest of shard {ref.shard} of {content.interval} is missing: {error}"
                 ) from error
-            yield from (f.handle for f in manifest.files)
+            yield from manifest.handles
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from state_backend.values.errors import UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
@@ -58,6 +59,29 @@ class InlineFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Changes that a shard has beside its files (``formats/changelog.py``): in a shared file, or small ones inline.
+
+    ``changes``: deleted ranges and entries. ``content_bytes``: their keys and values before compression, which is what a
+    replay costs and thresholds count.
+    """
+
+    handle: Handle | None
+    data: bytes | None
+    changes: int
+    content_bytes: int
+
+    def __post_init__(self) -> None:
+        if (self.handle is None) == (self.data is None):
+            raise UsageError("a changelog segment is either in a file or inline: expected one of handle and data")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes as stored."""
+        return self.handle.size_bytes if self.handle is not None else len(self.data or b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroupState:
     """What one key group holds: entries by state name (values, list elements, map entries; timers are ``$timers``), and
     the sum of the hashes of all of them."""
@@ -69,18 +93,30 @@ class KeyGroupState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardManifest:
-    """All that is needed to open one shard. ``key_group_states`` lists the non-empty key groups, ascending."""
+    """All that is needed to open one shard: files, then segments to replay in their order. ``key_group_states`` lists the
+    non-empty key groups, ascending."""
 
     shard: int
     key_groups: KeyGroupRange
     files: tuple[LocalFile, ...]
     inline_files: tuple[InlineFile, ...]
+    segments: tuple[Segment, ...]
     key_group_states: tuple[KeyGroupState, ...]
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of state: shared and inlined files."""
+    def handles(self) -> tuple[Handle, ...]:
+        """Every shared file that the shard needs."""
+        return (*(f.handle for f in self.files), *(s.handle for s in self.segments if s.handle is not None))
+
+    @property
+    def files_bytes(self) -> int:
+        """Bytes of shared and inlined files, without segments."""
         return sum(f.handle.size_bytes for f in self.files) + sum(len(f.data) for f in self.inline_files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of state, all included."""
+        return self.files_bytes + sum(s.size_bytes for s in self.segments)
 
     @property
     def entries(self) -> int:

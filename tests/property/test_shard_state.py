@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
-from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.restore import RestoredShard, restore_shard
+from state_backend.snapshot import (
+    ChangelogOptions,
+    Snapshot,
+    append_segment,
+    plan_changelog,
+    record_changes,
+    take_snapshot,
+)
 from state_backend.state import shard_state
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
@@ -30,6 +39,8 @@ from state_backend.values.records import ShardManifest
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
 MAX_PARALLELISM = 8
+# So little that some intervals go past it.
+CHANGELOG = ChangelogOptions(max_bytes=1500, max_segments=3)
 KEY = parse_struct(KEY_SCHEMA)
 keys = st.sampled_from(["", "a", "b", "\x00", "ä", "zz"])
 rows = st.tuples(st.one_of(st.none(), st.integers(-5, 5)), st.one_of(st.none(), st.text(max_size=3)))
@@ -54,6 +65,7 @@ class StateMachine(RuleBasedStateMachine):
         self.maps: Model = {"map": {}, "map_ttl": {}}
         self.timers: set[tuple[str, int]] = set()
         self.shards: list[tuple[KeyGroupRange, Any, ShardState]] = []
+        self.recorders: list[tuple[ShardManifest, ChangeRecorder] | None] = []
 
     def teardown(self) -> None:
         for _, restored, _ in self.shards:
@@ -70,6 +82,7 @@ class StateMachine(RuleBasedStateMachine):
     def _open(self, parallelism: int) -> None:
         self.runs += 1
         self.shards = []
+        self.recorders = []
         for shard in range(parallelism):
             owned = range_of(shard, parallelism, MAX_PARALLELISM)
             directory = self.folder / f"db-{self.runs}-{shard}"
@@ -78,6 +91,21 @@ class StateMachine(RuleBasedStateMachine):
                 restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=self.now_ms
             )
             self.shards.append((owned, restored, state))
+            self.recorders.append(self._recorder(restored, shard, owned))
+
+    def _recorder(
+        self, restored: RestoredShard, shard: int, owned: KeyGroupRange
+    ) -> tuple[ShardManifest, ChangeRecorder] | None:
+        base = restored.base
+        if not self.manifests:
+            base = ShardManifest(
+                shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=()
+            )
+        if base is None:
+            return None
+        base = replace(base, shard=shard)
+        folder = self.folder / f"changes-{self.runs}-{shard}"
+        return base, record_changes(restored.store, base, folder, CHANGELOG)
 
     def _at(self, key: str) -> ShardState:
         key_group = key_group_of((key,), KEY, MAX_PARALLELISM)
@@ -191,11 +219,15 @@ class StateMachine(RuleBasedStateMachine):
         for _, _, state in self.shards:
             state.flush()
 
-    @rule(parallelism=st.integers(1, 4), passed_ms=st.integers(0, 150), full=st.booleans())
-    def end_of_interval(self, parallelism: int, passed_ms: int, full: bool) -> None:
+    @rule(
+        parallelism=st.integers(1, 4),
+        passed_ms=st.integers(0, 150),
+        mode=st.sampled_from(["incremental", "full", "changelog", "changelog"]),
+    )
+    def end_of_interval(self, parallelism: int, passed_ms: int, mode: str) -> None:
         """Timers fire, what expired goes, a checkpoint is taken, and the next interval restores it, rescaled."""
         manifests = []
-        for shard, (owned, restored, state) in enumerate(self.shards):
+        for shard, (owned, _, state) in enumerate(self.shards):
             fired = [(KEYS.decode(due.key)[0], due.expiry_ms) for due in self._fire(state)]
             expected = {
                 t for t in self.timers if t[1] <= self.now_ms and key_group_of((t[0],), KEY, MAX_PARALLELISM) in owned
@@ -204,29 +236,49 @@ class StateMachine(RuleBasedStateMachine):
             assert [t for _, t in fired] == sorted(t for _, t in fired)
             self.timers -= expected
             state.expire()
-            snapshot = take_snapshot(
-                state.store,
-                self.storage,
-                image=self.folder / f"image-{self.runs}-{shard}",
-                attempt=f"attempt-{self.runs}",
-                shard=shard,
-                task=0,
-                key_groups=owned,
-                key_group_states=state.key_group_states(),
-                opened=restored.opened,
-                opened_inline=restored.opened_inline,
-                full=full,
-                inline_budget_bytes=0 if self.runs % 2 else 100_000,
-            )
-            manifests.append(snapshot.manifest)
-            assert verify_shard(state.store, snapshot.manifest, STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
+            manifests.append(self._checkpoint(shard, mode).manifest)
+            assert verify_shard(state.store, manifests[-1], STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
             state.store.close()
         digest = sum(m.digest for m in manifests) % 2**64
         self.manifests = manifests
         self.now_ms += passed_ms
         self._open(parallelism)
         groups = [s for _, restored, _ in self.shards for s in restored.key_group_states]
+        for owned, restored, _ in self.shards:
+            expected = replace(manifests[0], key_groups=owned, key_group_states=restored.key_group_states)
+            assert verify_shard(restored.store, expected, STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
         assert sum(s.digest for s in groups) % 2**64 == digest
+
+    def _checkpoint(self, shard: int, mode: str) -> Snapshot:
+        owned, restored, state = self.shards[shard]
+        recorder = self.recorders[shard]
+        states = state.key_group_states()
+        inline_budget_bytes = 0 if self.runs % 2 else 100_000
+        if mode == "changelog" and recorder and plan_changelog(recorder[0], recorder[1].content_bytes(), CHANGELOG):
+            return append_segment(
+                recorder[1],
+                self.storage,
+                base=recorder[0],
+                local=self.folder / f"segment-{self.runs}-{shard}",
+                attempt=f"attempt-{self.runs}",
+                task=0,
+                key_group_states=states,
+                inline_budget_bytes=inline_budget_bytes,
+            )
+        return take_snapshot(
+            state.store,
+            self.storage,
+            image=self.folder / f"image-{self.runs}-{shard}",
+            attempt=f"attempt-{self.runs}",
+            shard=shard,
+            task=0,
+            key_groups=owned,
+            key_group_states=states,
+            opened=restored.opened,
+            opened_inline=restored.opened_inline,
+            full=mode == "full",
+            inline_budget_bytes=inline_budget_bytes,
+        )
 
     def _fire(self, state: ShardState) -> Any:
         for due in state.due_timers(self.now_ms):

@@ -123,6 +123,7 @@ def manifest(files: list[Handle], digest: int = 0) -> ShardManifest:
         key_groups=KeyGroupRange(first=0, last=15),
         files=tuple(LocalFile(name=f"{n:06d}.sst", handle=h) for n, h in enumerate(files)),
         inline_files=(InlineFile(name="CURRENT", data=b"\x00\xff"),),
+        segments=(),
         key_group_states=(KeyGroupState(key_group=3, entries={"total": 1}, digest=digest),),
     )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.restore import check_whole, plan_restore
-from state_backend.snapshot import INLINE_FILE_BYTES, plan_snapshot
+from state_backend.snapshot import INLINE_FILE_BYTES, ChangelogOptions, kept_segments, plan_changelog, plan_snapshot
 from state_backend.state.plan_states import plan_states
 from state_backend.values.errors import InvariantViolated, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange, check_parallelism, range_of, shard_of
-from state_backend.values.records import LocalFile, ShardManifest
+from state_backend.values.records import LocalFile, Segment, ShardManifest
 from tests.support.shards import descriptor
 
 BIG = INLINE_FILE_BYTES + 1
@@ -24,7 +26,7 @@ def shared(name: str, size_bytes: int = BIG) -> LocalFile:
 
 def manifest(first: int, last: int) -> ShardManifest:
     owned = KeyGroupRange(first=first, last=last)
-    return ShardManifest(shard=first, key_groups=owned, files=(), inline_files=(), key_group_states=())
+    return ShardManifest(shard=first, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=())
 
 
 @given(st.integers(1, 300), st.data())
@@ -79,6 +81,65 @@ def test_a_shared_file_of_another_size_is_a_bug() -> None:
     """S18: a name that stands for other bytes than the base's must never be shared."""
     with pytest.raises(InvariantViolated, match=r"1\.sst"):
         plan_snapshot({"1.sst": BIG + 1}, [shared("1.sst")], full=False, inline_budget_bytes=0)
+
+
+def over_files(size_bytes: int, *segments: Segment) -> ShardManifest:
+    return replace(manifest(0, 7), files=(shared("1.sst", size_bytes),) if size_bytes else (), segments=segments)
+
+
+def segment(content_bytes: int, *, inline: bool = False) -> Segment:
+    handle = None if inline else Handle(path="shared/base/0-0-0.log", size_bytes=5, crc32c=1)
+    return Segment(handle=handle, data=b"x" if inline else None, changes=1, content_bytes=content_bytes)
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("base", "content_bytes", "as_segment"),
+    [
+        (over_files(0), 0, True),
+        (over_files(100 * MIB), 10 * MIB, True),
+        # More than max_bytes, alone or with what there is.
+        (over_files(100 * MIB), 10 * MIB + 1, False),
+        (over_files(100 * MIB, segment(4 * MIB), segment(4 * MIB)), 2 * MIB, True),
+        (over_files(100 * MIB, segment(4 * MIB), segment(4 * MIB)), 2 * MIB + 1, False),
+        # The recorder let go of it.
+        (over_files(100 * MIB), None, False),
+        # One more than max_segments.
+        (over_files(100 * MIB, segment(1), segment(1)), 1, True),
+        (over_files(100 * MIB, segment(1), segment(1), segment(1)), 1, False),
+        # An inline one at the end is taken over: its bytes are in the new one's, and it is no longer there.
+        (over_files(100 * MIB, segment(1), segment(1), segment(10 * MIB, inline=True)), 1, True),
+        (over_files(100 * MIB, segment(1), segment(10 * MIB, inline=True), segment(1)), 1, False),
+        # A share of the files; a little is always allowed.
+        (over_files(8 * MIB), 2 * MIB, True),
+        (over_files(8 * MIB), 2 * MIB + 1, False),
+        (over_files(8 * MIB, segment(MIB)), MIB + 1, False),
+        (over_files(1), 256 * 1024, True),
+        (over_files(1), 256 * 1024 + 1, False),
+        (over_files(0), 256 * 1024 + 1, False),
+    ],
+)
+def test_changes_stay_segments_until_a_threshold(
+    base: ShardManifest, content_bytes: int | None, as_segment: bool
+) -> None:
+    options = ChangelogOptions(max_bytes=10 * MIB, max_segments=3, max_share_of_state=0.25)
+    assert plan_changelog(base, content_bytes, options) is as_segment
+
+
+def test_thresholds_of_nothing_write_files_always() -> None:
+    for options in (ChangelogOptions(max_segments=0), ChangelogOptions(max_bytes=0)):
+        assert plan_changelog(over_files(100 * MIB), 1, options) is False
+    with pytest.raises(UsageError, match="less than nothing"):
+        ChangelogOptions(max_bytes=-1)
+
+
+def test_only_an_inline_segment_at_the_end_is_taken_over() -> None:
+    stored, inline = segment(1), segment(2, inline=True)
+    assert kept_segments(over_files(0, stored, inline)) == (stored,)
+    assert kept_segments(over_files(0, inline, stored)) == (inline, stored)
+    assert kept_segments(over_files(0)) == ()
 
 
 @pytest.mark.parametrize(
