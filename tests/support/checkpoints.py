@@ -26,6 +26,7 @@ from state_backend.values.records import (
     Retained,
     RunRef,
     SchemaVersion,
+    Segment,
     ShardManifest,
     ShardRef,
     StateDescriptor,
@@ -118,23 +119,28 @@ def record(
 
 
 def manifest(files: list[Handle], digest: int = 0) -> ShardManifest:
+    """Of shared files; those that end with ``.log`` are segments."""
+    logs = [h for h in files if h.path.endswith(".log")]
     return ShardManifest(
         shard=0,
         key_groups=KeyGroupRange(first=0, last=15),
-        files=tuple(LocalFile(name=f"{n:06d}.sst", handle=h) for n, h in enumerate(files)),
+        files=tuple(LocalFile(name=f"{n:06d}.sst", handle=h) for n, h in enumerate(files) if h not in logs),
         inline_files=(InlineFile(name="CURRENT", data=b"\x00\xff"),),
-        segments=(),
+        segments=tuple(Segment(handle=h, data=None, changes=1, content_bytes=2) for h in logs),
         key_group_states=(KeyGroupState(key_group=3, entries={"total": 1}, digest=digest),),
     )
 
 
 class Folder:
-    """A pipeline's folder. ``files`` are the shared files of attempts by their short names."""
+    """A pipeline's folder. Attempts write ``sst`` or ``log`` files; manifests lie inline or in files of their own."""
 
-    def __init__(self, storage: Storage | None = None, *, inline: bool = True, **options: Any) -> None:
+    def __init__(
+        self, storage: Storage | None = None, *, inline: bool = True, suffix: str = "sst", **options: Any
+    ) -> None:
         self.storage = storage if storage is not None else MemoryStorage()
         self.options = options
         self.inline = inline
+        self.suffix = suffix
         self.coordinator = Coordinator(self.storage, PIPELINE, **options)
 
     def over(self, storage: Storage) -> Coordinator:
@@ -156,7 +162,7 @@ class Folder:
                 attempt=attempt,
             )
         base_id = changes.pop("base_id", begun.base.id if begun and begun.base else None)
-        new = self.storage.create(paths.shared(attempt, 0, 0, 0, "sst"), f"state of {attempt}".encode())
+        new = self.storage.create(sst(attempt, self.suffix), f"state of {attempt}".encode())
         old = [self.handle(path) for path in keep]
         output = self.storage.create(paths.output(interval, attempt, 0, 0), f"output of {attempt}".encode())
         made = manifest([*old, new])
@@ -186,6 +192,6 @@ class Folder:
         return {info.path for info in self.storage.list(prefix)}
 
 
-def sst(attempt: str) -> str:
+def sst(attempt: str, suffix: str = "sst") -> str:
     """The shared file that ``Folder.prepare`` writes for an attempt."""
-    return paths.shared(attempt, 0, 0, 0, "sst")
+    return paths.shared(attempt, 0, 0, 0, suffix)

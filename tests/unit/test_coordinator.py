@@ -112,16 +112,18 @@ def test_committing_again_is_a_no_op() -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "other bytes", "shorter"])
 @pytest.mark.parametrize("inline", [True, False])
-def test_a_new_file_that_is_not_as_acked_refuses_the_commit(damage: str, inline: bool) -> None:
+@pytest.mark.parametrize("suffix", ["sst", "log"])
+def test_a_new_file_that_is_not_as_acked_refuses_the_commit(damage: str, inline: bool, suffix: str) -> None:
     """F53 the other way round: a commit that can't be made names the file and deletes nothing."""
-    folder = Folder(inline=inline)
+    folder = Folder(inline=inline, suffix=suffix)
     folder.prepare(day(1), "a1")
-    data = folder.storage.read(sst("a1"))
-    folder.storage.delete(sst("a1"))
+    path = sst("a1", suffix)
+    data = folder.storage.read(path)
+    folder.storage.delete(path)
     if damage != "missing":
-        folder.storage.create(sst("a1"), data[::-1] if damage == "other bytes" else data[:-1])
+        folder.storage.create(path, data[::-1] if damage == "other bytes" else data[:-1])
     before = folder.paths()
-    with pytest.raises(CorruptFile, match=sst("a1")):
+    with pytest.raises(CorruptFile, match=path):
         folder.coordinator.commit("a1")
     assert folder.paths() == before
 
@@ -376,10 +378,10 @@ def check_restorable(storage: MemoryStorage) -> None:
             made = ref.inline or record_codec.decode(
                 storage.read(ref.manifest.path if ref.manifest else ""), "m", ShardManifest
             )
-            for file in made.files:
-                info = storage.stat(file.handle.path)
-                assert info is not None, file.handle.path
-                assert (info.size_bytes, info.crc32c) == (file.handle.size_bytes, file.handle.crc32c)
+            for handle in made.handles:
+                info = storage.stat(handle.path)
+                assert info is not None, handle.path
+                assert (info.size_bytes, info.crc32c) == (handle.size_bytes, handle.crc32c)
     for _, outputs in log.current_outputs().values():
         assert all(storage.stat(o.handle.path) is not None for o in outputs)
 
@@ -475,17 +477,18 @@ def test_a_re_run_is_published_again_under_its_own_id() -> None:
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_the_worked_example_of_reference_counting(inline: bool) -> None:
-    """SCENARIOS.md, F16, F26, F28, F34, F38, F40: num-retained 2, SSTs merged on the way."""
-    folder = Folder(policy=KeepLast(2), inline=inline)
-    one = sst("cp1")
-    two = sst("cp2")
-    three = sst("cp3")
+@pytest.mark.parametrize("suffix", ["sst", "log"])
+def test_the_worked_example_of_reference_counting(inline: bool, suffix: str) -> None:
+    """SCENARIOS.md, F16, F26, F28, F34, F38, F40: num-retained 2, SSTs merged on the way; segments are counted as they are."""
+    folder = Folder(policy=KeepLast(2), inline=inline, suffix=suffix)
+    one = sst("cp1", suffix)
+    two = sst("cp2", suffix)
+    three = sst("cp3", suffix)
 
     def step(n: int, attempt: str, keep: tuple[str, ...]) -> set[str]:
         folder.run(day(n), attempt, keep=keep)
         folder.coordinator.publish(None)
-        before = {p for p in folder.paths(paths.SHARED) if p.endswith(".sst")}
+        before = {p for p in folder.paths(paths.SHARED) if p.endswith(suffix)}
         folder.coordinator.clean_up()
         return before - folder.paths(paths.SHARED)
 
@@ -493,7 +496,7 @@ def test_the_worked_example_of_reference_counting(inline: bool) -> None:
     assert step(2, "cp2", (one,)) == set()
     assert step(3, "cp3", (two,)) == set()  # cp1's file is still cp2's
     assert step(4, "cp4", (three,)) == {one}  # nobody is left that needs it
-    assert step(5, "cp5", (three, sst("cp4"))) == {two}
+    assert step(5, "cp5", (three, sst("cp4", suffix))) == {two}
     check_restorable(memory(folder))
 
 

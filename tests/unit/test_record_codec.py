@@ -21,6 +21,7 @@ from state_backend.values.records import (
     Record,
     Retained,
     Savepoint,
+    Segment,
     ShardManifest,
     ShardRef,
     SweepRecord,
@@ -29,8 +30,13 @@ from state_backend.values.records import (
 from tests.support.checkpoints import content, day, manifest, record, run
 
 HANDLE = Handle(path="shared/a/0-0-0.sst", size_bytes=7, crc32c=2**32 - 1)
+SEGMENTS = (
+    Segment(handle=replace(HANDLE, path="shared/a/0-0-0.log"), data=None, changes=2, content_bytes=9),
+    Segment(handle=None, data=b"\x00\xff", changes=0, content_bytes=0),
+)
+MANIFEST = replace(manifest([HANDLE], digest=2**64 - 1), segments=SEGMENTS)
 SHARDS = (
-    ShardRef(shard=0, manifest=None, inline=manifest([HANDLE], digest=2**64 - 1)),
+    ShardRef(shard=0, manifest=None, inline=MANIFEST),
     ShardRef(shard=1, manifest=replace(HANDLE, path="shared/a/1-0-0.manifest"), inline=None),
 )
 OUTPUTS = (OutputFile(handle=replace(HANDLE, path="output/i/a/part-0.parquet"), rows=3),)
@@ -110,6 +116,15 @@ def test_no_truncation_goes_unnoticed() -> None:
         (lambda b: b["content"].update(digest=7.0), "content.digest"),
         (lambda b: b["content"].update(parallelism=True), "content.parallelism"),
         (lambda b: b["content"].update(kind="other"), "content.kind"),
+        (
+            lambda b: b["content"]["shards"][0]["inline"]["segments"][0].update(handle=None),
+            "either in a file or inline",
+        ),
+        (
+            lambda b: b["content"]["shards"][0]["inline"]["segments"][0].update(data="AA=="),
+            "either in a file or inline",
+        ),
+        (lambda b: b["content"]["shards"][0]["inline"].pop("segments"), "segments"),
         (lambda b: b.update(id=None), "id"),
         (lambda b: b["content"]["interval"].update(end="2024-01-01T00:00:00"), "no time zone"),
         (lambda b: b["content"]["interval"].update(end=b["content"]["interval"]["start"]), "start < end"),
@@ -132,10 +147,13 @@ def test_no_handle_leads_out_of_its_root(path: str) -> None:
     def shared(body: dict[str, Any]) -> None:
         body["content"]["shards"][0]["inline"]["files"][0]["handle"]["path"] = path
 
+    def segment(body: dict[str, Any]) -> None:
+        body["content"]["shards"][0]["inline"]["segments"][0]["handle"]["path"] = path
+
     def manifest_file(body: dict[str, Any]) -> None:
         body["content"]["shards"][1]["manifest"]["path"] = path
 
-    for change in (output, shared, manifest_file):
+    for change in (output, shared, segment, manifest_file):
         with pytest.raises(CorruptRecord, match="not a storage path"):
             record_codec.decode(resealed(change), "p", Record)
 

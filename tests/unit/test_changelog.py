@@ -1,0 +1,211 @@
+"""Segments from the writes of an interval to the store that replays them, over a storage in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.restore import restore_shard
+from state_backend.snapshot import (
+    INLINE_FILE_BYTES,
+    ChangelogOptions,
+    Snapshot,
+    append_segment,
+    plan_changelog,
+    record_changes,
+    take_snapshot,
+)
+from state_backend.values.errors import CorruptFile, InvariantViolated
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import ShardManifest
+
+ALL = KeyGroupRange(first=0, last=7)
+NOTHING = ShardManifest(shard=0, key_groups=ALL, files=(), inline_files=(), segments=(), key_group_states=())
+
+
+class Shard:
+    """One shard, interval after interval; keys are ``<key group><name>``."""
+
+    def __init__(self, folder: Path, base: ShardManifest = NOTHING) -> None:
+        self.folder = folder
+        self.storage = MemoryStorage()
+        self.base = base
+        self.runs = 0
+
+    @contextmanager
+    def opened(self, manifest: ShardManifest, owned: KeyGroupRange = ALL) -> Iterator[RocksStore]:
+        self.runs += 1
+        options = EngineOptions()
+        with restore_shard(owned, [manifest], self.storage, self.folder / f"db-{self.runs}", options).store as store:
+            yield store
+
+    def content(self, manifest: ShardManifest, owned: KeyGroupRange = ALL) -> dict[bytes, bytes]:
+        with self.opened(manifest, owned) as store:
+            return dict(store.scan(b"", None))
+
+    def interval(
+        self,
+        changes: dict[bytes, bytes | None],
+        deleted: tuple[tuple[bytes, bytes], ...] = (),
+        *,
+        inline_budget_bytes: int = INLINE_FILE_BYTES,
+    ) -> Snapshot:
+        """Deletes ranges, then writes, and takes the segment as the next base."""
+        with self.opened(self.base) as store:
+            recorder = record_changes(store, self.base, self.folder / f"changes-{self.runs}", ChangelogOptions())
+            for start, end in deleted:
+                store.delete_range(start, end)
+            store.write(changes.items())
+            made = append_segment(
+                recorder,
+                self.storage,
+                base=self.base,
+                local=self.folder / f"segment-{self.runs}",
+                attempt=f"a{self.runs}",
+                task=0,
+                key_group_states=(),
+                inline_budget_bytes=inline_budget_bytes,
+            )
+        self.base = made.manifest
+        return made
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Shard:
+    return Shard(tmp_path)
+
+
+def test_segments_are_replayed_in_their_order(shard: Shard) -> None:
+    shard.interval({b"\x00\x00a": b"1", b"\x00\x01a": b"1", b"\x00\x02a": b"1"}, inline_budget_bytes=0)
+    shard.interval({b"\x00\x00a": None, b"\x00\x01a": b"2"}, inline_budget_bytes=0)
+    shard.interval({b"\x00\x00a": b"3"}, deleted=((b"\x00\x02", b"\x00\x03"),), inline_budget_bytes=0)
+    assert [s.changes for s in shard.base.segments] == [3, 2, 2]
+    assert len(shard.base.handles) == 3
+    assert shard.content(shard.base) == {b"\x00\x00a": b"3", b"\x00\x01a": b"2"}
+
+
+def test_a_replay_is_kept_to_the_key_groups_that_are_wanted(shard: Shard) -> None:
+    """Ranges too: they may span what another shard had."""
+    shard.interval({bytes([0, n]) + b"a": b"1" for n in range(8)}, inline_budget_bytes=0)
+    shard.interval(
+        {b"\x00\x03b": b"2", b"\x00\x07b": b"2"}, deleted=((b"\x00\x01", b"\x00\x03"), (b"\x00\x04", b"\x09"))
+    )
+    owned = KeyGroupRange(first=2, last=4)
+    assert shard.content(shard.base, owned) == {b"\x00\x03a": b"1", b"\x00\x03b": b"2"}
+
+
+def test_small_segments_gather_inline_and_go_to_one_file_together(shard: Shard) -> None:
+    """Each interval takes over the inline segment before it; the file that does not fit inline holds them all."""
+    seen = []
+    for n in range(40):
+        made = shard.interval(
+            {b"\x00\x00%d" % n: Random(n).randbytes(50), b"\x00\x00same": b"%d" % n}, inline_budget_bytes=600
+        )
+        seen.append((len(shard.base.handles), len(shard.base.segments), made.uploaded_files))
+        assert sum(len(s.data or b"") for s in shard.base.segments) <= 600
+    assert seen[0] == (0, 1, 0)
+    files = [uploaded for _, _, uploaded in seen]
+    assert 2 <= sum(files) <= 6
+    assert shard.base.segments[-1].data is not None or files[-1]
+    assert all(s.handle is not None for s in shard.base.segments[:-1])
+    expected = {b"\x00\x00%d" % n: Random(n).randbytes(50) for n in range(40)} | {b"\x00\x00same": b"39"}
+    assert shard.content(shard.base) == expected
+    assert {info.path for info in shard.storage.list("")} == {h.path for h in shard.base.handles}
+
+
+def test_the_same_keys_again_and_again_do_not_grow(shard: Shard) -> None:
+    sizes = {shard.interval({b"\x00\x00%d" % n: b"%03d" % run for n in range(100)}).uploaded_bytes for run in range(20)}
+    assert len(shard.base.segments) == 1
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+def test_an_inline_segment_counts_with_what_takes_it_over(shard: Shard) -> None:
+    options = ChangelogOptions(max_bytes=100)
+    shard.interval({b"\x00\x00a": bytes(60)})
+    with shard.opened(shard.base) as store:
+        recorder = record_changes(store, shard.base, shard.folder / "changes", options)
+        assert plan_changelog(shard.base, recorder.content_bytes(), options)
+        store.write([(b"\x00\x00b", bytes(60))])
+        assert not plan_changelog(shard.base, recorder.content_bytes(), options)
+        with pytest.raises(InvariantViolated):
+            append_segment(
+                recorder,
+                shard.storage,
+                base=shard.base,
+                local=shard.folder / "segment",
+                attempt="a",
+                task=0,
+                key_group_states=(),
+                inline_budget_bytes=0,
+            )
+
+
+def test_no_change_makes_no_segment(shard: Shard) -> None:
+    """Of a shard that only counts as changed, as by a new layout."""
+    shard.interval({b"\x00\x00a": b"1"}, inline_budget_bytes=0)
+    before = shard.base
+    made = shard.interval({})
+    assert (made.manifest, made.uploaded_files, made.uploaded_bytes) == (before, 0, 0)
+
+
+def test_a_checkpoint_of_files_drops_the_segments_and_holds_what_they_said(shard: Shard) -> None:
+    shard.interval({b"\x00\x00a": b"1", b"\x00\x01a": b"1"}, inline_budget_bytes=0)
+    shard.interval({b"\x00\x01a": None, b"\x00\x02a": b"2"})
+    restored = restore_shard(ALL, [shard.base], shard.storage, shard.folder / "db", EngineOptions())
+    with restored.store as store:
+        store.write([(b"\x00\x03a", b"3")])
+        made = take_snapshot(
+            store,
+            shard.storage,
+            image=shard.folder / "image",
+            attempt="files",
+            shard=0,
+            task=0,
+            key_groups=ALL,
+            key_group_states=(),
+            opened=restored.opened,
+            opened_inline=restored.opened_inline,
+            full=False,
+            inline_budget_bytes=0,
+        )
+    assert made.manifest.segments == ()
+    assert {h.path for h in made.manifest.handles}.isdisjoint(h.path for h in shard.base.handles)
+    assert shard.content(made.manifest) == {b"\x00\x00a": b"1", b"\x00\x02a": b"2", b"\x00\x03a": b"3"}
+    shard.base = made.manifest
+    shard.interval({b"\x00\x00a": None})
+    assert shard.base.files == made.manifest.files
+    assert shard.content(shard.base) == {b"\x00\x02a": b"2", b"\x00\x03a": b"3"}
+
+
+@pytest.mark.parametrize("damage", ["missing", "other bytes", "shorter", "another segment"])
+def test_a_segment_that_is_not_what_it_should_be_stops_the_restore(shard: Shard, damage: str) -> None:
+    shard.interval({b"\x00\x00a": bytes(range(200))}, inline_budget_bytes=0)
+    path = shard.base.handles[0].path
+    data = shard.storage.read(path)
+    shard.storage.delete(path)
+    if damage == "another segment":
+        shard.storage.create(path, data)
+        counts_more = replace(shard.base.segments[0], changes=2)
+        shard.base = replace(shard.base, segments=(counts_more,))
+    elif damage != "missing":
+        shard.storage.create(path, data[:-1] if damage == "shorter" else data[:50] + b"\xff" + data[51:])
+    with pytest.raises(CorruptFile, match=path):
+        restore_shard(ALL, [shard.base], shard.storage, shard.folder / "db", EngineOptions())
+    assert not (shard.folder / "db").exists()
+
+
+def test_a_damaged_inline_segment_stops_the_restore(shard: Shard) -> None:
+    shard.interval({b"\x00\x00a": b"1"})
+    (inline,) = shard.base.segments
+    damaged = replace(inline, data=(inline.data or b"")[:-1] + b"\x00")
+    with pytest.raises(CorruptFile, match="segment 0 of shard 0"):
+        restore_shard(
+            ALL, [replace(shard.base, segments=(damaged,))], shard.storage, shard.folder / "db", EngineOptions()
+        )
