@@ -1,17 +1,19 @@
-"""Reading the manifest that a record refers to. Apart from ``restore``, since whoever only counts files needs no RocksDB."""
+"""Manifests and the refs of records to them. Apart from ``restore``, since whoever only counts files needs no RocksDB."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import google_crc32c
 
 from state_backend.formats import record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptFile, CorruptRecord
-from state_backend.values.records import ShardManifest, ShardRef
+from state_backend.values.records import KeyGroupState, ShardChanges, ShardManifest, ShardRef
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """The manifest, inline or from its file, verified. NotFound if the file is gone."""
+    """The manifest, inline or from its file, verified, with what changed since it was written. NotFound if the file is gone."""
     if ref.inline is not None:
         return ref.inline
     handle = ref.manifest
@@ -23,4 +25,46 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
         raise CorruptFile(
             f"{handle.path}: {len(data)} bytes, crc32c {crc32c:08x}; expected {handle.size_bytes} bytes, {handle.crc32c:08x}"
         )
-    return record_codec.decode(data, handle.path, ShardManifest)
+    manifest = record_codec.decode(data, handle.path, ShardManifest)
+    return changed(manifest, ref.changes) if ref.changes is not None else manifest
+
+
+def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
+    """The manifest as it is after the changes."""
+    states = {s.key_group: s for s in manifest.key_group_states} | {s.key_group: s for s in changes.key_group_states}
+    left = tuple(state for _, state in sorted(states.items()) if state.entries)
+    return replace(manifest, segments=changes.segments, key_group_states=left)
+
+
+def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardManifest) -> ShardChanges | None:
+    """The changes from a file that became ``base`` by the ``earlier`` ones to ``now``; None if more than those changed."""
+    if replace(now, segments=base.segments, key_group_states=base.key_group_states) != base:
+        return None
+    states = {s.key_group: s for s in earlier.key_group_states} if earlier is not None else {}
+    before = {s.key_group: s for s in base.key_group_states}
+    after = {s.key_group: s for s in now.key_group_states}
+    for key_group in before.keys() | after.keys():
+        state = after.get(key_group) or KeyGroupState(key_group=key_group, entries={}, digest=0)
+        if state != before.get(key_group):
+            states[key_group] = state
+    return ShardChanges(segments=now.segments, key_group_states=tuple(state for _, state in sorted(states.items())))
+
+
+def plan_refs(candidates: list[tuple[bool, int, ShardRef]], budget_bytes: int) -> list[ShardRef]:
+    """Which of (touched, bytes of changes, ref) stay refs to a manifest's old file and what changed since: untouched shards,
+    then those with the fewest bytes, as long as the changes fit into the record. The others write their manifests anew."""
+    taken = []
+    for _, size_bytes, ref in sorted(candidates, key=lambda c: (c[:2], c[2].shard)):
+        budget_bytes -= size_bytes
+        if budget_bytes >= 0:
+            taken.append(ref)
+    return taken
+
+
+def changes_bytes(ref: ShardRef, manifest: ShardManifest) -> int:
+    """About what the ref's changes take in a record."""
+    if ref.changes is None:
+        return 0
+    states, segments = ref.changes.key_group_states, ref.changes.segments
+    changes = replace(manifest, files=(), inline_files=(), segments=segments, key_group_states=states)
+    return len(record_codec.encode(changes))

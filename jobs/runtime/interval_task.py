@@ -44,7 +44,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
+from state_backend.manifest import changes_bytes, changes_since, manifest_of, plan_refs
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import (
@@ -67,21 +67,24 @@ from state_backend.values.records import (
     Permissions,
     Prepared,
     RunRef,
+    ShardChanges,
     ShardManifest,
     ShardRef,
     StateDescriptor,
     Totals,
 )
 
-# Manifests lie in the record while all of them together stay below this; else each is a file of its own.
-INLINE_MANIFESTS_BYTES = 32 * 1024
+# Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
+# what changed since it was written, while that stays below this.
+INLINE_MANIFESTS_BYTES = 40 * 1024
 # Of which so much is for segments.
 INLINE_SEGMENTS_BYTES = 12 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
-    """What a shard did. Manifest None: the shard did not change, and its manifest in the base stays right.
+    """What a shard did. Manifest None: the shard did not change, and its manifest in the base stays right. ``changes``: where
+    that lies in a file and the new one has the same files, all that is different.
 
     ``late``: the file of its late rows. ``newest_event_us``: the latest event time it saw. ``durations_us`` by phase; ``pid``
     is the worker's process.
@@ -89,6 +92,7 @@ class ShardAck:
 
     shard: int
     manifest: ShardManifest | None
+    changes: ShardChanges | None
     output: OutputFile | None
     late: OutputFile | None
     newest_event_us: int | None
@@ -208,6 +212,7 @@ class IntervalTask:
         return ShardAck(
             shard=shard,
             manifest=snapshot.manifest if snapshot else None,
+            changes=self._changes(shard, restored, snapshot) if same_layout else None,
             output=output_file,
             late=late_file,
             newest_event_us=inputs.newest_event_us,
@@ -259,6 +264,12 @@ class IntervalTask:
             full=self.mode == "full",
             inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
         )
+
+    def _changes(self, shard: int, restored: RestoredShard, snapshot: Snapshot | None) -> ShardChanges | None:
+        ref = next(ref for ref in self.base if ref.shard == shard)
+        if snapshot is None or restored.base is None or ref.manifest is None:
+            return None
+        return changes_since(ref.changes, restored.base, snapshot.manifest)
 
     def _changelog_base(self, restored: RestoredShard, shard: int, owned: KeyGroupRange) -> ShardManifest | None:
         """What a segment can be added to: the base's manifest of the very same range, or nothing at all at the start. Not what
@@ -372,15 +383,18 @@ class IntervalTask:
         encoded = [record_codec.encode(m) for m in manifests]
         if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
             return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
-        refs = []
+        candidates = []
+        for ack, manifest in zip(acks, manifests, strict=True):
+            before = previous.get(ack.shard)
+            if before is not None and before.manifest is not None and (ack.manifest is None or ack.changes is not None):
+                ref = before if ack.manifest is None else replace(before, changes=ack.changes)
+                candidates.append((ack.manifest is not None, changes_bytes(ref, manifest), ref))
+        refs = {ref.shard: ref for ref in plan_refs(candidates, INLINE_MANIFESTS_BYTES)}
         for ack, data in zip(acks, encoded, strict=True):
-            kept = previous.get(ack.shard)
-            if ack.manifest is None and kept is not None and kept.manifest is not None:
-                refs.append(kept)
-            else:
+            if ack.shard not in refs:
                 handle = storage.create(paths.shared(self.attempt, ack.shard, 0, 0, "manifest"), data)
-                refs.append(ShardRef(shard=ack.shard, manifest=handle, inline=None))
-        return tuple(refs)
+                refs[ack.shard] = ShardRef(shard=ack.shard, manifest=handle, inline=None)
+        return tuple(refs[ack.shard] for ack in acks)
 
     def _totals(self, acks: list[ShardAck], manifests: list[ShardManifest], outputs: tuple[OutputFile, ...]) -> Totals:
         entries: dict[str, int] = {}

@@ -65,6 +65,7 @@ class SavepointTask:
         return ShardAck(
             shard=shard,
             manifest=snapshot.manifest,
+            changes=None,
             output=None,
             late=None,
             newest_event_us=None,

@@ -293,6 +293,8 @@ class Coordinator:
         for ref in content.shards:
             if ref.manifest is not None:
                 yield ref.manifest
+            if ref.changes is not None:
+                yield from (s.handle for s in ref.changes.segments if s.handle is not None)
             try:
                 manifest = manifest_of(ref, self._storage)
             except NotFound as error:

@@ -129,13 +129,23 @@ class ShardManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardChanges:
+    """What is other than in a manifest's file since that was written: all segments that there are now, and the key groups
+    that changed, ascending; one that became empty has no entries."""
+
+    segments: tuple[Segment, ...]
+    key_group_states: tuple[KeyGroupState, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRef:
-    """A shard of a checkpoint: its manifest inline, or where it is. ``files`` names every shared file that the manifest
-    needs only when it is inline; else the manifest itself has to be read."""
+    """A shard of a checkpoint: its manifest inline, or where it is and what has changed since, so that a changelog's interval
+    need not write the whole again. ``manifest.manifest_of`` puts it together."""
 
     shard: int
     manifest: Handle | None
     inline: ShardManifest | None
+    changes: ShardChanges | None = None
 
 
 # --- what an attempt did -----------------------------------------------------------------------------------------------------

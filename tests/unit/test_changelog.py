@@ -9,9 +9,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.manifest import changed, changes_since, plan_refs
 from state_backend.restore import restore_shard
 from state_backend.snapshot import (
     INLINE_FILE_BYTES,
@@ -23,8 +26,9 @@ from state_backend.snapshot import (
     take_snapshot,
 )
 from state_backend.values.errors import CorruptFile, InvariantViolated
+from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import ShardManifest
+from state_backend.values.records import InlineFile, KeyGroupState, LocalFile, Segment, ShardManifest, ShardRef
 
 ALL = KeyGroupRange(first=0, last=7)
 NOTHING = ShardManifest(shard=0, key_groups=ALL, files=(), inline_files=(), segments=(), key_group_states=())
@@ -75,6 +79,49 @@ class Shard:
             )
         self.base = made.manifest
         return made
+
+
+key_group_states = st.dictionaries(st.integers(0, 7), st.integers(1, 3), max_size=5).map(
+    lambda counts: tuple(KeyGroupState(key_group=g, entries={"s": n}, digest=n) for g, n in sorted(counts.items()))
+)
+
+
+@given(st.lists(key_group_states, min_size=1, max_size=5))
+def test_changes_since_a_file_make_of_it_what_is_now(history: list[tuple[KeyGroupState, ...]]) -> None:
+    """Over any number of intervals, key groups that become empty or come back included."""
+    file = replace(NOTHING, key_group_states=history[0])
+    base, changes = file, None
+    for n, states in enumerate(history[1:]):
+        segment = Segment(handle=None, data=b"%d" % n, changes=1, content_bytes=1)
+        now = replace(base, segments=(*base.segments, segment), key_group_states=states)
+        changes = changes_since(changes, base, now)
+        assert changes is not None
+        assert changed(file, changes) == now
+        assert {s.key_group for s in changes.key_group_states} <= {s.key_group for h in history for s in h}
+        base = now
+
+
+def test_other_files_are_more_than_changes() -> None:
+    file = LocalFile(name="1.sst", handle=Handle(path="shared/a/0-0-0.sst", size_bytes=1, crc32c=1))
+    other = InlineFile(name="CURRENT", data=b"")
+    for now in (replace(NOTHING, files=(file,)), replace(NOTHING, inline_files=(other,)), replace(NOTHING, shard=1)):
+        assert changes_since(None, NOTHING, now) is None
+
+
+@pytest.mark.parametrize(
+    ("candidates", "taken"),
+    [
+        ([], []),
+        ([(True, 41, 0), (True, 30, 1), (True, 30, 2)], [1, 2]),
+        ([(True, 10, 0), (False, 90, 1)], [1, 0]),
+        ([(True, 11, 0), (False, 90, 1)], [1]),
+        ([(False, 0, 0), (False, 0, 1), (True, 100, 2)], [0, 1, 2]),
+        ([(True, 101, 0)], []),
+    ],
+)
+def test_changes_go_into_the_record_while_they_fit(candidates: list[tuple[bool, int, int]], taken: list[int]) -> None:
+    refs = [(touched, size, ShardRef(shard=shard, manifest=None, inline=None)) for touched, size, shard in candidates]
+    assert [ref.shard for ref in plan_refs(refs, 100)] == taken
 
 
 @pytest.fixture

@@ -25,7 +25,16 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
-from state_backend.values.records import Permissions, Prepared, Record, ShardManifest, Tombstone
+from state_backend.values.records import (
+    Permissions,
+    Prepared,
+    Record,
+    Segment,
+    ShardChanges,
+    ShardManifest,
+    ShardRef,
+    Tombstone,
+)
 from tests.support.checkpoints import Folder, content, day, run, sst, start_ms
 
 When = Literal["before", "after"]
@@ -498,6 +507,38 @@ def test_the_worked_example_of_reference_counting(inline: bool, suffix: str) -> 
     assert step(4, "cp4", (three,)) == {one}  # nobody is left that needs it
     assert step(5, "cp5", (three, sst("cp4", suffix))) == {two}
     check_restorable(memory(folder))
+
+
+def test_segments_over_an_older_manifest_file_are_counted_too() -> None:
+    """The record names them, not the manifest's file: they must be there at commit, stay as long as a checkpoint needs them,
+    and go with the last one, also when the file went before."""
+    folder = Folder(policy=KeepLast(1), inline=False)
+    folder.run(day(1), "a1")
+    old = {paths.shared("a1", 0, 0, 0, "manifest"), sst("a1")}
+    logs: list[str] = []
+
+    def over_a1(n: int) -> ShardRef:
+        logs.append(paths.shared(f"a{n}", 0, 0, 1, "log"))
+        folder.storage.create(logs[-1], b"changes")
+        segments = tuple(Segment(handle=folder.handle(p), data=None, changes=1, content_bytes=7) for p in logs)
+        changes = ShardChanges(segments=segments, key_group_states=())
+        manifest = folder.handle(paths.shared("a1", 0, 0, 0, "manifest"))
+        return ShardRef(shard=0, manifest=manifest, inline=None, changes=changes)
+
+    for n in (2, 3):
+        folder.run(day(n), f"a{n}", shards=(over_a1(n),))
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+        assert old | set(logs) <= folder.paths(paths.SHARED)
+    folder.prepare(day(4), "a4", shards=(over_a1(4),))
+    folder.storage.delete(logs[-1])
+    with pytest.raises(CorruptFile, match=logs[-1]):
+        folder.coordinator.commit("a4")
+    folder.storage.delete(paths.shared("a1", 0, 0, 0, "manifest"))
+    folder.run(day(4), "b4")
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    assert folder.paths(paths.SHARED).isdisjoint(logs)
 
 
 def test_clean_up_shrinks_records_and_does_it_once() -> None:

@@ -22,6 +22,7 @@ from state_backend.values.records import (
     Retained,
     Savepoint,
     Segment,
+    ShardChanges,
     ShardManifest,
     ShardRef,
     SweepRecord,
@@ -37,7 +38,12 @@ SEGMENTS = (
 MANIFEST = replace(manifest([HANDLE], digest=2**64 - 1), segments=SEGMENTS)
 SHARDS = (
     ShardRef(shard=0, manifest=None, inline=MANIFEST),
-    ShardRef(shard=1, manifest=replace(HANDLE, path="shared/a/1-0-0.manifest"), inline=None),
+    ShardRef(
+        shard=1,
+        manifest=replace(HANDLE, path="shared/a/1-0-0.manifest"),
+        inline=None,
+        changes=ShardChanges(segments=SEGMENTS, key_group_states=MANIFEST.key_group_states),
+    ),
 )
 OUTPUTS = (OutputFile(handle=replace(HANDLE, path="output/i/a/part-0.parquet"), rows=3),)
 RECORD = record(2, day(2), 1, shards=SHARDS, outputs=OUTPUTS, source_position={"näme": [1, 2.5, None, "\u2028"]})
