@@ -106,7 +106,7 @@ def restore_shard(
         raise
     return RestoredShard(
         store=store,
-        base=plan.first if not plan.clip and not plan.others else None,
+        base=plan.first if plan.first.key_groups == target else None,
         key_group_states=states,
         opened=plan.first.files,
         opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),

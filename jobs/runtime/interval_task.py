@@ -1,8 +1,7 @@
 """One interval on one shard, and what the driver makes of all shards.
 
-In each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack; in changelog mode a segment is
-written instead of the capture, mostly. Then once: all acks -> prepared.
-
+In each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then once: all acks -> prepared.
+In changelog mode there is a segment to upload, and no capture before it.
 If a task stops at any point, its local folder and some files under the attempt are left; no record names them. If Spark
 runs a task twice, both write under different names, and only the successful one's ack counts.
 """
@@ -77,8 +76,9 @@ from state_backend.values.records import (
 # Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
 # what changed since it was written, while that stays below this.
 INLINE_MANIFESTS_BYTES = 40 * 1024
-# Of which so much is for segments.
-INLINE_SEGMENTS_BYTES = 12 * 1024
+# Of which about so much is for segments, and never less than this for a shard's: those of a few keys need no file, and where
+# manifests lie in files, whichever does not fit goes into one of those.
+INLINE_SEGMENTS_BYTES, INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +248,7 @@ class IntervalTask:
                 attempt=self.attempt,
                 task=task,
                 key_group_states=key_group_states,
-                inline_budget_bytes=INLINE_SEGMENTS_BYTES // self.parallelism,
+                inline_budget_bytes=max(INLINE_SEGMENTS_BYTES // self.parallelism, INLINE_SEGMENT_BYTES),
             )
         return take_snapshot(
             restored.store,
@@ -272,8 +272,8 @@ class IntervalTask:
         return changes_since(ref.changes, restored.base, snapshot.manifest)
 
     def _changelog_base(self, restored: RestoredShard, shard: int, owned: KeyGroupRange) -> ShardManifest | None:
-        """What a segment can be added to: the base's manifest of the very same range, or nothing at all at the start. Not what
-        was clipped or put together of several: there is no image of that yet."""
+        """What a segment can be added to: the base's manifest of the very same range, or nothing at all at the start. What was
+        clipped or put together of several is in no files yet."""
         if self.mode != "changelog":
             return None
         if not self.base:

@@ -48,7 +48,7 @@ class ChangeRecorder:
                 self._spill()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        if not self._given_up:
+        if not self._given_up and start < end:
             self._ranges.append((start, end))
             self._new_ranges.append((start, end))
 

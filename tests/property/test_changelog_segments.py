@@ -158,6 +158,15 @@ def test_the_last_write_of_a_key_is_the_only_one_kept(tmp_path: Path) -> None:
     assert list(recorder.changes()[1]) == [(b"gone", None), (b"key", b"099")]
 
 
+def test_a_range_of_nothing_is_no_change(tmp_path: Path) -> None:
+    recorder = ChangeRecorder(tmp_path / "changes", limit_bytes=1000)
+    recorder.write([(b"a", b"1")])
+    recorder.delete_range(b"a", b"a")
+    recorder.delete_range(b"b", b"a")
+    deleted, entries = recorder.changes()
+    assert (deleted, list(entries)) == ([], [(b"a", b"1")])
+
+
 def test_what_goes_past_the_limit_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_recorder, "_MEMORY_BYTES", 10_000)
     recorder = ChangeRecorder(tmp_path / "changes", limit_bytes=20_000)
