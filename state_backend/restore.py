@@ -137,8 +137,11 @@ def _segment(directory: Path, number: int) -> Path:
 
 
 def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange) -> None:
-    """Does the changes of the manifest's segments again, those to key groups of the target."""
-    low, high = key_group_bounds(target.first, target.last)
+    """Does the changes of the manifest's segments again, those to its key groups that belong to the target."""
+    owned = manifest.key_groups.intersect(target)
+    if owned is None:
+        return
+    low, high = key_group_bounds(owned.first, owned.last)
     for number, segment in enumerate(manifest.segments):
         path = _segment(directory, number)
         name = segment.handle.path if segment.handle is not None else f"segment {number} of shard {manifest.shard}"

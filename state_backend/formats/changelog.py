@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from state_backend.values.errors import CorruptFile
 
-MAGIC = b"CAIRNLOG\x01"
+FORMAT = 1
+MAGIC = b"CAIRNLOG" + bytes([FORMAT])
 END, RANGES, ENTRIES = 0, 1, 2
 Pair = tuple[bytes, bytes | None]
 
@@ -59,7 +60,11 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
     """
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
-        raise CorruptFile(f"{name}: begins with {magic!r}; expected a changelog segment of version 1, {MAGIC!r}")
+        if magic[:-1] == MAGIC[:-1]:
+            raise CorruptFile(
+                f"{name}: format {magic[-1]} is unknown here (known: {FORMAT}); written by a newer version?"
+            )
+        raise CorruptFile(f"{name}: not a changelog segment: begins with {magic!r}, expected {MAGIC!r}")
     at, last, seen = RANGES, None, 0
     while True:
         kind, count, raw = _read_block(file, name)

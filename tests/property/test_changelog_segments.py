@@ -68,6 +68,12 @@ def test_any_flipped_byte_is_found(mask: int) -> None:
             decoded(bytes(damaged))
 
 
+def test_a_format_of_the_future_is_named() -> None:
+    """S27."""
+    with pytest.raises(CorruptFile, match=r"format 2 is unknown here \(known: 1\)"):
+        decoded(SEGMENT.replace(b"CAIRNLOG\x01", b"CAIRNLOG\x02"))
+
+
 def test_any_truncation_and_anything_appended_is_found() -> None:
     for size in range(len(SEGMENT)):
         with pytest.raises(CorruptFile, match="a segment: "):

@@ -148,6 +148,19 @@ def test_a_replay_is_kept_to_the_key_groups_that_are_wanted(shard: Shard) -> Non
     assert shard.content(shard.base, owned) == {b"\x00\x03a": b"1", b"\x00\x03b": b"2"}
 
 
+def test_a_replay_touches_nothing_that_came_from_another_shard(shard: Shard, tmp_path: Path) -> None:
+    """F86, FLINK-26063: where shards are put together, a segment counts for its own shard's key groups only."""
+    lower = replace(NOTHING, key_groups=KeyGroupRange(first=0, last=2))
+    # The larger one, so that it is opened and the other one replayed over it.
+    shard.base = replace(NOTHING, key_groups=KeyGroupRange(first=3, last=7))
+    upper = shard.interval({b"\x00\x04a": b"1"}, inline_budget_bytes=0).manifest
+    shard.base = lower
+    stray = shard.interval({b"\x00\x01a": b"1", b"\x00\x04a": b"stray"}, deleted=((b"", b"\x00\x08"),)).manifest
+    restored = restore_shard(ALL, [stray, upper], shard.storage, tmp_path / "db", EngineOptions())
+    with restored.store as store:
+        assert dict(store.scan(b"", None)) == {b"\x00\x01a": b"1", b"\x00\x04a": b"1"}
+
+
 def test_small_segments_gather_inline_and_go_to_one_file_together(shard: Shard) -> None:
     """Each interval takes over the inline segment before it; the file that does not fit inline holds them all."""
     seen = []
