@@ -218,6 +218,15 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
     return views, np.frombuffer(data or b"", np.uint8)
 
 
+def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
+    """The values that lie at the positions, which may overlap and need no alignment."""
+    if not len(positions):
+        return np.empty(0, dtype)
+    everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
+    values: Array = everywhere[positions]
+    return values
+
+
 # --- NumPy -> Arrow --------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +246,13 @@ def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
     return pa.Array.from_buffers(
         pa.binary(), len(offsets) - 1, [None, pa.array(offsets).cast(pa.int32()).buffers()[1], data]
     )
+
+
+def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
+    """The slices ``begins[i]:ends[i]``, which ascend. The gaps between them are rows too, which ``take`` leaves out."""
+    offsets = np.stack((begins, ends), axis=1).astype(np.int32)
+    every = pa.Array.from_buffers(pa.binary(), offsets.size - 1, [None, pa.py_buffer(offsets), data])
+    return every.take(pa.array(np.arange(0, offsets.size, 2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +292,16 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
     """``encode`` of every value, one by one; it sees what ``to_physical`` takes (structs as tuples, maps as dicts), or None.
     ``StateTypeError`` also for a map that has a key twice and for a time that Python can't hold."""
-    convert = _from_arrow(field.type)
     try:
-        return pa.array([encode(None if v is None else convert(v)) for v in column.to_pylist()], pa.binary())
+        return pa.array([encode(value) for value in python_values(column, field.type)], pa.binary())
     except (ValueError, OverflowError) as error:
         raise StateTypeError(f"{owner}: expected {field.type}, found a value that does not fit: {error}") from error
+
+
+def python_values(column: pa.Array, data_type: DataType) -> list[Any]:
+    """What ``to_physical`` takes, or None, of every row."""
+    convert = _from_arrow(data_type)
+    return [None if v is None else convert(v) for v in column.to_pylist()]
 
 
 def _from_arrow(data_type: DataType) -> Convert:

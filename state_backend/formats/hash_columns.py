@@ -33,8 +33,8 @@ _P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 _P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 
 
-def xxh64(data: pa.BinaryArray, seed: int) -> Hashes:
-    """(n,) uint64, one for each row. Rows are never null."""
+def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
+    """(n,) uint64, one for each row; ``seed``: one for all, or (n,) uint64. Rows are never null."""
     if data.null_count:
         raise InvariantViolated(f"{data.null_count} of {len(data)} rows to hash are null")
     hashes = np.empty(len(data), np.uint64)
@@ -45,15 +45,16 @@ def xxh64(data: pa.BinaryArray, seed: int) -> Hashes:
         if counts[length] == len(data):
             return _hash_equal(data, length, seed)
         rows = lengths == length
-        hashes[rows] = _hash_equal(data.filter(pa.array(rows)), length, seed)
+        hashes[rows] = _hash_equal(data.filter(pa.array(rows)), length, seed if isinstance(seed, int) else seed[rows])
         others &= ~rows
     few = data if others.all() else data.filter(pa.array(others))
+    seeds = repeat(seed) if isinstance(seed, int) else seed[others].tolist()
     # As bytes, since NumPy is slow to take integers beyond int64.
-    hashes[others] = np.frombuffer(b"".join(map(xxhash.xxh64_digest, few.to_pylist(), repeat(seed))), ">u8")
+    hashes[others] = np.frombuffer(b"".join(map(xxhash.xxh64_digest, few.to_pylist(), seeds)), ">u8")
     return hashes
 
 
-def _hash_equal(data: pa.BinaryArray, length: int, seed: int) -> Hashes:
+def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
     """Of rows that are all ``length`` bytes long. In blocks, so that the accumulators stay in the L2 cache."""
     hashes = np.empty(len(data), np.uint64)
     offsets, raw = binary_views(data)
@@ -61,14 +62,21 @@ def _hash_equal(data: pa.BinaryArray, length: int, seed: int) -> Hashes:
     scratch = np.empty((3, 4 if length >= 32 else 1, min(len(data), _BLOCK_ROWS)), np.uint64)
     for first in range(0, len(data), _BLOCK_ROWS):
         block, start = hashes[first : first + _BLOCK_ROWS], int(offsets[first])
-        _hash_block(block, raw, start, length, seed, scratch[:, :, : len(block)])
+        seeds = seed if isinstance(seed, int) else seed[first : first + _BLOCK_ROWS]
+        _hash_block(block, raw, start, length, seeds, scratch[:, :, : len(block)])
     return hashes
 
 
 def _hash_block(
-    h: Hashes, raw: npt.NDArray[np.uint8], start: int, length: int, seed: int, scratch: npt.NDArray[np.uint64]
+    h: Hashes,
+    raw: npt.NDArray[np.uint8],
+    start: int,
+    length: int,
+    seed: int | Hashes,
+    scratch: npt.NDArray[np.uint64],
 ) -> None:
     lanes, words, spare = scratch
+    base = np.full(1, seed, np.uint64) if isinstance(seed, int) else seed
 
     def read(at: int, width: int) -> Hashes:
         """The number that is ``at`` bytes into each row; of 32 bytes four numbers."""
@@ -94,7 +102,7 @@ def _hash_block(
 
     at = 0
     if length >= 32:
-        lanes[:] = np.array([[(seed + first) & _MASK] for first in (_P1 + _P2, _P2, 0, -_P1)], np.uint64)
+        np.add(base, np.array([[first & _MASK] for first in (_P1 + _P2, _P2, 0, -_P1)], np.uint64), out=lanes)
         while at + 32 <= length:
             taken = read(at, 32)
             taken *= _P2
@@ -110,7 +118,7 @@ def _hash_block(
             h *= _P1
             h += _P4
     else:
-        h[:] = (seed + _P5) & _MASK
+        np.add(base, _U64(_P5), out=h)
     h += _U64(length)
     while at + 8 <= length:
         h ^= scramble(read(at, 8))

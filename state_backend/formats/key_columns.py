@@ -1,12 +1,13 @@
-"""Columns of keys as bytes: column by column what ``KeyCodec`` makes row by row; its module draws the bytes.
+"""Columns of keys as bytes, and back: for many rows what ``KeyCodec`` does for one; its module draws the bytes.
 
-Numbers of one width, flags and terminators are pieces that NumPy packs; the bytes of strings are joined in by Arrow. Arrays
-and structs go through ``KeyCodec``, value by value.
+Numbers of one width, flags and terminators are pieces that NumPy packs; the bytes of strings are joined in by Arrow, and cut
+out again at their terminators. Arrays and structs go through ``KeyCodec``, value by value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +16,23 @@ import pyarrow.compute as pc
 from state_backend.formats.arrow_columns import (
     Array,
     Fixed,
+    Mask,
+    arrow_type,
     binary_views,
+    check_values,
     checked_column,
     concatenate,
+    cut,
+    dtype_of,
     encode_each,
+    fixed_column,
     fixed_values,
+    gather,
     valid_rows,
 )
 from state_backend.formats.key_codec import KeyCodec, check_key_schema
-from state_backend.formats.types import ArrayType, AtomicType, Field, StructType
-from state_backend.values.errors import StateTypeError
+from state_backend.formats.types import ArrayType, AtomicType, DataType, Field, StructType
+from state_backend.values.errors import CorruptFile, InvariantViolated, StateTypeError
 
 _ONE, _END = np.void(b"\1"), np.void(b"\0\1")
 
@@ -33,11 +41,12 @@ class KeyColumns:
     """Keys of one schema, many at a time. ``what`` names them in errors, as in ``KeyCodec``, which raises the same
     ``KeyTypeError``."""
 
-    __slots__ = ("_nested", "schema", "what")
+    __slots__ = ("_codec", "_nested", "schema", "what")
 
     def __init__(self, key_schema: StructType, *, what: str = "key") -> None:
         check_key_schema(key_schema, what)
         self.schema, self.what = key_schema, what
+        self._codec = KeyCodec(key_schema, what=what)
         self._nested = {
             f.name: KeyCodec(StructType((f,)), what=what)
             for f in key_schema.fields
@@ -72,6 +81,68 @@ class KeyColumns:
         else:
             yield Fixed(_sortable(fixed_values(array, field.type)), valid)
 
+    def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
+        """The inverse of ``encode``. ``CorruptFile`` for what ``KeyCodec`` refuses."""
+        columns, ends = self.decode_prefix(keys)
+        if (ends != np.diff(binary_views(keys)[0])).any():
+            self._refuse(keys, "bytes follow a key", whole=True)
+        return columns
+
+    def decode_prefix(self, data: pa.BinaryArray) -> tuple[list[pa.Array], Array]:
+        """The columns of the keys that the rows begin with, and how many bytes of each row its key takes."""
+        if not len(data):
+            return [pa.array([], arrow_type(f.type)) for f in self.schema.fields], np.zeros(0, np.int64)
+        offsets, raw = binary_views(data)
+        starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
+        columns, at = [], starts
+        try:
+            for field in self.schema.fields:
+                column, at = self._column(field, data, raw, at, ends)
+                columns.append(column)
+        except (ValueError, OverflowError, CorruptFile) as error:
+            self._refuse(data, error)
+        return columns, at - starts
+
+    def _refuse(self, rows: pa.BinaryArray, why: object, *, whole: bool = False) -> NoReturn:
+        for row in rows.to_pylist():
+            (self._codec.decode if whole else self._codec.decode_prefix)(row)
+        raise InvariantViolated(f"{self.what}: KeyCodec reads rows that KeyColumns refuses: {why}")
+
+    def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
+        """A column whose values begin at ``at``, and where the next one's begin."""
+        if codec := self._nested.get(field.name):
+            rows = cut(data.buffers()[2], at, ends).to_pylist()
+            decoded = [codec.decode_prefix(row) for row in rows]
+            values = pa.array([value for (value,), _ in decoded], arrow_type(field.type))
+            return values, at + np.array([size for _, size in decoded], np.int64)
+        if (at >= ends).any():
+            raise ValueError("a key is cut off")
+        flags = raw[at]
+        if (flags > 1).any():
+            raise ValueError("a flag is neither 0 nor 1")
+        valid = flags == 1
+        nulls = None if valid.all() else ~valid
+        begins = at + 1
+        if field.type in (AtomicType("string"), AtomicType("binary")):
+            stops = _terminators(raw, begins, ends, valid)
+            column = _unescaped(cut(data.buffers()[2], begins, stops))
+            validity = None if nulls is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+            column = pa.Array.from_buffers(arrow_type(field.type), len(column), [validity, *column.buffers()[1:]])
+            after = stops + 2 * valid
+        else:
+            stored = dtype_of(field.type) or np.dtype("V16")
+            after = begins + stored.itemsize * valid
+            if (after > ends).any():
+                raise ValueError("a key is cut off")
+            if valid.any():
+                # Of a null whatever lies at the beginning; it is masked.
+                image = gather(raw, np.where(valid, begins, 0), np.dtype(("V", stored.itemsize)))
+                column = fixed_column(_physical(image, field.type, nulls), field.type, nulls)
+            else:
+                column = pa.nulls(len(at), arrow_type(field.type))
+        check_values(column, field.type)
+        return column, after
+
 
 def _sortable(values: Array) -> Array:
     """Numbers in a dtype whose bytes sort as the numbers do."""
@@ -104,3 +175,50 @@ def _escaped(array: pa.Array) -> pa.BinaryArray:
     if raw[offsets[0] : offsets[-1]].all():
         return array
     return pc.replace_substring(array, pattern=b"\0", replacement=b"\0\xff")
+
+
+# --- back ------------------------------------------------------------------------------------------------------------------
+
+
+def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
+    """The inverse of ``_sortable``, as ``fixed_column`` takes it; 0 where null."""
+    dtype = dtype_of(data_type)
+    if dtype is None:
+        halves = image.view(">u8").reshape(-1, 2).astype(np.uint64)
+        halves[:, 0] ^= np.uint64(1 << 63)
+        return halves[:, ::-1]
+    bits: Array = image.view(f">u{dtype.itemsize}").astype(f"<u{dtype.itemsize}")
+    if nulls is not None:
+        bits[nulls] = 0
+    if dtype.kind == "b":
+        if (bits > 1).any():
+            raise ValueError("a boolean is neither 0 nor 1")
+        return bits.view(np.bool_)
+    sign = bits.dtype.type(1 << dtype.itemsize * 8 - 1)
+    bits = bits ^ sign if dtype.kind == "i" else np.where(bits & sign, bits ^ sign, ~bits)
+    return bits.view(dtype)
+
+
+def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
+    """Where the terminator of each string is; of a null, where it would begin."""
+    found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
+    stops = begins.copy()
+    nearest = np.searchsorted(found, begins[valid])
+    if len(nearest) and nearest.max(initial=0) >= len(found):
+        raise ValueError("a string has no end")
+    stops[valid] = found[nearest]
+    if (stops + 2 * valid > ends).any():
+        raise ValueError("a string has no end")
+    return stops
+
+
+def _unescaped(column: pa.BinaryArray) -> pa.BinaryArray:
+    offsets, raw = binary_views(column)
+    used = raw[offsets[0] : offsets[-1]]
+    if used.all():
+        return column
+    plain = pc.replace_substring(column, pattern=b"\0\xff", replacement=b"\0")
+    removed = (offsets[-1] - offsets[0]) - np.diff(binary_views(plain)[0]).sum()
+    if removed != np.count_nonzero(used == 0):
+        raise ValueError("a zero byte is not escaped")
+    return plain

@@ -24,10 +24,12 @@ from state_backend.formats.arrow_columns import (
     check_values,
     checked_column,
     concatenate,
+    cut,
     dtype_of,
     encode_each,
     fixed_column,
     fixed_values,
+    gather,
     valid_rows,
 )
 from state_backend.formats.row_codec import FORMAT, RowCodec
@@ -133,7 +135,7 @@ class RowColumns:
         if (ends - at).min() < size:
             raise ValueError("a row is cut off")
         if self._variable:
-            fixed = _gather(raw, at, np.dtype(("V", size))).view(self._fixed)
+            fixed = gather(raw, at, np.dtype(("V", size))).view(self._fixed)
         else:
             fixed = np.ndarray((len(rows),), self._fixed, raw.data, int(at[0]))
         at += size
@@ -172,9 +174,9 @@ class RowColumns:
         if codec := self._nested.get(i):
             # A row of its own, with this one field.
             prefix = self._header + b"\0"
-            values = [codec.decode(prefix + raw)[0] if raw else None for raw in _cut(data, begins, ends).to_pylist()]
+            values = [codec.decode(prefix + raw)[0] if raw else None for raw in cut(data, begins, ends).to_pylist()]
             return pa.array(values, arrow_type(data_type))
-        column = _cut(data, np.minimum(begins + 4, ends), ends)
+        column = cut(data, np.minimum(begins + 4, ends), ends)
         if isinstance(data_type, DecimalType):
             return fixed_column(_from_shortest(column, nulls), data_type, nulls)
         validity = None if nulls is None else pa.py_buffer(np.packbits(~nulls, bitorder="little"))
@@ -193,15 +195,6 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
     yield Fixed(np.packbits(nulls, axis=1, bitorder="little").view(("V", size))[:, 0])
 
 
-def _gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """The values that lie at the positions, which may overlap and need no alignment."""
-    if not len(positions):
-        return np.empty(0, dtype)
-    everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
-    values: Array = everywhere[positions]
-    return values
-
-
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
     """Where length and bytes of a field that comes next in each row begin and end."""
     present = slice(None) if nulls is None else ~nulls
@@ -209,17 +202,10 @@ def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tupl
     ends[present] += 4
     if (ends > row_ends).any():
         raise ValueError("a row is cut off")
-    ends[present] += _gather(raw, at[present], np.dtype("<u4"))
+    ends[present] += gather(raw, at[present], np.dtype("<u4"))
     if (ends > row_ends).any():
         raise ValueError("a row is cut off")
     return at, ends
-
-
-def _cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
-    """The slices ``begins[i]:ends[i]``, which ascend. The gaps between them are rows too, which ``take`` leaves out."""
-    offsets = np.stack((begins, ends), axis=1).astype(np.int32)
-    every = pa.Array.from_buffers(pa.binary(), offsets.size - 1, [None, pa.py_buffer(offsets), data])
-    return every.take(pa.array(np.arange(0, offsets.size, 2)))
 
 
 # --- decimals beyond 64 bits ---------------------------------------------------------------------------------------------
@@ -247,7 +233,7 @@ def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
     if sizes.max() > _WIDE_BYTES or (sizes == 0).sum() > (0 if nulls is None else nulls.sum()):
         raise ValueError("a decimal has no bytes, or too many")
     padded = np.concatenate((np.zeros(_WIDE_BYTES, np.uint8), raw[: offsets[-1]]))
-    image = _gather(padded, offsets[1:], np.dtype(("V", _WIDE_BYTES))).view(np.uint8).reshape(-1, _WIDE_BYTES)
+    image = gather(padded, offsets[1:], np.dtype(("V", _WIDE_BYTES))).view(np.uint8).reshape(-1, _WIDE_BYTES)
     first = np.minimum(_WIDE_BYTES - sizes, _WIDE_BYTES - 1)[:, None]
     leading = np.take_along_axis(image, first, axis=1)
     sign = (leading >> 7) * np.uint8(0xFF)

@@ -15,12 +15,17 @@ Source: Spark's hash.scala (HashExpression, XxHash64) and XXH64.java.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import xxhash
 
+from state_backend.formats.arrow_columns import binary_column, dtype_of, fixed_values, python_values, valid_rows
+from state_backend.formats.hash_columns import xxh64
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.row_codec import encode_big_integer
 from state_backend.formats.types import (
@@ -65,6 +70,33 @@ def xxhash64_columns(values: Any, key_schema: StructType) -> int:
 def key_group(values: Any, key_schema: StructType, max_parallelism: int) -> int:
     """``pmod(xxhash64(key columns), max_parallelism)``."""
     return key_hasher(key_schema)(values) % max_parallelism
+
+
+def key_groups(columns: Sequence[pa.Array], key_schema: StructType, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """(n,) ``key_group`` of every row of key columns as ``KeyColumns.decode`` gives them. Nested types and wide decimals go
+    row by row."""
+    hashes = np.full(len(columns[0]), SEED, np.uint64)
+    for column, field in zip(columns, key_schema.fields, strict=True):
+        if isinstance(field.type, AtomicType) or dtype_of(field.type) is not None:
+            valid = valid_rows(column)
+            hashes[valid] = xxh64(_hashed_bytes(column.drop_null(), field.type), hashes[valid])
+        else:
+            fold, convert = _fold_struct(StructType((field,))), row_to_physical(StructType((field,)))
+            values = zip(python_values(column, field.type), hashes.tolist(), strict=True)
+            hashes = np.array([fold(convert((value,)), seed) for value, seed in values], np.uint64)
+    return (hashes.view(np.int64) % max_parallelism).astype(np.uint16)
+
+
+def _hashed_bytes(column: pa.Array, data_type: DataType) -> pa.BinaryArray:
+    if data_type in (AtomicType("string"), AtomicType("binary")):
+        return column.cast(pa.binary())
+    values = fixed_values(column, data_type)
+    if values.dtype.kind == "f":
+        # + 0.0 makes 0.0 of -0.0.
+        values = np.where(np.isnan(values), values.dtype.type(np.nan), values + 0)
+    elif values.dtype.itemsize < 4:
+        values = values.astype("<i4")
+    return binary_column(np.arange(len(values) + 1) * values.dtype.itemsize, pa.py_buffer(np.ascontiguousarray(values)))
 
 
 def _fold(data_type: DataType) -> Fold:

@@ -17,6 +17,7 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.row_columns import RowColumns
+from state_backend.formats.spark_hash import key_group, key_groups
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import (
     CorruptFile,
@@ -77,6 +78,18 @@ def table_of(columns, schema, count):
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.table(columns, names=schema.names)
+
+
+def damaged_bytes(data, stored):
+    damaged = bytearray(stored)
+    match data.draw(st.sampled_from(["cut", "flip", "append"])):
+        case "cut":
+            del damaged[data.draw(st.integers(0, len(damaged) - 1)) :]
+        case "flip":
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        case "append":
+            damaged += data.draw(st.binary(min_size=1, max_size=20))
+    return bytes(damaged)
 
 
 def schema_of(*types, nullable=True):
@@ -150,6 +163,53 @@ def test_keys_have_the_bytes_of_the_codec(drawn, data):
     assert found.to_pylist() == [codec.encode(row) for row in rows]
 
 
+@laws
+@given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.data())
+def test_keys_are_read_back_with_what_follows_them(drawn, data):
+    schema, rows = drawn
+    codec, twin = KeyCodec(schema), KeyColumns(schema)
+    keys = [codec.encode(row) for row in rows]
+    stored = pa.array([b"before", *keys], pa.binary())[1:]
+    decoded = twin.decode(stored)
+    assert [column.type for column in decoded] == [arrow_type(f.type) for f in schema.fields]
+    assert twin.encode(decoded).equals(stored)
+    found = python_rows(pa.table(decoded, names=schema.names), schema, len(keys))
+    assert same(found, [codec.decode(key) for key in keys])
+    rests = [data.draw(st.binary(max_size=12)) for _ in keys]
+    again, sizes = twin.decode_prefix(pa.array([k + r for k, r in zip(keys, rests, strict=True)], pa.binary()))
+    assert sizes.tolist() == [len(key) for key in keys]
+    assert twin.encode(again).equals(stored)
+
+
+@laws
+@given(tables(key_types).filter(lambda drawn: drawn[0].fields and drawn[1]), st.data())
+def test_damaged_keys_are_refused_as_by_the_codec(drawn, data):
+    schema, rows = drawn
+    codec, twin = KeyCodec(schema), KeyColumns(schema)
+    stored = [codec.encode(row) for row in rows]
+    at = data.draw(st.integers(0, len(stored) - 1))
+    stored[at] = damaged_bytes(data, stored[at])
+    try:
+        expected = [codec.decode(key) for key in stored]
+    except CorruptFile as error:
+        with pytest.raises(CorruptFile) as raised:
+            twin.decode(pa.array(stored, pa.binary()))
+        assert str(raised.value) == str(error)
+    else:
+        decoded = twin.decode(pa.array(stored, pa.binary()))
+        found = python_rows(pa.table(decoded, names=schema.names), schema, len(stored))
+        assert same(found, expected)
+
+
+@laws
+@given(tables(key_types).filter(lambda drawn: drawn[0].fields), st.integers(1, 32_768), st.data())
+def test_keys_have_the_key_groups_of_the_hasher(drawn, max_parallelism, data):
+    schema, rows = drawn
+    arrays = [pa.array([row[i] for row in rows], arrow_type(f.type)) for i, f in enumerate(schema.fields)]
+    expected = [key_group(row, schema, max_parallelism) for row in rows]
+    assert key_groups(arrays, schema, max_parallelism).tolist() == expected
+
+
 def test_many_keys():
     """Floats that are equal but for their bytes, zero bytes, nulls, and all widths, in batches that NumPy's loops unroll."""
     schema = schema_of("double", "float", "string", "binary", "decimal(38,0)", "timestamp", "boolean", "byte")
@@ -174,6 +234,10 @@ def test_many_keys():
     nulls = random.random((8, 1000)) < 0.1
     some = encode([masked(a, null) for a, null in zip(arrays, nulls, strict=True)])
     assert some.to_pylist() == [codec.encode(row) for row in masked_rows(rows, nulls)]
+    decoded = KeyColumns(schema).decode(some)
+    assert encode(decoded).equals(some)
+    expected = [key_group(row, schema, 128) for row in masked_rows(rows, nulls)]
+    assert key_groups(decoded, schema, 128).tolist() == expected
 
 
 def test_keys_take_what_has_an_equal_value():
@@ -312,15 +376,7 @@ def test_damaged_rows_are_refused_as_by_the_codec(drawn, data):
     codec, twin = RowCodec("x", schema, 1), RowColumns("x", schema, 1)
     stored = [codec.encode(row) for row in rows]
     at = data.draw(st.integers(0, len(stored) - 1))
-    damaged = bytearray(stored[at])
-    match data.draw(st.sampled_from(["cut", "flip", "append"])):
-        case "cut":
-            del damaged[data.draw(st.integers(0, len(damaged) - 1)) :]
-        case "flip":
-            damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
-        case "append":
-            damaged += data.draw(st.binary(min_size=1, max_size=20))
-    stored[at] = bytes(damaged)
+    stored[at] = damaged_bytes(data, stored[at])
     try:
         expected = [codec.decode(row) for row in stored]
     except CorruptFile as error:
