@@ -66,6 +66,12 @@ class FaultyStorage:
         """See `Storage.download`."""
         self._call("download", handle.path, lambda: self.inner.download(handle, destination))
 
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        """See `Storage.copy_from`. One call of this storage, none of the source."""
+        while isinstance(source, FaultyStorage):
+            source = source.inner
+        return self._call("copy_from", path, lambda: self.inner.copy_from(source, handle, path))
+
     def stat(self, path: str) -> FileInfo | None:
         """See `Storage.stat`."""
         return self._call("stat", path, lambda: self.inner.stat(path))

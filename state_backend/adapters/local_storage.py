@@ -17,13 +17,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 from uuid import uuid4
 
 import google_crc32c
 
-from state_backend.ports.storage import TEMP_FOLDER, check_path, check_prefix
+from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path, check_prefix
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
@@ -78,25 +79,31 @@ def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
             yield chunk
 
 
+def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
+    """The chunks; behind the last one CorruptFile if they were not what the handle says."""
+    size_bytes = crc32c = 0
+    for chunk in chunks:
+        size_bytes += len(chunk)
+        crc32c = google_crc32c.extend(crc32c, chunk)
+        yield chunk
+    if (size_bytes, crc32c) != (handle.size_bytes, handle.crc32c):
+        raise CorruptFile(
+            f"{handle.path!r} of {url} is damaged: expected {handle.size_bytes} bytes with crc32c "
+            f"{handle.crc32c:08x}, found {size_bytes} bytes with crc32c {crc32c:08x}; restore an older "
+            f"checkpoint, or put the file back from a copy"
+        )
+
+
 def write_verified(chunks: Iterable[bytes], handle: Handle, destination: Path, *, url: str) -> None:
     """Writes what a storage at ``url`` yields for a handle to a local path, or, if it is not what the handle says,
     nothing: CorruptFile."""
-    size_bytes = crc32c = 0
     temp = destination.with_name(f".{uuid4().hex}.part")
     with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False):
         _make_folder(destination.parent)
         try:
             with temp.open("xb") as file:
-                for chunk in chunks:
+                for chunk in verified(chunks, handle, url=url):
                     file.write(chunk)
-                    size_bytes += len(chunk)
-                    crc32c = google_crc32c.extend(crc32c, chunk)
-            if (size_bytes, crc32c) != (handle.size_bytes, handle.crc32c):
-                raise CorruptFile(
-                    f"{handle.path!r} of {url} is damaged: expected {handle.size_bytes} bytes with crc32c "
-                    f"{handle.crc32c:08x}, found {size_bytes} bytes with crc32c {crc32c:08x}; restore an older "
-                    f"checkpoint, or put the file back from a copy"
-                )
             temp.replace(destination)
         finally:
             with suppress(OSError):  # already renamed, or the disk fails: then that error is the one to tell
@@ -146,6 +153,40 @@ class LocalStorage:
         """See `Storage.download`."""
         chunks = read_chunks(self._file(handle.path), self._doing("download", handle.path))
         write_verified(chunks, handle, destination, url=self.url)
+
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        """See `Storage.copy_from`. A link keeps the time of the source: by its age a file may seem to be a leftover."""
+        target, doing = self._file(path), self._doing(f"copy {handle.path!r} of {source.url} to", path)
+        with os_errors(doing, may_be_absent=False):
+            self._make_durable(target.parent)
+            if not (isinstance(source, LocalStorage) and self._linked(source, handle, target, doing)):
+                self._make_durable(self._temp)
+                temp = self._temp / f"{uuid4().hex}.part"
+                try:
+                    source.download(handle, temp)
+                    _sync(temp)
+                    self._publish(lambda: target.hardlink_to(temp), target, doing)
+                finally:
+                    with suppress(OSError):
+                        temp.unlink()
+        return replace(handle, path=path)
+
+    def _linked(self, source: LocalStorage, handle: Handle, target: Path, doing: str) -> bool:
+        """Whether the file could be linked: not across file systems, nor where the system protects another user's files.
+        A symbolic link would be linked itself, and what it points to may go."""
+        file = source._file(handle.path)
+        if file.is_symlink():
+            return False
+        for _ in verified(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
+            pass
+        _sync(file)  # whoever copied the folder there may not have
+        try:
+            self._publish(lambda: target.hardlink_to(file), target, doing)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP):
+                return False
+            raise
+        return True
 
     def stat(self, path: str) -> FileInfo | None:
         """See `Storage.stat`."""
@@ -305,6 +346,11 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # a file; EEXIST would read as the answer to a create
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import google_crc32c
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
-from state_backend.ports.storage import check_path, check_prefix
+from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
 
@@ -76,6 +77,13 @@ class MemoryStorage:
         data = self._get(handle.path).data
         chunks = (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES))
         write_verified(chunks, handle, destination, url=self.url)
+
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        """See `Storage.copy_from`."""
+        check_path(path)
+        with TemporaryDirectory(prefix="cairn-copy-") as folder:
+            source.download(handle, Path(folder, "file"))
+            return self.upload(path, Path(folder, "file"))
 
     def stat(self, path: str) -> FileInfo | None:
         """See `Storage.stat`."""

@@ -54,6 +54,11 @@ class Storage(Protocol):
 
         NotFound; CorruptFile naming what was expected and found."""
 
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        """Makes a file of another storage a new file of this one, as cheaply as the two allow: a hard link within one file
+        system, a copy by the server within one object store. The source may be deleted afterwards. Errors as `upload`;
+        NotFound if the source lacks the file; CorruptFile if it is not what the handle says, and then nothing is made."""
+
     def stat(self, path: str) -> FileInfo | None:
         """The file, or None if it is absent."""
 

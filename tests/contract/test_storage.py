@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -233,6 +234,35 @@ def test_upload_and_download_are_inverse(storage: Storage, tmp_path: Path, size_
     assert (tmp_path / "000017.sst").read_bytes() == data
 
 
+@pytest.mark.parametrize("size_bytes", [0, 2 * CHUNK_BYTES + 1])
+@pytest.mark.parametrize("from_", [memory_below, local, faultless])
+def test_a_copy_does_not_depend_on_its_source(
+    storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage], size_bytes: int
+) -> None:
+    data, source = os.urandom(size_bytes), from_(tmp_path / "source")
+    handle = source.create("shared/one/0.sst", data)
+
+    copied = storage.copy_from(source, handle, "shared/two/1.sst")
+    assert copied == changed(handle, path="shared/two/1.sst")
+    with pytest.raises(AlreadyExists, match=r"shared/two/1\.sst"):
+        storage.copy_from(source, handle, "shared/two/1.sst")
+    source.delete(handle.path)
+    assert storage.read(copied.path) == data
+    storage.download(copied, tmp_path / "got")
+    with pytest.raises(NotFound, match=r"shared/one/0\.sst"):
+        storage.copy_from(source, handle, "shared/two/2.sst")
+    assert paths(storage, "shared/") == ["shared/two/1.sst"]
+
+
+@pytest.mark.parametrize("from_", [memory_below, local])
+def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
+    source = from_(tmp_path / "source")
+    handle = changed(source.create("a", b"something else"), crc32c=google_crc32c.value(b"what was acked"))
+    with pytest.raises(CorruptFile, match=f"expected 14 bytes with crc32c {handle.crc32c:08x}"):
+        storage.copy_from(source, handle, "b")
+    assert paths(storage, "") == []
+
+
 def test_download_replaces_what_was_there(storage: Storage, tmp_path: Path) -> None:
     (tmp_path / "got").write_bytes(b"something much longer")
     storage.download(storage.create("a", b"new"), tmp_path / "got")
@@ -386,6 +416,38 @@ def test_a_root_that_can_not_be_made_is_named(tmp_path: Path, below: str) -> Non
         with pytest.raises(StorageUnavailable, match=r"Not a directory; .*use another root") as caught:
             call()
         assert str(root) in str(caught.value)
+
+
+@pytest.mark.parametrize("refused", [None, "EXDEV", "EPERM", "EMLINK"])
+def test_a_local_copy_is_a_link_where_the_system_lets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str | None
+) -> None:
+    source, root = LocalStorage(tmp_path / "source"), LocalStorage(tmp_path / "root")
+    handle = source.create("a", b"state")
+    if refused is not None:
+        link = Path.hardlink_to
+
+        def across(self: Path, target: Path) -> None:
+            if target.is_relative_to(tmp_path / "source"):
+                raise OSError(getattr(errno, refused), "refused")
+            link(self, target)
+
+        monkeypatch.setattr(Path, "hardlink_to", across)
+    root.copy_from(source, handle, "b")
+    assert (tmp_path / "root" / "b").samefile(tmp_path / "source" / "a") == (refused is None)
+    assert root.read("b") == b"state"
+    assert [f.name for f in (tmp_path / "root" / ".tmp").glob("*")] == []
+
+
+def test_a_symbolic_link_is_copied_by_content(tmp_path: Path) -> None:
+    """A link to it would leave the root depending on what it points to."""
+    source, root = LocalStorage(tmp_path / "source"), LocalStorage(tmp_path / "root")
+    handle = source.create("elsewhere", b"state")
+    (tmp_path / "source" / "a").symlink_to(tmp_path / "source" / "elsewhere")
+    root.copy_from(source, changed(handle, path="a"), "b")
+    assert not (tmp_path / "root" / "b").is_symlink()
+    (tmp_path / "source" / "elsewhere").write_bytes(b"other")
+    assert root.read("b") == b"state"
 
 
 def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
