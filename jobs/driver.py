@@ -1,6 +1,6 @@
 """The driver program that Airflow's operators start: one command, one result file.
 
-    python -m jobs.driver process|savepoint|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
+    python -m jobs.driver process|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
 
 The result is JSON, ``{"ok": {...}}`` or ``{"error": {"type": ..., "message": ...}}`` with exit code 1. A driver that is killed
 leaves no result. Lines on stdout are the log.
@@ -89,12 +89,38 @@ def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
     pipeline = load_pipeline(options.pipeline)
     record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
     spark = connect(options.spark, f"cairn {pipeline.name} savepoint", shared_as=f"{pipeline.name}/savepoint")
-    savepoint = take_savepoint(spark, pipeline, join_url(options.root, pipeline.name), record, options.to)
+    savepoint = take_savepoint(
+        spark, pipeline, join_url(options.root, pipeline.name), record, options.to, options.format
+    )
     manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
-    files = sum(len(m.files) for m in manifests)
-    size_bytes = sum(m.size_bytes for m in manifests)
-    log.info("savepoint of checkpoint %d: %d files, %d bytes in %s", record.id, files, size_bytes, options.to)
-    return {"savepoint": options.to, "checkpoint": record.id, "files": files, "bytes": size_bytes}
+    files = sum(len(m.files) for m in manifests) + len(savepoint.files)
+    size_bytes = sum(m.size_bytes for m in manifests) + sum(f.handle.size_bytes for f in savepoint.files)
+    log.info(
+        "%s savepoint of checkpoint %d: %d files, %d bytes in %s",
+        *(savepoint.format, record.id, files, size_bytes, options.to),
+    )
+    return {
+        "savepoint": options.to,
+        "format": savepoint.format,
+        "checkpoint": record.id,
+        "files": files,
+        "bytes": size_bytes,
+    }
+
+
+def _restore(options: argparse.Namespace) -> dict[str, Any]:
+    from jobs.restore import restore_savepoint
+    from jobs.spark import connect
+
+    pipeline = load_pipeline(options.pipeline)
+    spark = connect(options.spark, f"cairn {pipeline.name} restore", shared_as=f"{pipeline.name}/restore")
+    record = restore_savepoint(spark, pipeline, options.root, options.savepoint, claim=options.claim)
+    return {
+        "checkpoint": record.id,
+        "interval": str(record.content.interval),
+        "entries": record.content.totals.entries,
+        "bytes": record.content.totals.state_bytes,
+    }
 
 
 def _validate(options: argparse.Namespace) -> dict[str, Any]:
@@ -178,6 +204,10 @@ def _parser() -> argparse.ArgumentParser:
     savepoint = command("savepoint", _savepoint)
     savepoint.add_argument("--checkpoint", default="latest")
     savepoint.add_argument("--to", required=True)
+    savepoint.add_argument("--format", default="native")
+    restore = command("restore", _restore)
+    restore.add_argument("--savepoint", required=True)
+    restore.add_argument("--claim", default="NO_CLAIM")
     validate = command("validate", _validate)
     validate.add_argument("--checkpoint", default="latest")
     validate.add_argument("--docs", type=Path)

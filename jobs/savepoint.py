@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.keyed_state import KeyedState
@@ -11,7 +11,8 @@ from jobs.runtime.routing import ticks
 from jobs.runtime.savepoint_task import SavepointTask
 from jobs.runtime.shipping import ship
 from state_backend.adapters.open_storage import open_storage
-from state_backend.formats import paths, record_codec
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats import paths
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record, Savepoint
 
@@ -20,25 +21,41 @@ if TYPE_CHECKING:
 
     from jobs.pipeline import Pipeline
 
+FORMATS = ("native", "canonical")
 
-def take_savepoint(spark: SparkSession, pipeline: Pipeline, pipeline_root: str, record: Record, to: str) -> Savepoint:
-    """Writes the checkpoint's state, compacted, into the folder ``to``, which must hold no savepoint yet."""
+
+def take_savepoint(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    pipeline_root: str,
+    record: Record,
+    to: str,
+    format: Literal["native", "canonical"] = "native",
+) -> Savepoint:
+    """Writes the checkpoint's state into the folder ``to``, which must hold no savepoint yet.
+
+    native: compacted SSTs, to restore soon and as they are. canonical: Parquet files per state
+    (``state_backend.formats.canonical``), which any tool reads and which restore at another max parallelism.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
     destination = open_storage(to)
     if destination.stat(paths.SAVEPOINT_RECORD) is not None:
         raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
+    content = record.content
     task = SavepointTask(
         root=pipeline_root,
         destination=to,
         savepoint=str(uuid.uuid4()),
+        format=format,
         checkpoint_id=record.id,
-        content=record.content,
+        content=content,
         engine=pipeline.engine,
     )
     spark.dataSource.register(KeyedState)
     option = ship(task, None)
-    content = record.content
     with first_cause():
         ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism).write.format(
             "keyed_state"
         ).mode("append").option("task", option).save()
-    return record_codec.decode(destination.read(paths.SAVEPOINT_RECORD), f"{to}/{paths.SAVEPOINT_RECORD}", Savepoint)
+    return read_savepoint(destination)

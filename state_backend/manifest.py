@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import google_crc32c
 
-from state_backend.formats import record_codec
+from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptFile, CorruptRecord
 from state_backend.values.records import KeyGroupState, ShardChanges, ShardManifest, ShardRef
+
+# Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
+# what changed since it was written, while that stays below this.
+INLINE_MANIFESTS_BYTES = 40 * 1024
+
+
+def write_manifests(manifests: Sequence[ShardManifest], attempt: str, storage: Storage) -> tuple[ShardRef, ...]:
+    """What a record says of an attempt's shards, none of which it shares with a checkpoint before."""
+    encoded = [record_codec.encode(m) for m in manifests]
+    if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
+        return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
+    handles = [
+        storage.create(paths.shared(attempt, m.shard, 0, 0, "manifest"), data)
+        for m, data in zip(manifests, encoded, strict=True)
+    ]
+    return tuple(ShardRef(shard=m.shard, manifest=h, inline=None) for m, h in zip(manifests, handles, strict=True))
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:

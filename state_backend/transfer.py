@@ -20,13 +20,14 @@ def upload_all(storage: Storage, files: Sequence[tuple[str, Path]], *, paralleli
     At the first failure nothing more is begun, what runs is waited for, the files that this call created are deleted,
     and that first error is raised as it came. If any outcome is unknown, nothing is deleted.
     """
-    done: list[tuple[int, Handle]] = []
-    errors = _run(lambda at: done.append((at, storage.upload(*files[at]))), range(len(files)), parallelism)
-    if not errors:
-        return [handle for _, handle in sorted(done, key=lambda entry: entry[0])]
-    if not any(isinstance(error, UnknownOutcome) for error in errors):
-        _undo(lambda handle: storage.delete(handle.path), [handle for _, handle in done], errors[0])
-    raise errors[0]
+    return _create_all(storage, lambda at: storage.upload(*files[at]), len(files), parallelism)
+
+
+def copy_all(
+    source: Storage, destination: Storage, files: Sequence[tuple[Handle, str]], *, parallelism: int = 8
+) -> list[Handle]:
+    """Takes (handle, new path) pairs over from another storage; handles in their order. A failure as in `upload_all`."""
+    return _create_all(destination, lambda at: destination.copy_from(source, *files[at]), len(files), parallelism)
 
 
 def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, parallelism: int = 8) -> None:
@@ -41,6 +42,16 @@ def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, para
     if errors := _run(download, files, parallelism):
         _undo(lambda path: path.unlink(missing_ok=True), done, errors[0])
         raise errors[0]
+
+
+def _create_all(storage: Storage, create: Callable[[int], Handle], count: int, parallelism: int) -> list[Handle]:
+    done: list[tuple[int, Handle]] = []
+    errors = _run(lambda at: done.append((at, create(at))), range(count), parallelism)
+    if not errors:
+        return [handle for _, handle in sorted(done, key=lambda entry: entry[0])]
+    if not any(isinstance(error, UnknownOutcome) for error in errors):
+        _undo(lambda handle: storage.delete(handle.path), [handle for _, handle in done], errors[0])
+    raise errors[0]
 
 
 def _run(work: Callable[[T], object], items: Sequence[T], parallelism: int) -> list[BaseException]:

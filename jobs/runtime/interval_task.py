@@ -43,7 +43,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import changes_bytes, changes_since, manifest_of, plan_refs
+from state_backend.manifest import INLINE_MANIFESTS_BYTES, changes_bytes, changes_since, manifest_of, plan_refs
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import (
@@ -73,9 +73,6 @@ from state_backend.values.records import (
     Totals,
 )
 
-# Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
-# what changed since it was written, while that stays below this.
-INLINE_MANIFESTS_BYTES = 40 * 1024
 # Of which about so much is for segments, and never less than this for a shard's: those of a few keys need no file, and where
 # manifests lie in files, whichever does not fit goes into one of those.
 INLINE_SEGMENTS_BYTES, INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024

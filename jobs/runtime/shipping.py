@@ -33,6 +33,7 @@ _RUNTIME = (
     "jobs.run_interval",
     "jobs.driver",
     "jobs.savepoint",
+    "jobs.restore",
     "jobs.spark",
     "jobs.validate",
     "state_backend",

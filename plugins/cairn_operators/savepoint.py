@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -15,13 +15,23 @@ from cairn_operators.driver_operator import DriverOperator
 class SavepointOperator(DriverOperator):
     """Copies ``checkpoint`` to the new directory ``to``: self-contained, never deleted by the system.
 
+    ``format``: "native" (compacted SSTs), or "canonical" (Parquet: read by any tool, restored at any max parallelism).
     ``every`` does so only for the intervals that end a whole number of it after the DAG's start date; None for all.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "to")
 
-    def __init__(self, *, checkpoint: str, to: str, every: timedelta | None = timedelta(days=7), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        checkpoint: str,
+        to: str,
+        format: Literal["native", "canonical"] = "native",
+        every: timedelta | None = timedelta(days=7),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        self.format = format
         self.checkpoint = checkpoint
         self.to = to
         self.every = every
@@ -30,4 +40,6 @@ class SavepointOperator(DriverOperator):
         _, end = data_interval(context)
         if not is_due(end, context["dag"].start_date, self.every):
             raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
-        return self.run_driver("savepoint", "--checkpoint", str(self.checkpoint), "--to", self.to)
+        return self.run_driver(
+            "savepoint", "--checkpoint", str(self.checkpoint), "--to", self.to, "--format", self.format
+        )

@@ -24,6 +24,7 @@ from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log, descriptors_hash, outputs_of, read_log
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
+from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
@@ -39,7 +40,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
     Permissions,
@@ -109,14 +110,38 @@ class Coordinator:
     ) -> Begun:
         """Picks the base. Nothing durable. Raises as ``plan_base``, and UsageError if ``start`` is not the recorded one."""
         now = self.log()
+        self._check_start(now, pipeline_start_ms)
+        base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+        return Begun(attempt=attempt, h0=now.head_id, base=base)
+
+    def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
+        """Begins to restore a savepoint with this content, as the state at its interval's end. Nothing durable.
+
+        Raises: UsageError if no interval of this pipeline could start from it, or if the pipeline has state by another key.
+        """
+        now = self.log()
+        self._check_start(now, pipeline_start_ms)
+        if pipeline_start_ms >= content.interval.end_ms:
+            raise UsageError(
+                f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "
+                f"there starts empty; the savepoint holds the state at {format_instant(content.interval.end)}, so that none "
+                "would start from it: set the pipeline's start to an earlier instant"
+            )
+        for entry in now.completed()[-1:]:
+            if parse_struct(entry.content.key_schema) != parse_struct(content.key_schema):
+                raise UsageError(
+                    f"pipeline {self._pipeline!r} has state by {parse_struct(entry.content.key_schema)}, the savepoint by "
+                    f"{parse_struct(content.key_schema)}; restore it under another name"
+                )
+        return Begun(attempt=attempt, h0=now.head_id, base=None)
+
+    def _check_start(self, now: Log, pipeline_start_ms: int) -> None:
         for entry in now.completed()[-1:]:
             if entry.content.pipeline_start_ms != pipeline_start_ms:
                 raise UsageError(
                     f"pipeline {self._pipeline!r} began at {entry.content.pipeline_start_ms} ms since the epoch, and its start is "
                     f"{pipeline_start_ms} now; the start of a pipeline never changes"
                 )
-        base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
-        return Begun(attempt=attempt, h0=now.head_id, base=base)
 
     def prepare(self, prepared: Prepared) -> None:
         """Records that all shards have acked. Again with the same content is fine."""

@@ -7,6 +7,13 @@
     published/<interval>/<id>.json
     quarantine/00000000000000000042.json
 
+and in a savepoint's own folder
+
+    savepoint.json                                                   written last; without it the folder is no savepoint
+    claimed.json                                                     somebody took it over
+    shared/<savepoint>/<shard>-<task>-<n>.sst                        native
+    <savepoint>/state-<name>/<shard>-<task>-<n>.parquet              canonical, and <savepoint>/timers/…
+
 ``<interval>`` is ``20130101T000000000Z_20130102T000000000Z``: sorts by time, and has no character that a shell, a URL or a
 file system minds.
 """
@@ -15,6 +22,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from urllib.parse import quote
 
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
@@ -26,6 +34,7 @@ OUTPUT = "output/"
 PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
 SAVEPOINT_RECORD = "savepoint.json"
+CLAIM = "claimed.json"
 
 _ID = re.compile(r"(\d{20})\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -67,6 +76,12 @@ def attempt_of(path: str) -> str | None:
 
 def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
     return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
+
+
+def canonical(savepoint: str, state: str | None, shard: int, task: int, number: int) -> str:
+    """A file of a state's rows, or of the timers (None). Names of states may be any text; in paths they are %-encoded."""
+    folder = "timers" if state is None else f"state-{quote(state, safe='')}"
+    return f"{savepoint}/{folder}/{shard:05d}-{task}-{number}.parquet"
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from state_backend.values.errors import CorruptRecord, UsageError
 from state_backend.values.records import (
+    Claim,
     Prepared,
     Published,
     Quarantine,
@@ -41,6 +42,7 @@ _TYPES: dict[str, type] = {
     "quarantine": Quarantine,
     "published": Published,
     "savepoint": Savepoint,
+    "claim": Claim,
 }
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")

@@ -318,10 +318,34 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CanonicalFile:
+    """One Parquet file of a canonical savepoint: rows of ``state`` (``$timers`` for the timers) in the order of their key
+    groups and keys, from one shard, behind those of the file listed before it. ``key_groups``: the shard's."""
+
+    state: str
+    shard: int
+    key_groups: KeyGroupRange
+    handle: Handle
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Savepoint:
-    """Self-contained and owned by the user: every handle is relative to the savepoint's own directory."""
+    """Self-contained and owned by the user: every handle is relative to the savepoint's own directory. Native: the state is
+    in the content's shards. Canonical: in ``files``, and the content has no shards."""
 
     savepoint: str
-    format: Literal["native"]
+    format: Literal["native", "canonical"]
     checkpoint_id: int
     content: Content
+    files: tuple[CanonicalFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Lies in a savepoint that somebody took over: ``owner`` is the URL of their pipeline's folder, ``attempt`` the one that
+    restores it. Nobody else restores it from then on, since the owner may delete it."""
+
+    savepoint: str
+    owner: str
+    attempt: str

@@ -397,7 +397,7 @@ def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None
     assert asked[0] == "validate" and asked[7:11] == ["--checkpoint", "5", "--docs", "/docs"]
     run(savepoint(every=None))
     asked = json.loads((folder / "arguments.json").read_text())
-    assert asked[0] == "savepoint" and asked[7:11] == ["--checkpoint", "5", "--to", "file:///s"]
+    assert asked[0] == "savepoint" and asked[7:13] == ["--checkpoint", "5", "--to", "file:///s", "--format", "native"]
 
 
 def test_a_savepoint_off_the_cadence_is_skipped() -> None:

@@ -13,7 +13,10 @@ import pytest
 from state_backend.formats import record_codec
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import Handle
+from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
+    CanonicalFile,
+    Claim,
     OutputFile,
     Prepared,
     Published,
@@ -69,8 +72,24 @@ VALUES: list[Any] = [
     Quarantine(id=1, reason='it "lies"', findings=("x",)),
     Published(id=1, interval=day(1)),
     Savepoint(savepoint="s", format="native", checkpoint_id=1, content=content(day(1), "a")),
+    Savepoint(
+        savepoint="s",
+        format="canonical",
+        checkpoint_id=1,
+        content=content(day(1), "a"),
+        files=(
+            CanonicalFile(
+                state="ä/b",
+                shard=0,
+                key_groups=KeyGroupRange(first=0, last=15),
+                handle=replace(HANDLE, path="s/state-%C3%A4%2Fb/00000-7-0.parquet"),
+                rows=5,
+            ),
+        ),
+    ),
+    Claim(savepoint="s", owner="file:///root/counting", attempt="a"),
 ]
-ALL = (Record, SweepRecord, Tombstone, Prepared, ShardManifest, Quarantine, Published, Savepoint)
+ALL = (Record, SweepRecord, Tombstone, Prepared, ShardManifest, Quarantine, Published, Savepoint, Claim)
 
 
 def resealed(change: Callable[[dict[str, Any]], Any], value: Any = RECORD) -> bytes:

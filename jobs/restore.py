@@ -1,0 +1,129 @@
+"""Restoring a savepoint into a pipeline: its log gets a ``restore`` record, and the next interval starts from it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Literal
+
+from jobs.run_interval import coordinator_of
+from jobs.runtime.first_cause import first_cause
+from jobs.runtime.keyed_state import KeyedState
+from jobs.runtime.restore_task import RestoreTask
+from jobs.runtime.routing import ticks
+from jobs.runtime.shipping import ship
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.savepoints import check_unclaimed, claim_savepoint, delete_savepoint, read_savepoint
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import to_ms
+from state_backend.values.records import Claim, Content, Record, RunRef, Savepoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from jobs.pipeline import Pipeline
+
+log = logging.getLogger("cairn")
+
+CLAIM_MODES = ("NO_CLAIM", "CLAIM")
+
+
+def restore_savepoint(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    root: str,
+    savepoint_path: str,
+    *,
+    claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
+) -> Record:
+    """Makes the savepoint's state the pipeline's state at the end of the savepoint's interval; returns the new record.
+
+    The pipeline may be empty, or go back: then what it has for later intervals becomes stale. It may have another name and
+    another parallelism than the savepoint's, and if that is canonical another max parallelism. From then on it depends on
+    no file of the savepoint: with NO_CLAIM that stays its owner's, untouched; with CLAIM it is this pipeline's, and is
+    deleted. A CLAIM that stopped half-way is completed by the same call again.
+
+    Raises: UsageError for a savepoint that does not fit the pipeline or that another one has claimed; CorruptFile for one
+    that is damaged or not what it records; Fenced if the interval is committed meanwhile. Nothing is committed then.
+    """
+    if claim not in CLAIM_MODES:
+        raise UsageError(f"claim mode {claim!r} is not one of {', '.join(CLAIM_MODES)}")
+    source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
+    owner = join_url(root, pipeline.name)
+    savepoint = read_savepoint(source)
+    earlier = check_unclaimed(source, open_storage(owner).url)
+    if claim == "CLAIM" and earlier is not None and coordinator.log().of_attempt(earlier.attempt) is not None:
+        delete_savepoint(source, savepoint)
+        return _committed(coordinator, earlier.attempt)
+    attempt = str(uuid.uuid4())
+    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt)
+    if claim == "CLAIM":
+        claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
+    spark.dataSource.register(KeyedState)
+    option = ship(task, None)
+    shards = ticks(spark, parallelism=task.parallelism, max_parallelism=task.max_parallelism)
+    with first_cause():
+        shards.write.format("keyed_state").mode("append").option("task", option).save()
+    coordinator.commit(attempt)
+    if claim == "CLAIM":
+        delete_savepoint(source, savepoint)
+    coordinator.clean_up()
+    record = _committed(coordinator, attempt)
+    log.info(
+        "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",
+        *(pipeline.name, record.id, savepoint.format, savepoint_path),
+        *(record.content.interval, record.content.totals.entries),
+    )
+    return record
+
+
+def _plan(
+    pipeline: Pipeline, coordinator: Coordinator, owner: str, source: str, savepoint: Savepoint, attempt: str
+) -> RestoreTask:
+    content = savepoint.content
+    _check_fits(pipeline, savepoint)
+    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
+    # Native shards stay as they are: the next interval restores them into the pipeline's parallelism.
+    shape = content if savepoint.format == "native" else pipeline
+    return RestoreTask(
+        root=owner,
+        source=source,
+        savepoint=savepoint,
+        pipeline=pipeline.name,
+        pipeline_start_ms=to_ms(pipeline.start),
+        run=RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1),
+        attempt=attempt,
+        h0=begun.h0,
+        parallelism=shape.parallelism,
+        max_parallelism=shape.max_parallelism,
+        engine=pipeline.engine,
+    )
+
+
+def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
+    """What the next interval would refuse, as far as it can be told without reading the input."""
+    content: Content = savepoint.content
+    key = [field["name"] for field in content.key_schema["fields"]]
+    for what, recorded, now in (
+        ("key", key, list(pipeline.key)),
+        ("time_mode", content.time.mode, pipeline.time_mode),
+    ):
+        if recorded != now:
+            raise UsageError(
+                f"pipeline {pipeline.name!r}: {what} is {now}, but the savepoint of {content.pipeline!r} was made with {recorded}"
+            )
+    if savepoint.format == "native" and content.max_parallelism != pipeline.max_parallelism:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: max_parallelism is {pipeline.max_parallelism}, but the native savepoint was made with "
+            f"{content.max_parallelism}, and its files are by key group; take a canonical one, or keep {content.max_parallelism}"
+        )
+
+
+def _committed(coordinator: Coordinator, attempt: str) -> Record:
+    entry = coordinator.log().of_attempt(attempt)
+    if not isinstance(entry, Record):
+        raise UsageError(
+            f"attempt {attempt} was committed, but its checkpoint was dropped since; nothing is left to do"
+        )
+    return entry

@@ -1,0 +1,172 @@
+"""A savepoint becomes the state of a pipeline: files of its own under ``shared/<attempt>/``, then *prepared*.
+
+Native: each file is linked, or copied where that can't be, and stays the shard that it was; the next interval restores it into
+its parallelism, as it does any checkpoint. Canonical: each shard of the pipeline reads what is its own, at any parallelism and
+max parallelism. Either way the digest over all shards must be the one that the savepoint records.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from jobs.runtime.interval_task import work_folder
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.canonical import read_canonical
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.savepoints import native_manifest
+from state_backend.formats import paths
+from state_backend.formats.types import parse_struct
+from state_backend.manifest import write_manifests
+from state_backend.ports.storage import Storage
+from state_backend.restore import check_whole
+from state_backend.snapshot import INLINE_RECORD_BYTES, take_snapshot
+from state_backend.transfer import copy_all
+from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import (
+    LocalFile,
+    Permissions,
+    Prepared,
+    RunRef,
+    Savepoint,
+    ShardManifest,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreAck:
+    """A shard that is there. ``written_bytes``: what was not only linked; ``pid`` is the worker's process."""
+
+    shard: int
+    manifest: ShardManifest
+    written_bytes: int
+    written_files: int
+    duration_us: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTask:
+    """Travels to the workers. ``root`` is the folder of the pipeline that gets the state, ``source`` the savepoint's.
+    ``parallelism`` and ``max_parallelism`` are those of the shards that it makes."""
+
+    root: str
+    source: str
+    savepoint: Savepoint
+    pipeline: str
+    pipeline_start_ms: int
+    run: RunRef
+    attempt: str
+    h0: int
+    parallelism: int
+    max_parallelism: int
+    engine: EngineOptions
+
+    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> RestoreAck:
+        """Makes one shard. On disk if it stops: files of the attempt that no record names."""
+        for _ in batches:
+            pass
+        started_ns = time.monotonic_ns()
+        source, storage = open_storage(self.source), open_storage(self.root)
+        native = self.savepoint.format == "native"
+        manifest = self._link(source, storage, shard, task) if native else self._read(source, storage, shard, task)
+        return RestoreAck(
+            shard=shard,
+            manifest=manifest,
+            written_bytes=0 if native else manifest.size_bytes,
+            written_files=len(manifest.files),
+            duration_us=(time.monotonic_ns() - started_ns) // 1000,
+            pid=os.getpid(),
+        )
+
+    def _link(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
+        manifest = native_manifest(self.savepoint, shard, source)
+        new = [paths.shared(self.attempt, shard, task, n, "sst") for n in range(len(manifest.files))]
+        try:
+            handles = copy_all(source, storage, [(f.handle, path) for f, path in zip(manifest.files, new, strict=True)])
+        except NotFound as error:
+            raise CorruptFile(f"a file of the savepoint is missing from {source.url}: {error}") from error
+        files = tuple(LocalFile(name=f.name, handle=h) for f, h in zip(manifest.files, handles, strict=True))
+        return replace(manifest, files=files)
+
+    def _read(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
+        content, owned = self.savepoint.content, range_of(shard, self.parallelism, self.max_parallelism)
+        with work_folder(f"restore-{shard}-") as work, RocksStore(work / "db", self.engine) as store:
+            states = read_canonical(
+                self.savepoint.files,
+                content.states,
+                parse_struct(content.key_schema),
+                source,
+                store,
+                work=work,
+                owned=owned,
+                max_parallelism=self.max_parallelism,
+                recorded_max_parallelism=content.max_parallelism,
+            )
+            return take_snapshot(
+                store,
+                storage,
+                image=work / "image",
+                attempt=self.attempt,
+                shard=shard,
+                task=task,
+                key_groups=owned,
+                key_group_states=states,
+                opened=(),
+                opened_inline=frozenset(),
+                full=True,
+                inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
+            ).manifest
+
+    def finish(self, acks: list[RestoreAck]) -> None:
+        """Writes ``prepared.json``, if the state is the one that the savepoint records; CorruptFile otherwise."""
+        acks = sorted(acks, key=lambda ack: ack.shard)
+        if [ack.shard for ack in acks] != list(range(self.parallelism)):
+            raise InvariantViolated(
+                f"expected one ack of each of {self.parallelism} shards, got {[a.shard for a in acks]}"
+            )
+        storage, recorded = open_storage(self.root), self.savepoint.content
+        manifests = [ack.manifest for ack in acks]
+        check_whole(manifests, self.max_parallelism)
+        digest, entries = sum(m.digest for m in manifests) % 2**64, sum(m.entries for m in manifests)
+        if (digest, entries) != (recorded.digest, recorded.totals.entries):
+            raise CorruptFile(
+                f"the savepoint in {self.source} records {recorded.totals.entries} entries with digest "
+                f"{recorded.digest:016x}; restored were {entries} with {digest:016x}. Restore another one"
+            )
+        totals = replace(
+            recorded.totals,
+            input_rows=0,
+            output_rows=0,
+            late_rows=0,
+            keys_touched=0,
+            changed_bytes=0,
+            uploaded_bytes=sum(a.written_bytes for a in acks),
+            uploaded_files=sum(a.written_files for a in acks),
+            state_bytes=sum(m.size_bytes for m in manifests),
+            state_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
+        )
+        content = replace(
+            recorded,
+            kind="restore",
+            pipeline=self.pipeline,
+            pipeline_start_ms=self.pipeline_start_ms,
+            run=self.run,
+            attempt=self.attempt,
+            base_id=None,
+            permissions=Permissions(),
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            totals=totals,
+            shards=write_manifests(manifests, self.attempt, storage),
+            outputs=(),
+            durations_us={"restore": max(a.duration_us for a in acks)},
+            worker_pids=tuple(a.pid for a in acks),
+        )
+        Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))

@@ -1,0 +1,138 @@
+"""Savepoints as their owners hand them over: read strictly, claimed by at most one pipeline, deleted by who claimed them.
+
+A claim is ``claimed.json`` in the savepoint's folder, created if absent before anything else is done. What is on disk if a
+CLAIM stops:
+
+    claimed       nobody else restores it; the same pipeline may try again
+    committed     the pipeline has files of its own, so that the savepoint is only in the way; trying again deletes it
+    deleting      ``savepoint.json`` goes first: the folder is no savepoint any more, whatever files are left in it
+"""
+
+from __future__ import annotations
+
+from state_backend.formats import paths, record_codec
+from state_backend.formats.types import parse_struct
+from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
+from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
+from state_backend.values.errors import (
+    AlreadyExists,
+    CorruptRecord,
+    NotFound,
+    PreconditionFailed,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.key_groups import check_parallelism, range_of
+from state_backend.values.records import Claim, Savepoint, ShardManifest
+
+
+def read_savepoint(storage: Storage) -> Savepoint:
+    """The savepoint whose folder this is. UsageError if it is none, or none any more; CorruptRecord, saying what is wrong."""
+    where = f"{storage.url}/{paths.SAVEPOINT_RECORD}"
+    try:
+        data = storage.read(paths.SAVEPOINT_RECORD)
+    except NotFound:
+        claim = read_claim(storage)
+        what = f"{claim.owner} claimed it, and has its state now" if claim else f"it has no {paths.SAVEPOINT_RECORD}"
+        raise UsageError(f"{storage.url} is no savepoint: {what}") from None
+    savepoint = record_codec.decode(data, where, Savepoint)
+    problem = _problem(savepoint)
+    if problem is not None:
+        raise CorruptRecord(f"{where}: {problem}")
+    return savepoint
+
+
+def _problem(savepoint: Savepoint) -> str | None:
+    """What can't be true of a savepoint that this project wrote, or None."""
+    content = savepoint.content
+    try:
+        check_parallelism(content.parallelism, content.max_parallelism)
+        parse_struct(content.key_schema)
+        for state in content.states:
+            for version in state.versions:
+                parse_struct(version.value)
+    except UsageError as error:
+        return str(error)
+    names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
+    if len({*names}) < len(names) or len({*ids}) < len(ids) or TIMERS_NAME in names:
+        return f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
+    if any(not 1 <= i <= MAX_STATE_ID for i in ids) or any(not d.versions for d in content.states):
+        return f"a state's id is not in 1 .. {MAX_STATE_ID}, or it has no schema"
+    shards = list(range(content.parallelism)) if savepoint.format == "native" else []
+    if [ref.shard for ref in content.shards] != shards or (savepoint.format == "native" and savepoint.files):
+        return f"a {savepoint.format} savepoint of {content.parallelism} shards lists {len(content.shards)} of them"
+    for at, file in enumerate(savepoint.files):
+        if file.state not in (*names, TIMERS_NAME) or not 0 <= file.shard < content.parallelism:
+            return f"file {file.handle.path!r} is of state {file.state!r}, shard {file.shard}, which is not there"
+        if file.key_groups != range_of(file.shard, content.parallelism, content.max_parallelism):
+            return f"file {file.handle.path!r} has key groups {file.key_groups}, not those of shard {file.shard}"
+        if at and file.shard < savepoint.files[at - 1].shard:
+            return "its files are not in the order of their shards"
+    return None
+
+
+def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
+    """The manifest of a native savepoint's shard. CorruptRecord if it is not that shard's, or names a file elsewhere."""
+    content = savepoint.content
+    manifest = manifest_of(content.shards[shard], storage)
+    where = f"{storage.url}, manifest of shard {shard}"
+    if manifest.shard != shard or manifest.key_groups != range_of(shard, content.parallelism, content.max_parallelism):
+        raise CorruptRecord(f"{where}: it is of shard {manifest.shard}, {manifest.key_groups}")
+    for name in [f.name for f in manifest.files] + [f.name for f in manifest.inline_files]:
+        if "/" in name or "\\" in name or name in ("", ".", ".."):
+            raise CorruptRecord(f"{where}: it names a local file {name!r}")
+    return manifest
+
+
+# --- claims ------------------------------------------------------------------------------------------------------------------
+
+
+def read_claim(storage: Storage) -> Claim | None:
+    """Who claimed the savepoint in this folder."""
+    try:
+        data = storage.read(paths.CLAIM)
+    except NotFound:
+        return None
+    return record_codec.decode(data, f"{storage.url}/{paths.CLAIM}", Claim)
+
+
+def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
+    """The owner's own claim, or None. UsageError for another's: they may delete the savepoint at any time."""
+    claim = read_claim(storage)
+    if claim is not None and claim.owner != owner:
+        raise UsageError(
+            f"{storage.url} was claimed by {claim.owner} and may be deleted at any time; restore another savepoint, or "
+            f"delete {paths.CLAIM} in it if that pipeline is gone"
+        )
+    return claim
+
+
+def claim_savepoint(storage: Storage, claim: Claim) -> None:
+    """Takes the savepoint over. Of any number of claimers one succeeds, and later only the same owner again.
+
+    Raises: UsageError naming the other owner; UnknownOutcome if it can't tell, and then trying again does.
+    """
+    data = record_codec.encode(claim)
+    try:
+        storage.create(paths.CLAIM, data)
+        return
+    except AlreadyExists:
+        check_unclaimed(storage, claim.owner)
+    # An earlier try of the same owner: this one takes its place, unless a third is doing so.
+    info = storage.stat(paths.CLAIM)
+    try:
+        if info is None:
+            raise NotFound(f"{paths.CLAIM} in {storage.url} was deleted just now")
+        storage.replace(paths.CLAIM, data, generation=info.generation)
+    except (NotFound, PreconditionFailed) as error:
+        raise UnknownOutcome(f"{storage.url}: another try claims it at the same time; try again: {error}") from error
+
+
+def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:
+    """Deletes what a claimed savepoint consists of; how many files. ``claimed.json`` stays, to say where the state went."""
+    manifests = [manifest_of(ref, storage) for ref in savepoint.content.shards]
+    handles = [f.handle for f in savepoint.files] + [f.handle for m in manifests for f in m.files]
+    handles += [ref.manifest for ref in savepoint.content.shards if ref.manifest is not None]
+    deleted = storage.delete(paths.SAVEPOINT_RECORD)
+    return deleted + sum(storage.delete(handle.path) for handle in handles)

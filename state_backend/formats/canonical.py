@@ -1,0 +1,134 @@
+"""The Parquet files of a canonical savepoint: a table for each state and one for the timers, which any tool reads.
+
+    state    key struct | user_key struct (maps) | value struct | position long, next_position long (lists)
+             | expires_at_ms long | key_group int | schema_version int | encoded_row binary
+    timers   key struct | expires_at_ms long | key_group int
+
+    key, user_key    columns by name, of Spark's types; floats without -0.0, and one NaN
+    value            read as the latest schema version, whichever the entry was written with
+    position         of a list's element; next_position: where the list goes on, the same in all its rows
+    expires_at_ms    since the epoch; null: never. Of a timer, when it fires
+    key_group        pmod(xxhash64(key columns), max_parallelism)
+    schema_version   that the entry was written with
+    encoded_row      the entry's row as the row codec made it, where ``value`` can't give it back: of older schema versions.
+                     The column is there if the state has any, or if its value has a struct without fields, which Parquet
+                     can't hold; then there is no ``value``
+
+Rows ascend by key group, then as encoded keys do (key codec), which is Spark's ascending order with nulls first, then by user
+key, position or time; no two are equal. A row group holds all timers of a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_backend.formats.arrow_columns import arrow_type
+from state_backend.formats.types import StructType, parse_struct, walk
+from state_backend.values.errors import CorruptFile, UsageError
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import StateDescriptor
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+KEY_GROUP = pa.field("key_group", pa.int32(), False)
+
+
+def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Schema:
+    """The columns of a state's files. UsageError for a key that Parquet can't hold."""
+    latest = descriptor.versions[-1]
+    value = parse_struct(latest.value)
+    fields = [_key_field("key", key_schema)]
+    if latest.user_key is not None:
+        fields.append(_key_field("user_key", parse_struct(latest.user_key)))
+    if fits_parquet(value):
+        fields.append(pa.field("value", arrow_type(value), False))
+    if descriptor.kind == "list":
+        fields += [pa.field("position", pa.int64(), False), pa.field("next_position", pa.int64(), False)]
+    fields += [pa.field("expires_at_ms", pa.int64()), KEY_GROUP, pa.field("schema_version", pa.int32(), False)]
+    if len(descriptor.versions) > 1 or not fits_parquet(value):
+        fields.append(pa.field("encoded_row", pa.binary()))
+    return pa.schema(fields)
+
+
+def timers_schema(key_schema: StructType) -> pa.Schema:
+    """The columns of the timers' files."""
+    return pa.schema([_key_field("key", key_schema), pa.field("expires_at_ms", pa.int64(), False), KEY_GROUP])
+
+
+def fits_parquet(schema: StructType) -> bool:
+    """Whether no struct in it, nor itself, is without fields."""
+    return all(t.fields for _, t in walk(schema) if isinstance(t, StructType))
+
+
+def _key_field(name: str, schema: StructType) -> pa.Field:
+    if not fits_parquet(schema):
+        raise UsageError(f"{name} {schema} holds a struct without fields, which Parquet can't: take a native savepoint")
+    return pa.field(name, arrow_type(schema), False)
+
+
+class CanonicalFiles:
+    """Writes tables, one behind the other, to local files of at most about ``max_bytes``, each table a row group."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+        folder.mkdir(parents=True)
+        self.written: list[tuple[Path, int]] = []  # files with their rows, in order
+        self._folder, self._schema, self._max_bytes = folder, schema, max_bytes
+        self._writer: pq.ParquetWriter | None = None
+        self._file: Any = None
+        self._rows = self._largest_bytes = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Appends rows; none, nothing."""
+        if not table.num_rows:
+            return
+        if self._writer is not None and self._file.tell() + self._largest_bytes > self._max_bytes:
+            self.close()
+        if self._writer is None:
+            self._file = (self._folder / f"{len(self.written)}.parquet").open("wb")
+            # A dictionary pays off for what repeats; of keys and values nobody knows, and to try costs as much as to write.
+            repeating = [n for n in ("key_group", "schema_version", "next_position") if n in self._schema.names]
+            self._writer = pq.ParquetWriter(
+                self._file, self._schema, compression="zstd", compression_level=1, use_dictionary=repeating
+            )
+        before = self._file.tell()
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._largest_bytes = max(self._largest_bytes, self._file.tell() - before)
+        self._rows += table.num_rows
+
+    def close(self) -> None:
+        """Ends the last file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._file.close()
+            self.written.append((Path(self._file.name), self._rows))
+            self._writer, self._rows = None, 0
+
+
+def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:
+    """The row groups of a file that may hold rows of these key groups (None: all), in order. CorruptFile, with ``name``, for
+    what is no Parquet or has other columns."""
+    try:
+        parquet = pq.ParquetFile(file)
+        if not parquet.schema_arrow.equals(schema):
+            raise CorruptFile(f"{name}: its columns are {_line(parquet.schema_arrow)}; expected {_line(schema)}")
+        for at in range(parquet.num_row_groups):
+            if key_groups is None or _may_hold(parquet.metadata.row_group(at), key_groups):
+                yield parquet.read_row_group(at)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFile(f"{name}: not a Parquet file that can be read: {error}") from error
+
+
+def _may_hold(row_group: pq.RowGroupMetaData, key_groups: KeyGroupRange) -> bool:
+    column = next(
+        c for i in range(row_group.num_columns) if (c := row_group.column(i)).path_in_schema == KEY_GROUP.name
+    )
+    found = column.statistics
+    return found is None or not found.has_min_max or (found.min <= key_groups.last and key_groups.first <= found.max)
+
+
+def _line(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)

@@ -1,0 +1,269 @@
+"""Between entries as a shard stores them and the rows of a canonical savepoint, many at a time.
+
+``stored`` are keys of the shard's key space and ``entries`` what lies under them, as ``layout`` draws both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.formats.arrow_columns import Array, Fixed, arrow_field, binary_views, concatenate, cut, valid_rows
+from state_backend.formats.canonical import fits_parquet, state_schema, timers_schema
+from state_backend.formats.evolution_columns import columns_reader
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.row_codec import FORMAT
+from state_backend.formats.row_columns import RowColumns
+from state_backend.formats.types import StructType, parse_struct
+from state_backend.state import layout
+from state_backend.state.entry_columns import (
+    Groups,
+    expiries,
+    is_expiring,
+    joined,
+    parts_of,
+    stored_keys,
+    without_expiry,
+)
+from state_backend.values.errors import CorruptFile
+from state_backend.values.records import StateDescriptor
+
+_SIGN = np.uint64(1 << 63)
+_NULL = pa.scalar(None, pa.binary())
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Entries of one state and where they go. ``rests``: stored keys without key group and state id; ``lists``: for lists
+    (row, next position) of each row that begins a list."""
+
+    rests: pa.Array
+    entries: pa.Array
+    lists: tuple[Array, Array] | None = None
+
+
+class StateRows:
+    """Rows of one state. Batches come in the order of the state's keys: a list may go on from batch to batch."""
+
+    def __init__(self, descriptor: StateDescriptor, key_schema: StructType) -> None:
+        latest = descriptor.versions[-1]
+        value = parse_struct(latest.value)
+        self.schema = state_schema(descriptor, key_schema)
+        self._descriptor = descriptor
+        self._keys = KeyColumns(key_schema)
+        user_key = parse_struct(latest.user_key) if latest.user_key is not None else None
+        self._user_keys = KeyColumns(user_key, what=f"user key of state {descriptor.name!r}") if user_key else None
+        self._read = columns_reader(descriptor.name, descriptor.versions) if fits_parquet(value) else None
+        self._codec = RowColumns(descriptor.name, value, latest.version)
+        self._next_position = 0
+        self._last_key: bytes | None = None
+
+    # --- to rows ---------------------------------------------------------------------------------------------------------
+
+    def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
+        """The rows of ascending stored keys; positions of lists become a column. CorruptFile for what is no entry."""
+        groups, _, rests = parts_of(stored)
+        columns: dict[str, pa.Array] = {}
+        if self._descriptor.kind == "list":
+            groups, rests, entries, columns = self._elements(groups, rests, entries)
+        if self._user_keys is None and not columns:
+            keys = self._keys.decode(rests)
+        else:
+            keys, sizes = self._keys.decode_prefix(rests)
+            if self._user_keys is not None:
+                offsets = binary_views(rests)[0]
+                behind = cut(rests.buffers()[2], offsets[:-1] + sizes, offsets[1:])
+                columns["user_key"] = _struct(self._user_keys.schema, self._user_keys.decode(behind))
+        columns["key"] = _struct(self._keys.schema, keys)
+        columns["key_group"] = pa.array(groups.astype(np.int32))
+        columns["expires_at_ms"], rows = _split(entries)
+        numbers = self._versions(rows)
+        columns["schema_version"] = pa.array(numbers.astype(np.int32))
+        if self._read is not None:
+            columns["value"] = self._read(rows).to_struct_array()
+        if "encoded_row" in self.schema.names:
+            older = numbers != self._codec_version if self._read is not None else np.ones(len(rows), np.bool_)
+            columns["encoded_row"] = pc.if_else(pa.array(older), rows, _NULL)
+        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+
+    @property
+    def _codec_version(self) -> int:
+        return self._descriptor.versions[-1].version
+
+    def _elements(
+        self, groups: Groups, rests: pa.Array, entries: pa.Array
+    ) -> tuple[Groups, pa.Array, pa.Array, dict[str, pa.Array]]:
+        """Of a list state what is no list's positions, and those as columns. They lie before their list's elements."""
+        _, sizes = self._keys.decode_prefix(rests)
+        offsets, raw = binary_views(rests)
+        behind = np.diff(offsets) - sizes
+        marks = raw[offsets[:-1] + np.minimum(sizes, np.diff(offsets) - 1)]
+        heads = (behind == 1) & (marks == layout.LIST_META[0])
+        if not (heads | ((behind == 9) & (marks == layout.LIST_ELEMENT[0]))).all():
+            raise CorruptFile(f"list state {self._descriptor.name!r}: a stored key names no element")
+        starts, entry_bytes = binary_views(entries)
+        if (np.diff(starts)[heads] != 16).any():
+            raise CorruptFile(f"list state {self._descriptor.name!r}: the positions of a list are not 16 bytes")
+        nexts = _u64(entry_bytes, starts[:-1][heads] + 8).astype(np.int64)
+        list_of = np.cumsum(heads) - 1
+        every = np.concatenate((nexts, [self._next_position]))  # a list that began in an earlier batch: place -1
+        elements = ~heads
+        positions = _u64(raw, offsets[1:][elements] - 8).astype(np.int64)
+        next_positions = every[list_of[elements]]
+        if (positions >= next_positions).any():
+            raise CorruptFile(f"list state {self._descriptor.name!r}: an element lies behind the end of its list")
+        if len(nexts):
+            self._next_position = int(nexts[-1])
+        mask = pa.array(elements)
+        columns = {"position": pa.array(positions), "next_position": pa.array(next_positions)}
+        return groups[elements], rests.filter(mask), entries.filter(mask), columns
+
+    def _versions(self, rows: pa.Array) -> Array:
+        offsets, raw = binary_views(rows)
+        if (np.diff(offsets) < 2).any() or (raw[offsets[:-1]] != FORMAT).any():
+            raise CorruptFile(f"state {self._descriptor.name!r}: an entry does not begin as a row does")
+        return raw[offsets[:-1] + 1]
+
+    # --- back ------------------------------------------------------------------------------------------------------------
+
+    def keys_of(self, table: pa.Table) -> list[pa.Array]:
+        """The key columns."""
+        return _fields(table, "key")
+
+    def located(self, table: pa.Table) -> Located:
+        """The entries of rows, one at least, in their order. CorruptFile for rows that no state can hold."""
+        keys = self._keys.encode(self.keys_of(table))
+        rests, lists = keys, None
+        if self._user_keys is not None:
+            rests = joined(keys, self._user_keys.encode(_fields(table, "user_key")))
+        elif self._descriptor.kind == "list":
+            positions, nexts = (_longs(table, name) for name in ("position", "next_position"))
+            if (positions < 0).any() or (positions >= nexts).any():
+                raise CorruptFile(f"list state {self._descriptor.name!r}: a position is not in 0 .. next_position - 1")
+            element = [Fixed(np.void(layout.LIST_ELEMENT)), Fixed(positions.astype(">u8"))]
+            rests = joined(keys, concatenate(len(keys), element))
+            begins = np.flatnonzero(differs(keys, self._last_key))
+            lists = begins, np.stack((positions[begins], nexts[begins]))
+            self._last_key = keys[-1].as_py()
+        return Located(rests, self._entries(table), lists)
+
+    def _entries(self, table: pa.Table) -> pa.Array:
+        encoded: Any = table["encoded_row"].combine_chunks() if "encoded_row" in self.schema.names else None
+        if self._read is not None:
+            rows = self._codec.encode(pa.table(_fields(table, "value"), names=self._codec.schema.names))
+            if encoded is not None:
+                rows = pc.coalesce(encoded, rows)
+        else:
+            rows = encoded
+        if rows.null_count or (self._versions(rows) != _longs(table, "schema_version")).any():
+            raise CorruptFile(f"state {self._descriptor.name!r}: a row is not of the schema version that it says")
+        return _with_expiry(table["expires_at_ms"].combine_chunks(), rows)
+
+
+class TimerRows:
+    """Rows of the timers."""
+
+    def __init__(self, key_schema: StructType) -> None:
+        self.schema = timers_schema(key_schema)
+        self._keys = KeyColumns(key_schema)
+        self._last_key: bytes | None = None
+
+    def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
+        """A row for each timer; an entry holds those of one key."""
+        groups, _, keys = parts_of(stored)
+        offsets, raw = binary_views(entries)
+        sizes = np.diff(offsets)
+        if (sizes % 8).any() or (sizes == 0).any():
+            raise CorruptFile("the timers of a key are not times of 8 bytes each")
+        owners = np.repeat(np.arange(len(keys)), sizes // 8)
+        times = np.frombuffer(raw[offsets[0] : offsets[-1]].tobytes(), ">u8").astype(np.uint64) ^ _SIGN
+        key = _struct(self._keys.schema, self._keys.decode(keys)).take(pa.array(owners))
+        arrays = [key, pa.array(times.view(np.int64)), pa.array(groups[owners].astype(np.int32))]
+        return pa.table(arrays, schema=self.schema)
+
+    def keys_of(self, table: pa.Table) -> list[pa.Array]:
+        """The key columns."""
+        return _fields(table, "key")
+
+    def located(self, table: pa.Table) -> Located:
+        """``rests``: key and time, as the digest hashes them; the entries are empty."""
+        keys = self._keys.encode(self.keys_of(table))
+        times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
+        if not differs(keys[:1], self._last_key).all():
+            raise CorruptFile("the timers of a key lie in more than one row group")
+        self._last_key = keys[-1].as_py()
+        rests = joined(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
+        return Located(rests, pa.array([b""] * len(keys), pa.binary()))
+
+
+def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | None, name: str) -> tuple[int, bytes]:
+    """That rows ascend strictly by key group and stored key, from the row before them on; the last one. CorruptFile."""
+    first = (int(groups[0]), rests[0].as_py())
+    risen = groups[1:] > groups[:-1]
+    later = pc.greater(rests[1:], rests[:-1]).to_numpy(zero_copy_only=False)
+    if not (risen | ((groups[1:] == groups[:-1]) & later)).all() or (before is not None and first <= before):
+        raise CorruptFile(f"{name}: its rows do not ascend by key group and key, each of them once")
+    return int(groups[-1]), rests[-1].as_py()
+
+
+def index_keys(groups: Groups, index: int, times: Array, behind: bytes, rests: pa.Array) -> list[bytes]:
+    """Where the timer index or the expiry index has these rows: by time, then what lies ``behind`` it, then the rest."""
+    pieces = [Fixed((times.view(np.uint64) ^ _SIGN).astype(">u8"))]
+    if behind:
+        pieces.append(Fixed(np.void(behind)))
+    return stored_keys(groups, index, joined(concatenate(len(rests), pieces), rests))
+
+
+def differs(keys: pa.Array, before: bytes | None) -> Array:
+    """Which keys are other than the one in front of them."""
+    inner = pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+    return np.concatenate(([keys[0].as_py() != before], inner))
+
+
+def _split(entries: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Expiries, null for none, and rows."""
+    expiring = is_expiring(entries)
+    if not expiring.any():
+        return pa.nulls(len(entries), pa.int64()), entries
+    mask = pa.array(expiring)
+    some = entries if expiring.all() else entries.filter(mask)
+    if pc.min(pc.binary_length(some)).as_py() < 9:
+        raise CorruptFile("an entry that expires is cut off")
+    times, rows = np.zeros(len(entries), np.int64), without_expiry(some)
+    times[expiring] = expiries(some)
+    if not expiring.all():
+        rows = pc.replace_with_mask(entries, mask, rows)
+    return pa.array(times, mask=~expiring), rows
+
+
+def _with_expiry(times: pa.Array, rows: pa.Array) -> pa.Array:
+    if times.null_count == len(times):
+        return rows
+    valid = valid_rows(times)
+    numbers = np.asarray(times.fill_null(0)).astype("<i8")
+    packed = concatenate(
+        len(rows), [Fixed(np.full(len(rows), layout.EXPIRING, np.uint8), valid), Fixed(numbers, valid)]
+    )
+    return joined(packed, rows)
+
+
+def _struct(schema: StructType, columns: Sequence[pa.Array]) -> pa.Array:
+    return pa.StructArray.from_arrays(columns, fields=[arrow_field(f) for f in schema.fields])
+
+
+def _fields(table: pa.Table, name: str) -> list[pa.Array]:
+    return list(table[name].combine_chunks().flatten())
+
+
+def _longs(table: pa.Table, name: str) -> Array:
+    return np.asarray(table[name].combine_chunks())
+
+
+def _u64(raw: Array, positions: Array) -> Array:
+    places = positions[:, None] + np.arange(8)
+    return np.ascontiguousarray(raw[places]).view(">u8")[:, 0]
