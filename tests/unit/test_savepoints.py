@@ -1,0 +1,489 @@
+"""Savepoints as tasks write and restore them, claims, and what a savepoint of somebody else may not say. Without Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from state_backend.adapters.faulty_storage import FaultyStorage, lost_answer_at
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.savepoints import (
+    check_unclaimed,
+    claim_savepoint,
+    delete_savepoint,
+    read_claim,
+    read_savepoint,
+)
+from state_backend.formats import paths, record_codec
+from state_backend.formats.canonical import state_schema
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.state.keyed_states import ListState
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
+from state_backend.values.records import Claim, Permissions, Savepoint
+from tests.support.checkpoints import Folder, content, day, run, start_ms
+from tests.support.savepoints import (
+    MAX_PARALLELISM,
+    Format,
+    SmallPipeline,
+    findings,
+    prepare,
+    restore,
+    restore_task,
+    take,
+)
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES, struct
+
+FORMATS: tuple[Format, ...] = ("native", "canonical")
+
+
+# --- taking and restoring --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
+def test_restored_state_is_the_state_that_was_saved(tmp_path: Path, format: Format, parallelism: int) -> None:
+    """F71, F75: saved, moved, its origin deleted, restored under another name: equal digest, every index and value in place."""
+    origin = SmallPipeline(tmp_path)
+    origin.take(tmp_path / "savepoint", format)
+    shutil.rmtree(origin.url)
+    moved = (tmp_path / "savepoint").rename(tmp_path / "moved")
+    record = restore(tmp_path / "elsewhere" / "q", moved, parallelism=parallelism)
+    shutil.rmtree(moved)
+    made = record.content
+    assert origin.record is not None
+    before = origin.record.content
+    assert (made.kind, made.pipeline, made.base_id, made.interval) == ("restore", "q", None, day(1))
+    assert (made.digest, made.states, made.time) == (before.digest, before.states, before.time)
+    assert made.parallelism == (parallelism if format == "canonical" else 2)
+    assert made.totals.entries == before.totals.entries and made.outputs == ()
+    assert findings(tmp_path / "elsewhere" / "q", made, tmp_path) == []
+
+
+@pytest.mark.parametrize("max_parallelism", [1, 7, 1000])
+def test_a_canonical_savepoint_restores_at_another_max_parallelism(tmp_path: Path, max_parallelism: int) -> None:
+    """F79 the other way round: key groups are computed anew, and are not part of the digest."""
+    origin = SmallPipeline(tmp_path)
+    origin.take(tmp_path / "savepoint", "canonical")
+    record = restore(tmp_path / "q", tmp_path / "savepoint", parallelism=1, max_parallelism=max_parallelism)
+    assert origin.record is not None
+    assert record.content.digest == origin.record.content.digest
+    assert record.content.max_parallelism == max_parallelism
+    assert findings(tmp_path / "q", record.content, tmp_path) == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_restored_and_saved_again_without_a_write_in_between(tmp_path: Path, format: Format) -> None:
+    """F77: savepoint, restore, savepoint of that, restore of that; each time what came before is deleted."""
+    origin = SmallPipeline(tmp_path)
+    assert origin.record is not None
+    origin.take(tmp_path / "s0", format)
+    shutil.rmtree(origin.url)
+    for n in range(3):
+        root = tmp_path / f"p{n}"
+        record = restore(root, tmp_path / f"s{n}", f"restored-{n}")
+        shutil.rmtree(tmp_path / f"s{n}")
+        assert findings(root, record.content, tmp_path) == []
+        take(str(root), record, tmp_path / f"s{n + 1}", format)
+        shutil.rmtree(root)
+    assert record.content.digest == origin.record.content.digest
+
+
+def test_a_pipeline_without_state_is_saved_and_restored(tmp_path: Path) -> None:
+    """F21: nothing is a state too."""
+    origin = SmallPipeline(tmp_path, fill=lambda state, users: None)
+    for format in FORMATS:
+        origin.take(tmp_path / format, format)
+        record = restore(tmp_path / f"of-{format}", tmp_path / format)
+        assert (record.content.digest, record.content.totals.entries) == (0, 0)
+        assert findings(tmp_path / f"of-{format}", record.content, tmp_path) == []
+
+
+def test_a_native_restore_links_and_copies_nothing(tmp_path: Path) -> None:
+    origin = SmallPipeline(tmp_path)
+    savepoint = origin.take(tmp_path / "savepoint", "native")
+    record = restore(tmp_path / "q", tmp_path / "savepoint")
+    for before, after in zip(savepoint.content.shards, record.content.shards, strict=True):
+        assert before.inline is not None and after.inline is not None
+        for source, copy in zip(before.inline.files, after.inline.files, strict=True):
+            assert (tmp_path / "q" / copy.handle.path).samefile(tmp_path / "savepoint" / source.handle.path)
+            assert paths.attempt_of(copy.handle.path) == "restored"
+    assert record.content.totals.uploaded_bytes == 0
+
+
+def test_a_list_goes_on_where_it_would_have(tmp_path: Path) -> None:
+    """Of a list whose last elements expired first, the next element's position is none that was used before: positions are
+    part of the digest."""
+
+    def fill(state: ShardState, users: list[Any]) -> None:
+        shorter = replace(STATES[4], ttl_ms=10)
+        assert shorter.name == "list_ttl"
+        for ttl_ms, row in ((100, (1, "stays")), (10, (2, "goes")), (10, (3, "goes"))):
+            descriptors = tuple(replace(shorter, ttl_ms=ttl_ms) if d.name == shorter.name else d for d in STATES)
+            state._descriptors = {d.name: d for d in descriptors}
+            elements = ListState(state, "list_ttl")
+            for n, user in enumerate(users):
+                group = key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
+                state.set_key(group, KEYS.encode((user,)))
+                if ttl_ms == 100 or n % 2:
+                    elements.append_value(row)
+        state.now_ms = 50
+        state.expire()
+
+    origin = SmallPipeline(tmp_path, fill=fill)
+    origin.take(tmp_path / "savepoint", "canonical")
+    files = sorted((tmp_path / "savepoint").glob("*/state-list_ttl/*.parquet"))
+    table = pa.concat_tables([pq.ParquetFile(f).read() for f in files])
+    assert {*zip(table["position"].to_pylist(), table["next_position"].to_pylist(), strict=True)} == {(0, 1), (0, 3)}
+    record = restore(tmp_path / "q", tmp_path / "savepoint")
+    again = take(str(tmp_path / "q"), record, tmp_path / "again", "canonical")
+    assert [f.rows for f in again.files] == [f.rows for f in read_savepoint(LocalStorage(tmp_path / "savepoint")).files]
+    files = sorted((tmp_path / "again").glob("*/state-list_ttl/*.parquet"))
+    assert pa.concat_tables([pq.ParquetFile(f).read() for f in files]).equals(table)
+
+
+def test_a_failed_task_leaves_no_rows_in_a_canonical_savepoint(tmp_path: Path) -> None:
+    """Whoever reads a folder of Parquet files reads all that is in it."""
+    origin = SmallPipeline(tmp_path)
+    assert origin.record is not None
+    leftover = LocalStorage(tmp_path / "savepoint").create(
+        paths.canonical("savepoint-savepoint", "value", 0, 1, 0), b"of an attempt that failed"
+    )
+    savepoint = origin.take(tmp_path / "savepoint", "canonical")
+    assert leftover.path not in {f.handle.path for f in savepoint.files}
+    stored = {info.path for info in LocalStorage(tmp_path / "savepoint").list("")}
+    assert stored == {f.handle.path for f in savepoint.files} | {paths.SAVEPOINT_RECORD}
+
+
+# --- what a foreign savepoint may not say ----------------------------------------------------------------------------------------
+
+
+def tampered(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The record changed, with its checksum made right again: what a hostile writer would do."""
+    file = folder / paths.SAVEPOINT_RECORD
+    envelope = json.loads(file.read_text())
+    change(envelope["body"])
+    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
+    file.write_text(json.dumps(envelope))
+
+
+@pytest.mark.parametrize(
+    ("format", "change", "says"),
+    [
+        ("canonical", lambda b: b["files"][0]["handle"].update(path="../../etc/passwd"), "not a storage path"),
+        ("canonical", lambda b: b["files"][0]["handle"].update(path="/etc/passwd"), "not a storage path"),
+        ("canonical", lambda b: b["files"][0].update(state="other"), "state 'other'"),
+        ("canonical", lambda b: b["files"][0].update(shard=2), "shard 2"),
+        ("canonical", lambda b: b["files"][0]["key_groups"].update(last=9), "not those of shard 0"),
+        ("canonical", lambda b: b["files"].reverse(), "order of their shards"),
+        ("canonical", lambda b: b["files"][0].pop("rows"), "rows"),
+        ("canonical", lambda b: b.update(format="pickle"), "format"),
+        ("canonical", lambda b: b["content"].update(max_parallelism=1), "parallelism 2"),
+        ("canonical", lambda b: b["content"]["states"][0].update(state_id=0xFB), "1 .. 250"),
+        ("canonical", lambda b: b["content"]["states"][0].update(state_id=2), "share a name or an id"),
+        ("canonical", lambda b: b["content"]["states"][0].update(name="$timers"), "share a name or an id"),
+        ("canonical", lambda b: b["content"]["states"][0].update(versions=[]), "no schema"),
+        ("canonical", lambda b: b["content"].update(key_schema={"type": "long"}), "Spark struct type"),
+        ("native", lambda b: b["content"]["shards"].pop(), "lists 1 of them"),
+        ("native", lambda b: b["content"]["shards"][0]["inline"].update(shard=1), "it is of shard 1"),
+        (
+            "native",
+            lambda b: b["content"]["shards"][0]["inline"]["files"][0].update(name="../000001.sst"),
+            "local file '../000001.sst'",
+        ),
+        (
+            "native",
+            lambda b: b["content"]["shards"][0]["inline"]["inline_files"][0].update(name="a/b"),
+            "local file 'a/b'",
+        ),
+    ],
+)
+def test_a_record_that_cannot_be_true_is_refused(tmp_path: Path, format: Format, change: Any, says: str) -> None:
+    SmallPipeline(tmp_path).take(tmp_path / "savepoint", format)
+    tampered(tmp_path / "savepoint", change)
+    with pytest.raises(CorruptRecord) as raised:
+        restore(tmp_path / "q", tmp_path / "savepoint")
+    assert says in str(raised.value)
+    assert not (tmp_path / "q" / "checkpoints").exists()
+
+
+def value_file(folder: Path) -> Path:
+    return next(folder.glob("*/state-value/00000-*.parquet"))
+
+
+def rewritten(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """One file's rows changed, with handle, count and record made right again."""
+    file = value_file(folder)
+    table = change(pq.ParquetFile(file).read())
+    pq.write_table(table, file)
+    data, path = file.read_bytes(), file.relative_to(folder).as_posix()
+
+    def point(body: dict[str, Any]) -> None:
+        (entry,) = (f for f in body["files"] if f["handle"]["path"] == path)
+        entry["handle"] |= {"size_bytes": len(data), "crc32c": google_crc32c.value(data)}
+
+    tampered(folder, point)
+
+
+def column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.take(list(range(t.num_rows))[::-1]), "do not ascend"),
+        (lambda t: pa.concat_tables([t.slice(0, 1), t]), "do not ascend"),
+        (lambda t: column(t, "key_group", [0] * t.num_rows), "not in the key group"),
+        (lambda t: column(t, "schema_version", [2] * t.num_rows), "schema version that it says"),
+        (lambda t: t.drop_columns(["expires_at_ms"]), "its columns are"),
+        (lambda t: t.rename_columns([*t.column_names[:-1], "other"]), "its columns are"),
+        (lambda t: t.slice(1), "digest"),
+        (lambda t: column(t, "expires_at_ms", [5] * t.num_rows), "digest"),
+    ],
+)
+def test_rows_that_are_not_what_was_saved_are_refused(tmp_path: Path, change: Any, says: str) -> None:
+    SmallPipeline(tmp_path).take(tmp_path / "savepoint", "canonical")
+    rewritten(tmp_path / "savepoint", change)
+    with pytest.raises(CorruptFile, match=says):
+        restore(tmp_path / "q", tmp_path / "savepoint")
+    assert not (tmp_path / "q" / "attempts").exists()
+
+
+def test_untouched_rows_written_by_another_tool_are_accepted(tmp_path: Path) -> None:
+    """The counterpart: what the test above changes is what is refused, not that it was written again."""
+    SmallPipeline(tmp_path).take(tmp_path / "savepoint", "canonical")
+    rewritten(tmp_path / "savepoint", lambda t: t)
+    restore(tmp_path / "q", tmp_path / "savepoint")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_file_is_named(tmp_path: Path, format: Format, damage: str) -> None:
+    """S32: and nothing is prepared."""
+    SmallPipeline(tmp_path).take(tmp_path / "savepoint", format)
+    file = value_file(tmp_path / "savepoint") if format == "canonical" else next(tmp_path.glob("savepoint/shared/*/*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()
+    if damage != "remove":
+        file.write_bytes(data if damage == "flip" else data[:-1])
+    with pytest.raises(CorruptFile, match=file.name):
+        restore(tmp_path / "q", tmp_path / "savepoint")
+    assert not (tmp_path / "q" / "attempts").exists()
+
+
+def test_a_key_that_parquet_cannot_hold_is_refused() -> None:
+    key = struct(("a", {"type": "struct", "fields": []}))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="native savepoint"):
+        state_schema(STATES[0], parse_struct(key))
+
+
+# --- claims --------------------------------------------------------------------------------------------------------------------
+
+
+def claim(owner: str, attempt: str = "a") -> Claim:
+    return Claim(savepoint="s", owner=owner, attempt=attempt)
+
+
+@pytest.mark.parametrize("make", [lambda folder: MemoryStorage(), LocalStorage])
+def test_of_many_claimers_exactly_one_wins(tmp_path: Path, make: Callable[[Path], Storage]) -> None:
+    """F74: two pipelines can't own one savepoint."""
+    for round_ in range(10):
+        storage, start = make(tmp_path / str(round_)), threading.Barrier(6)
+
+        def attempt(n: int, storage: Storage = storage, start: threading.Barrier = start) -> type[CairnError] | None:
+            start.wait()
+            try:
+                claim_savepoint(storage, claim(f"file:///root/{n}"))
+            except CairnError as error:
+                return type(error)
+            return None
+
+        with ThreadPoolExecutor(6) as pool:
+            outcomes = list(pool.map(attempt, range(6)))
+        assert outcomes.count(None) == 1 and outcomes.count(UsageError) == 5
+        found = read_claim(storage)
+        assert found is not None and found.owner == f"file:///root/{outcomes.index(None)}"
+
+
+def test_the_owner_may_claim_again_and_nobody_else_may_restore() -> None:
+    storage = MemoryStorage()
+    claim_savepoint(storage, claim("mine", "first"))
+    claim_savepoint(storage, claim("mine", "second"))
+    assert read_claim(storage) == claim("mine", "second")
+    assert check_unclaimed(storage, "mine") == claim("mine", "second")
+    with pytest.raises(UsageError, match="claimed by mine"):
+        check_unclaimed(storage, "other")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_claim_whose_answer_is_lost_is_settled_by_claiming_again(when: Any) -> None:
+    storage = MemoryStorage()
+    with pytest.raises(UnknownOutcome):
+        claim_savepoint(FaultyStorage(storage, lost_answer_at(0, when)), claim("mine"))
+    claim_savepoint(storage, claim("mine", "again"))
+    assert read_claim(storage) == claim("mine", "again")
+
+
+def test_two_tries_of_the_owner_at_once_are_told_apart() -> None:
+    storage = MemoryStorage()
+    claim_savepoint(storage, claim("mine", "first"))
+
+    class Meanwhile(FaultyStorage):
+        def replace(self, path: str, data: bytes, *, generation: int) -> Any:
+            self.inner.replace(path, record_codec.encode(claim("mine", "third")), generation=generation)
+            return super().replace(path, data, generation=generation)
+
+    with pytest.raises(UnknownOutcome, match="same time"):
+        claim_savepoint(Meanwhile(storage, {}), claim("mine", "second"))
+    assert read_claim(storage) == claim("mine", "third")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_deleting_begins_with_the_record_and_leaves_the_claim(tmp_path: Path, format: Format) -> None:
+    savepoint = SmallPipeline(tmp_path).take(tmp_path / "savepoint", format)
+    storage = FaultyStorage(LocalStorage(tmp_path / "savepoint"), {})
+    claim_savepoint(storage, claim("file:///root/mine"))
+    other = (tmp_path / "savepoint" / "the user's notes.txt").write_text("keep")
+    deleted = delete_savepoint(storage, savepoint)
+    deletes = [path for name, path in storage.calls if name == "delete"]
+    assert deletes[0] == paths.SAVEPOINT_RECORD and len(deletes) == deleted > 1
+    assert {i.path for i in storage.inner.list("")} == {paths.CLAIM, "the user's notes.txt"} and other
+    with pytest.raises(UsageError, match="file:///root/mine claimed it"):
+        read_savepoint(storage)
+
+
+def test_a_folder_that_is_no_savepoint_says_so(tmp_path: Path) -> None:
+    """F75: an unknown path."""
+    with pytest.raises(UsageError, match=r"no savepoint: it has no savepoint\.json"):
+        read_savepoint(LocalStorage(tmp_path / "nowhere"))
+
+
+# --- in the log ------------------------------------------------------------------------------------------------------------------
+
+
+def begin_restore(folder: Folder, n: int, **changes: Any) -> Any:
+    arguments = {"pipeline_start_ms": start_ms(), "attempt": "new"} | changes
+    return folder.coordinator.begin_restore(content(day(n), "saved"), **arguments)
+
+
+def committed_restore(folder: Folder, n: int, attempt: str, **changes: Any) -> Any:
+    return folder.run(day(n), attempt, kind="restore", base_id=None, h0=folder.coordinator.log().head_id, **changes)
+
+
+def next_base(folder: Folder, n: int) -> Any:
+    begun = folder.coordinator.begin(
+        day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next"
+    )
+    return begun.base.id if begun.base else None
+
+
+def test_an_empty_pipeline_goes_on_from_a_restored_savepoint() -> None:
+    folder = Folder()
+    assert begin_restore(folder, 5).h0 == 0
+    result = committed_restore(folder, 5, "restored", outputs=())
+    assert (result.id, result.outcome) == (1, "committed")
+    assert next_base(folder, 6) == 1
+    assert folder.run(day(6), "a6").record.content.base_id == 1
+    assert folder.coordinator.publish(None) == [2]  # a restore has no output
+
+
+def test_a_restore_makes_what_follows_stale_and_takes_the_place_of_its_own_interval() -> None:
+    folder = Folder()
+    for n in (1, 2, 3):
+        folder.run(day(n), f"a{n}")
+    committed_restore(folder, 1, "restored", outputs=())
+    assert {i: r.stale_by for i, r in folder.coordinator.log().retained.items()} == {1: None, 2: 4, 3: 4, 4: None}
+    assert next_base(folder, 2) == 4
+    folder.run(day(2), "again")
+    assert next_base(folder, 3) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pipeline_start_ms": start_ms() + 1}, "the start of a pipeline never changes"),
+        ({"pipeline_start_ms": day(3).start_ms - 86_400_000}, "the start of a pipeline never changes"),
+    ],
+)
+def test_a_pipeline_with_another_start_is_refused(changes: Any, says: str) -> None:
+    folder = Folder()
+    folder.run(day(1), "a1")
+    with pytest.raises(UsageError, match=says):
+        begin_restore(folder, 2, **changes)
+
+
+def test_a_savepoint_that_no_interval_would_start_from_is_refused() -> None:
+    with pytest.raises(UsageError, match="starts there starts empty"):
+        begin_restore(Folder(), 2, pipeline_start_ms=day(3).start_ms)
+    begin_restore(Folder(), 2, pipeline_start_ms=day(2).start_ms)
+
+
+def test_a_savepoint_by_another_key_is_refused() -> None:
+    folder = Folder()
+    folder.run(day(1), "a1", key_schema=KEY_SCHEMA)
+    with pytest.raises(UsageError, match="restore it under another name"):
+        begin_restore(folder, 1)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_restore_is_fenced_by_what_was_committed_meanwhile(tmp_path: Path, format: Format) -> None:
+    origin = SmallPipeline(tmp_path)
+    origin.take(tmp_path / "savepoint", format)
+    root = tmp_path / "q"
+    slow = restore_task(root, tmp_path / "savepoint", "slow", 2, MAX_PARALLELISM)
+    prepare(slow)
+    first = restore(root, tmp_path / "savepoint", "fast")
+    with pytest.raises(Fenced, match="checkpoint 1"):
+        Coordinator(LocalStorage(root), "q").commit("slow")
+    # What the loser wrote is gone, and neither the winner nor the savepoint, whose files are the same ones, lost any.
+    assert not [i.path for i in LocalStorage(root).list("") if "slow" in i.path]
+    assert findings(root, first.content, tmp_path) == []
+    restore(tmp_path / "again", tmp_path / "savepoint")
+
+
+def test_retention_deletes_what_a_restore_linked_and_not_the_savepoint(tmp_path: Path) -> None:
+    """F30, F39: with NO_CLAIM nothing of the source goes, ever."""
+    origin = SmallPipeline(tmp_path)
+    origin.take(tmp_path / "savepoint", "native")
+    root = tmp_path / "q"
+    coordinator = Coordinator(LocalStorage(root), "q", policy=KeepLast(1))
+    before = {i.path for i in LocalStorage(tmp_path / "savepoint").list("")}
+    for n in range(3):
+        restore_task_ = restore_task(root, tmp_path / "savepoint", f"r{n}", 2, MAX_PARALLELISM)
+        prepare(restore_task_)
+        coordinator.commit(f"r{n}")
+        coordinator.clean_up()
+    assert {paths.attempt_of(i.path) for i in LocalStorage(root).list("shared/")} == {"r2"}
+    assert {i.path for i in LocalStorage(tmp_path / "savepoint").list("")} == before
+    record = coordinator.record("latest")
+    assert record.id == 3 and findings(root, record.content, tmp_path) == []
+
+
+def test_a_savepoint_of_today_reads_as_written(tmp_path: Path) -> None:
+    """The record alone says what is where; without files it is the format of native savepoints before there was another."""
+    savepoint = SmallPipeline(tmp_path).take(tmp_path / "savepoint", "native")
+    envelope = json.loads((tmp_path / "savepoint" / paths.SAVEPOINT_RECORD).read_text())
+    assert envelope["body"].pop("files") == []
+    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
+    assert record_codec.decode(json.dumps(envelope).encode(), "p", Savepoint) == savepoint
