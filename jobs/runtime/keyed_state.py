@@ -1,7 +1,8 @@
 """``format("keyed_state")``: state as a table, and the sink that an interval's rows are written to.
 
 Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, or an interval end); one partition
-per shard, each restored into an empty folder from the storage only.
+per shard, each restored into an empty folder from the storage only. Or the folder of a savepoint for ``checkpoint``, without
+``root`` and ``pipeline``; of a canonical one the partitions are its files.
 
     key struct | value struct | user_key struct (maps) | position long (lists) | expires_at timestamp | key_group int | shard int
 
@@ -36,6 +37,8 @@ from jobs.runtime.shipping import unship
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats.canonical import read_tables, state_schema, timers_schema
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
@@ -45,7 +48,7 @@ from state_backend.state.entries import StoredEntry, read_entries, read_timers
 from state_backend.state.verify import verify_shard
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms
-from state_backend.values.records import Record, ShardRef, StateDescriptor
+from state_backend.values.records import CanonicalFile, Record, Savepoint, ShardRef, StateDescriptor
 
 TIMERS, CHECK = "$timers", "$check"
 _ROWS_PER_BATCH = 10_000
@@ -91,10 +94,21 @@ class KeyedState(DataSource):
         return _TaskWriter(self.options["task"])
 
     def schema(self) -> StructType:
-        return _table_schema(self._record(), self._option("state"))
+        savepoint = self._savepoint()
+        return _table_schema(_record_of(savepoint) if savepoint else self._record(), self._option("state"))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _StateReader(self._root(), self._record(), self._option("state"), schema)
+        savepoint, state = self._savepoint(), self._option("state")
+        if savepoint is None:
+            return _StateReader(self._root(), self._record(), state, schema)
+        folder = str(self.options["checkpoint"])
+        if savepoint.format == "native":
+            return _StateReader(folder, _record_of(savepoint), state, schema)
+        return _CanonicalReader(folder, savepoint, state, schema)
+
+    def _savepoint(self) -> Savepoint | None:
+        checkpoint = str(self.options.get("checkpoint", ""))
+        return read_savepoint(open_storage(checkpoint)) if "/" in checkpoint else None
 
     def _record(self) -> Record:
         checkpoint = self.options.get("checkpoint", "latest")
@@ -163,6 +177,43 @@ def _table_schema(record: Record, name: str) -> StructType:
     if descriptor.kind == "list":
         fields.append(StructField("position", LongType(), False))
     return StructType([*fields, expires_at, *place])
+
+
+def _record_of(savepoint: Savepoint) -> Record:
+    return Record(id=savepoint.checkpoint_id, retained=(), reproduces=None, content=savepoint.content)
+
+
+@dataclass
+class _File(InputPartition):
+    file: CanonicalFile
+
+
+class _CanonicalReader(DataSourceReader):
+    """The files of a canonical savepoint as the table that a checkpoint gives."""
+
+    def __init__(self, folder: str, savepoint: Savepoint, state: str, schema: StructType) -> None:
+        if state == CHECK:
+            raise UsageError(f"{folder} is a canonical savepoint: restoring it checks it, {CHECK} can't")
+        self._folder, self._schema, self._savepoint, self._state = folder, schema, savepoint, state
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_File(file) for file in self._savepoint.files if file.state == self._state]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _File)
+        storage, file, content = open_storage(self._folder), partition.file, self._savepoint.content
+        arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
+        key_schema = parse_struct(content.key_schema)
+        descriptor = next((d for d in content.states if d.name == self._state), None)
+        stored = timers_schema(key_schema) if descriptor is None else state_schema(descriptor, key_schema)
+        with work_folder(f"read-{file.shard}-") as work:
+            storage.download(file.handle, work / "file")
+            for table in read_tables(work / "file", stored, None, f"{self._folder}/{file.handle.path}"):
+                columns = {name: table[name] for name in table.column_names}
+                columns["expires_at"] = table["expires_at_ms"].cast(pa.timestamp("ms", "UTC"))
+                columns["shard"] = pa.array([file.shard] * table.num_rows, pa.int32())
+                chosen = pa.table({name: columns[name] for name in arrow.names})
+                yield from chosen.cast(arrow).to_batches()
 
 
 class _StateReader(DataSourceReader):

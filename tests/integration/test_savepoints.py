@@ -1,0 +1,310 @@
+"""Savepoints of a running pipeline: taken in both formats, moved, restored elsewhere, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import driver
+from jobs.pipeline import Pipeline
+from jobs.restore import restore_savepoint
+from jobs.run_interval import coordinator_of, run_interval
+from jobs.runtime.keyed_state import KeyedState
+from jobs.savepoint import take_savepoint
+from jobs.validate import validate_checkpoint
+from state_backend.adapters.open_storage import join_url
+from state_backend.values import errors
+from state_backend.values.records import Record
+from tests.support.counting import COUNTING, DAYS, counting, day
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+FORMATS = ("native", "canonical")
+LAST = 7
+
+
+def fill_days() -> None:
+    """Values, lists, maps that expire after three days, timers that fire after two, a null key; two days without input."""
+    DAYS.clear()
+    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
+    DAYS[day(0).start] += [(f"user-{n}", f"item-{n % 3}", n) for n in range(40)]
+    DAYS[day(1).start] = [("ann", "pear", 3), *((f"user-{n}", "kiwi", n) for n in range(0, 40, 3))]
+    DAYS[day(4).start] = [("bob", "kiwi", 1), ("user-7", "fig", 1)]
+    DAYS[day(5).start] = [("new", "fig", 1), (None, "pear", 2)]
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[None]:
+    fill_days()
+    yield
+    DAYS.clear()
+
+
+def rows_of(root: Path, pipeline: Pipeline, record: Record) -> list[str]:
+    files = [root / pipeline.name / f.handle.path for f in record.content.outputs]
+    return sorted(repr(row) for f in files for row in pq.read_table(f).to_pylist())
+
+
+def go_on(spark: SparkSession, pipeline: Pipeline, root: Path, first: int) -> dict[int, tuple[int, list[str]]]:
+    """By day the digest and the output rows of the days from ``first`` on."""
+    found = {}
+    for n in range(first, LAST + 1):
+        record = run_interval(spark, pipeline, day(n), str(root))
+        found[n] = record.content.digest, rows_of(root, pipeline, record)
+    return found
+
+
+def saved(spark: SparkSession, root: Path, to: Path, format: Any, days: int = 2) -> Record:
+    """A savepoint of the pipeline after so many days."""
+    for n in range(days):
+        record = run_interval(spark, counting(), day(n), str(root))
+    take_savepoint(spark, counting(), join_url(str(root), "counting"), record, str(to), format)
+    return record
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[int, list[str]]]:
+    fill_days()
+    return go_on(spark, counting(), tmp_path_factory.mktemp("uninterrupted"), 0)
+
+
+@pytest.mark.parametrize(
+    ("format", "changes"),
+    [
+        ("native", {"parallelism": 1}),
+        ("native", {"parallelism": 3, "name": "renamed"}),
+        ("canonical", {"parallelism": 1}),
+        ("canonical", {"parallelism": 3, "max_parallelism": 50, "name": "renamed"}),
+    ],
+)
+def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
+    spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any, changes: dict[str, Any]
+) -> None:
+    """F74-F76: taken, moved, its root deleted, restored at another parallelism (canonical: and max parallelism and name), the
+    savepoint deleted as well: every later day has the output and the digest of a run that was never interrupted."""
+    record = saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
+    (tmp_path / "savepoint").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "root")
+    pipeline = counting(**changes)
+    restored = restore_savepoint(spark, pipeline, str(tmp_path / "new"), str(tmp_path / "moved"))
+    shutil.rmtree(tmp_path / "moved")
+    assert (restored.id, restored.content.kind, restored.content.pipeline) == (1, "restore", pipeline.name)
+    assert restored.content.digest == record.content.digest
+    assert validate_checkpoint(spark, pipeline, str(tmp_path / "new"), restored).success
+    with pytest.raises(errors.StateGapError):
+        run_interval(spark, pipeline, day(3), str(tmp_path / "new"))
+    found = go_on(spark, pipeline, tmp_path / "new", 2)
+    assert found == {n: uninterrupted[n] for n in found}
+    head = coordinator_of(pipeline, str(tmp_path / "new")).record("latest").content
+    assert (head.parallelism, head.max_parallelism) == (pipeline.parallelism, pipeline.max_parallelism)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_restored_and_restored_again_without_a_write(
+    spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
+) -> None:
+    """F77: savepoint, restore, an interval that writes nothing, savepoint of it, restore; each origin is deleted at once."""
+    saved(spark, tmp_path / "root", tmp_path / "s0", format)
+    shutil.rmtree(tmp_path / "root")
+    restore_savepoint(spark, counting(), str(tmp_path / "a"), str(tmp_path / "s0"))
+    shutil.rmtree(tmp_path / "s0")
+    record = coordinator_of(counting(), str(tmp_path / "a")).record("latest")
+    take_savepoint(spark, counting(), join_url(str(tmp_path / "a"), "counting"), record, str(tmp_path / "s1"), format)
+    shutil.rmtree(tmp_path / "a")
+    pipeline = counting(parallelism=3)
+    restore_savepoint(spark, pipeline, str(tmp_path / "b"), str(tmp_path / "s1"))
+    shutil.rmtree(tmp_path / "s1")
+    found = go_on(spark, pipeline, tmp_path / "b", 2)
+    assert found == {n: uninterrupted[n] for n in found}
+
+
+def test_going_back_in_the_same_pipeline(spark: SparkSession, tmp_path: Path, uninterrupted: Any) -> None:
+    """What came after is stale: it has to be run again, and then is what it was."""
+    root = tmp_path / "root"
+    saved(spark, root, tmp_path / "savepoint", "canonical")
+    go_on(spark, counting(), root, 2)
+    restored = restore_savepoint(spark, counting(), str(root), str(tmp_path / "savepoint"))
+    with pytest.raises(errors.StaleStateError, match=f"checkpoint {restored.id} changed"):
+        run_interval(spark, counting(), day(LAST + 1), str(root))
+    found = go_on(spark, counting(), root, 2)
+    assert found == {n: uninterrupted[n] for n in found}
+    run_interval(spark, counting(), day(LAST + 1), str(root))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_claimed_savepoint_is_its_new_owners(
+    spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
+) -> None:
+    """F74: of two pipelines that claim it at once one gets it; its files are gone then, and the owner lives without them."""
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
+    names = ["left", "right"]
+
+    def claim(name: str) -> str | None:
+        try:
+            restore_savepoint(
+                spark, counting(name=name), str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM"
+            )
+        except errors.UsageError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = dict(zip(names, pool.map(claim, names), strict=True))
+    (winner,) = (name for name in names if outcomes[name] is None)
+    (refused,) = (text for text in outcomes.values() if text is not None)
+    assert "claimed" in refused and f"/new/{winner}" in refused
+    assert [f.name for f in (tmp_path / "savepoint").rglob("*") if f.is_file() and ".tmp" not in f.parts] == [
+        "claimed.json"
+    ]
+    with pytest.raises(errors.UsageError, match=f"/new/{winner} claimed it"):
+        restore_savepoint(spark, counting(), str(tmp_path / "late"), str(tmp_path / "savepoint"))
+    shutil.rmtree(tmp_path / "savepoint")
+    shutil.rmtree(tmp_path / "root")
+    found = go_on(spark, counting(name=winner), tmp_path / "new", 2)
+    assert found == {n: uninterrupted[n] for n in found}
+
+
+def test_a_claim_that_stopped_is_completed_by_trying_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", "native")
+
+    def restore(pipeline: Pipeline = COUNTING) -> Record:
+        return restore_savepoint(spark, pipeline, str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("state_backend.checkpoint.coordinator.Coordinator.commit", stop)
+        restore()
+    with pytest.raises(errors.UsageError, match="was claimed by"):
+        restore(counting(name="other"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("jobs.restore.delete_savepoint", stop)
+        restore()
+    assert (tmp_path / "savepoint" / "savepoint.json").exists()
+    assert restore().id == 1  # committed by the try before; only the deletion was left
+    assert not (tmp_path / "savepoint" / "savepoint.json").exists()
+    run_interval(spark, counting(), day(2), str(tmp_path / "new"))
+
+
+def keyed(spark: SparkSession, root: Path, state: str, checkpoint: str = "latest") -> list[Any]:
+    spark.dataSource.register(KeyedState)
+    reader = spark.read.format("keyed_state").option("root", str(root)).option("pipeline", "counting")
+    return reader.option("checkpoint", checkpoint).option("state", state).load().collect()
+
+
+def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark, pandas and pyarrow read them without this project; sorted by key group, then key."""
+    record = saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
+    (folder,) = (f for f in (tmp_path / "savepoint").iterdir() if f.is_dir() and f.name != ".tmp")
+    assert {f.name for f in folder.iterdir()} == {"state-total", "state-items", "state-amounts", "timers"}
+
+    ours = {r.key.user: (r.value.sum, r.value.rows) for r in keyed(spark, tmp_path / "root", "total")}
+    theirs = spark.read.parquet(str(folder / "state-total"))
+    assert {r.key.user: (r.value.sum, r.value.rows) for r in theirs.collect()} == ours
+    ordered = theirs.selectExpr("key.user", "key_group", "pmod(xxhash64(key.user), 16) as expected").collect()
+    assert all(r.key_group == r.expected for r in ordered)
+
+    frame = pd.read_parquet(folder / "state-amounts")
+    lists = frame.groupby(frame["key"].map(lambda key: str(key["user"])))
+    amounts = {user: [v["amount"] for v in rows.sort_values("position")["value"]] for user, rows in lists}
+    assert amounts["ann"] == [1, 2, 3] and amounts["None"] == [9]
+
+    for file in folder.glob("*/*.parquet"):
+        rows = pq.ParquetFile(file).read().to_pylist()
+        places = [
+            (r["key_group"], r["key"]["user"] is not None, (r["key"]["user"] or "").encode(), _behind(r)) for r in rows
+        ]
+        assert places == sorted(places) and rows
+    items = pq.read_table(folder / "state-items").to_pylist()
+    found = {(r["key"]["user"], r["user_key"]["item"]): r["expires_at_ms"] for r in items}
+    assert found["ann", "fig"] == day(0).end_ms + 3 * 86_400_000
+    assert found["ann", "pear"] == day(1).end_ms + 3 * 86_400_000
+    timers = spark.read.parquet(str(folder / "timers")).collect()
+    assert len(timers) == len(keyed(spark, tmp_path / "root", "$timers"))
+    assert record.content.totals.entries == len(timers) + sum(
+        spark.read.parquet(str(folder / f"state-{n}")).count() for n in ("total", "items", "amounts")
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_savepoint_is_a_checkpoint_to_whoever_reads_state(spark: SparkSession, tmp_path: Path, format: Any) -> None:
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
+    for state in ("total", "items", "amounts", "$timers"):
+        expected = keyed(spark, tmp_path / "root", state)
+        shutil.move(tmp_path / "root", tmp_path / "away")
+        reader = spark.read.format("keyed_state").option("checkpoint", str(tmp_path / "savepoint"))
+        found = reader.option("state", state).load()
+        assert sorted(map(repr, found.collect())) == sorted(map(repr, expected)) and expected
+        shutil.move(tmp_path / "away", tmp_path / "root")
+
+
+def _behind(row: dict[str, Any]) -> Any:
+    if "user_key" in row:
+        return row["user_key"]["item"]
+    return row.get("position", row["expires_at_ms"] or 0)
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "says"),
+    [
+        ("native", {"max_parallelism": 32}, "take a canonical one, or keep 16"),
+        ("canonical", {"key": ["item"]}, r"key is \['item'\]"),
+        ("canonical", {"time_mode": "none"}, "time_mode is none"),
+        ("canonical", {"start": day(2).start}, "starts there starts empty"),
+    ],
+)
+def test_what_does_not_fit_the_pipeline_is_refused_and_not_claimed(
+    spark: SparkSession, tmp_path: Path, format: Any, changes: dict[str, Any], says: str
+) -> None:
+    """F79."""
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
+    with pytest.raises(errors.UsageError, match=says):
+        restore_savepoint(spark, counting(**changes), str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
+    assert not (tmp_path / "savepoint" / "claimed.json").exists()
+    restore_savepoint(spark, counting(), str(tmp_path / "new"), str(tmp_path / "savepoint"))
+
+
+def test_a_damaged_savepoint_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """S32, by way of Spark: the error that a worker raised is the one that the caller gets."""
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
+    victim = next((tmp_path / "savepoint").glob("*/state-total/*.parquet"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(errors.CorruptFile, match=victim.name):
+        restore_savepoint(spark, counting(), str(tmp_path / "new"), str(tmp_path / "savepoint"))
+    assert not (tmp_path / "new" / "counting" / "checkpoints").exists()
+
+
+def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> None:
+    run_interval(spark, counting(), day(0), str(tmp_path / "root"))
+
+    def drive(command: str, root: str, *arguments: str) -> dict[str, Any]:
+        result = tmp_path / "result.json"
+        where = ["--pipeline", "tests.support.counting:COUNTING", "--root", str(tmp_path / root), "--spark", "local[2]"]
+        code = driver.main([command, *where, "--result", str(result), *arguments])
+        answer: dict[str, Any] = json.loads(result.read_text())
+        assert (code == 0) == ("ok" in answer)
+        return answer
+
+    folder = str(tmp_path / "savepoint")
+    taken = drive("savepoint", "root", "--to", folder, "--format", "canonical")["ok"]
+    assert (taken["format"], taken["checkpoint"]) == ("canonical", 1) and taken["files"] >= 4 and taken["bytes"] > 0
+    restored = drive("restore", "new", "--savepoint", folder, "--claim", "CLAIM")["ok"]
+    assert restored["checkpoint"] == 1 and restored["interval"] == str(day(0))
+    refused = drive("restore", "new", "--savepoint", folder, "--claim", "STEAL")["error"]
+    assert refused["type"] == "UsageError" and "STEAL" in refused["message"]
