@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from jobs.runtime.interval_task import work_folder
+from jobs.runtime.interval_task import rare_garbage_collection, work_folder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
 from state_backend.canonical import read_canonical
@@ -97,7 +97,11 @@ class RestoreTask:
 
     def _read(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
         content, owned = self.savepoint.content, range_of(shard, self.parallelism, self.max_parallelism)
-        with work_folder(f"restore-{shard}-") as work, RocksStore(work / "db", self.engine) as store:
+        with (
+            rare_garbage_collection(),
+            work_folder(f"restore-{shard}-") as work,
+            RocksStore(work / "db", self.engine) as store,
+        ):
             states = read_canonical(
                 self.savepoint.files,
                 content.states,
