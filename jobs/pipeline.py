@@ -47,6 +47,7 @@ class Pipeline:
     parallelism, max_parallelism: shards now, and key groups for ever.
     sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
+    engine: memory of each shard's RocksDB, when its files are merged, and the host's cache of them.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
     """
 

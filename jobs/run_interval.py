@@ -163,8 +163,10 @@ def process_interval(
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
-        "%s %s: prepared: %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, state %d bytes in %d files",
-        *(pipeline.name, interval, totals.input_rows, totals.output_rows, totals.keys_touched),
+        "%s %s: prepared: %d bytes downloaded, %d from caches; %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, "
+        "state %d bytes in %d files",
+        *(pipeline.name, interval, totals.downloaded_bytes, totals.cached_bytes),
+        *(totals.input_rows, totals.output_rows, totals.keys_touched),
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
     return prepared

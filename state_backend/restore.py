@@ -1,9 +1,9 @@
 """From manifests to an open shard, into any parallelism.
 
 Source: the plan follows Flink's incremental restore: one overlapping handle is opened and clipped to the range; of several
-the best is opened, and the entries of the others that belong to the range are written into it. Every file is verified
-against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early. Changelog
-segments are replayed last, each key group's from the handle that had it, and of each only what belongs to the range.
+the best is opened, and the entries of the others that belong to the range are written to files that it takes in. Every
+file is verified against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early.
+Changelog segments are replayed last, each key group's from the handle that had it, and of each only what belongs to the range.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.file_cache import FileCache
 from state_backend.formats import changelog
 from state_backend.ports.storage import Storage
 from state_backend.state.layout import key_group_bounds
@@ -23,8 +24,6 @@ from state_backend.transfer import download_all
 from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, StateUnusable
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
-
-_COPY_ENTRIES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,7 @@ class RestoredShard:
     opened: tuple[LocalFile, ...]
     opened_inline: frozenset[str]
     downloaded_bytes: int
+    cached_bytes: int = 0
 
 
 def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
@@ -67,9 +67,14 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
 
 
 def restore_shard(
-    target: KeyGroupRange, manifests: Sequence[ShardManifest], storage: Storage, directory: Path, options: EngineOptions
+    target: KeyGroupRange,
+    manifests: Sequence[ShardManifest],
+    storage: Storage,
+    directory: Path,
+    options: EngineOptions,
+    cache: FileCache | None = None,
 ) -> RestoredShard:
-    """Opens the state of ``target`` in ``directory``, which must not exist, from the storage only.
+    """Opens the state of ``target`` in ``directory``, which must not exist, from the storage, or what ``cache`` has of it.
 
     Raises: CorruptFile naming the file that is missing or damaged; then nothing is left in ``directory``.
     """
@@ -82,7 +87,7 @@ def restore_shard(
             store=store, base=None, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0
         )
     try:
-        downloaded_bytes = fetch(plan.first, storage, directory)
+        downloaded_bytes, cached_bytes = fetch(plan.first, storage, directory, cache)
         store = RocksStore(directory, options)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -94,9 +99,10 @@ def restore_shard(
         for n, other in enumerate(plan.others):
             beside = directory.with_name(f"{directory.name}.from-{n}")
             try:
-                downloaded_bytes += fetch(other, storage, beside)
+                fetched = fetch(other, storage, beside, cache)
+                downloaded_bytes, cached_bytes = downloaded_bytes + fetched[0], cached_bytes + fetched[1]
                 with RocksStore(beside, options) as source:
-                    _copy(source, store, target)
+                    source.copy_range(store, *key_group_bounds(target.first, target.last))
                 _replay(other, beside, store, target)
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
@@ -111,24 +117,31 @@ def restore_shard(
         opened=plan.first.files,
         opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
         downloaded_bytes=downloaded_bytes,
+        cached_bytes=cached_bytes,
     )
 
 
-def fetch(manifest: ShardManifest, storage: Storage, directory: Path) -> int:
+def fetch(
+    manifest: ShardManifest, storage: Storage, directory: Path, cache: FileCache | None = None
+) -> tuple[int, int]:
     """Makes a folder that RocksDB opens as the shard's state without its segments, which lie there too; returns the bytes that
-    the storage delivered."""
+    the storage delivered, and those that the cache had."""
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
         _inside(directory, file.name).write_bytes(file.data)
     files = [(f.handle, _inside(directory, f.name)) for f in manifest.files]
-    segments = [(s.handle, _segment(directory, n)) for n, s in enumerate(manifest.segments) if s.handle is not None]
+    files += [(s.handle, _segment(directory, n)) for n, s in enumerate(manifest.segments) if s.handle is not None]
+    missing = [file for file in files if cache is None or not cache.link(storage.url, *file)]
     try:
-        download_all(storage, files + segments)
+        download_all(storage, missing)
     except NotFound as error:
         raise CorruptFile(
             f"shard {manifest.shard}: a file of the checkpoint is missing from {storage.url}: {error}"
         ) from error
-    return sum(handle.size_bytes for handle in manifest.handles)
+    if cache is not None and missing:
+        cache.keep(storage.url, missing)
+    downloaded_bytes = sum(handle.size_bytes for handle, _ in missing)
+    return downloaded_bytes, sum(handle.size_bytes for handle, _ in files) - downloaded_bytes
 
 
 def _segment(directory: Path, number: int) -> Path:
@@ -174,16 +187,6 @@ def _clip(store: RocksStore, target: KeyGroupRange) -> None:
         store.delete_range(b"", start)
     if end is not None:
         store.delete_range(end, b"\xff" * 64)
-
-
-def _copy(source: RocksStore, destination: RocksStore, target: KeyGroupRange) -> None:
-    batch: list[tuple[bytes, bytes | None]] = []
-    for entry in source.scan(*key_group_bounds(target.first, target.last)):
-        batch.append(entry)
-        if len(batch) == _COPY_ENTRIES:
-            destination.write(batch)
-            batch = []
-    destination.write(batch)
 
 
 def check_whole(manifests: Sequence[ShardManifest], max_parallelism: int) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.rocks import MIB, RocksStore
+from state_backend.file_cache import FileCache
 from state_backend.formats import changelog, paths
 from state_backend.ports.storage import Storage
 from state_backend.transfer import upload_all
@@ -181,14 +182,18 @@ def take_snapshot(
     opened_inline: frozenset[str],
     full: bool,
     inline_budget_bytes: int,
+    cache: FileCache | None = None,
 ) -> Snapshot:
-    """Captures the store into the folder ``image`` and uploads what the base lacks. ``opened_inline``: names of SSTs that
-    the base carried inline; carrying them on writes nothing new but counts against the budget."""
+    """Captures the store into the folder ``image`` and uploads what the base lacks; ``cache`` keeps it for this host's next
+    interval. ``opened_inline``: names of SSTs that the base carried inline; carrying them on writes nothing new but counts
+    against the budget."""
     ssts, small = store.capture(image)
     sizes = {f.name: f.stat().st_size for f in ssts}
     plan = plan_snapshot(sizes, opened, full=full, inline_budget_bytes=inline_budget_bytes)
     uploads = [(paths.shared(attempt, shard, task, n, "sst"), image / name) for n, name in enumerate(plan.upload)]
     handles: list[Handle] = upload_all(storage, uploads)
+    if cache is not None and handles:
+        cache.keep(storage.url, [(handle, image / name) for name, handle in zip(plan.upload, handles, strict=True)])
     new = [LocalFile(name=name, handle=handle) for name, handle in zip(plan.upload, handles, strict=True)]
     inline = [InlineFile(name=name, data=(image / name).read_bytes()) for name in plan.inline]
     metadata = [InlineFile(name=f.name, data=f.read_bytes()) for f in small]

@@ -39,6 +39,8 @@ from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.consolidation import consolidate
+from state_backend.file_cache import open_cache
 from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
@@ -56,7 +58,7 @@ from state_backend.snapshot import (
     take_snapshot,
 )
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import InvariantViolated, SourceError
+from state_backend.values.errors import CorruptFile, InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
@@ -84,7 +86,7 @@ class ShardAck:
     that lies in a file and the new one has the same files, all that is different.
 
     ``late``: the file of its late rows. ``newest_event_us``: the latest event time it saw. ``durations_us`` by phase; ``pid``
-    is the worker's process.
+    is the worker's process. Its base's bytes came from the storage (``downloaded_bytes``) or this host's cache.
     """
 
     shard: int
@@ -101,6 +103,7 @@ class ShardAck:
     downloaded_bytes: int
     durations_us: dict[str, int]
     pid: int
+    cached_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +150,22 @@ class IntervalTask:
         storage = open_storage(self.root)
         owned = range_of(shard, self.parallelism, self.max_parallelism)
         clock = _StopWatch()
+        cache = open_cache(self.engine)
+        manifests: list[ShardManifest] = []
         with rare_garbage_collection(), work_folder(f"{self.pipeline}-{shard}-") as work:
-            with clock.phase("restore"):
-                manifests = [manifest_of(ref, storage) for ref in self._overlapping(owned)]
-                restored = restore_shard(owned, manifests, storage, work / "db", self.engine)
             try:
-                return self._process(batches, shard, task, owned, restored, storage, work, clock)
-            finally:
-                restored.store.close()
+                with clock.phase("restore"):
+                    manifests = [manifest_of(ref, storage) for ref in self._overlapping(owned)]
+                    restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
+                try:
+                    return self._process(batches, shard, task, owned, restored, storage, work, clock)
+                finally:
+                    restored.store.close()
+            except CorruptFile:
+                # It may be this host's copy that is damaged; the next try shall tell.
+                if cache is not None:
+                    cache.forget(storage.url, [f.handle for m in manifests for f in m.files])
+                raise
 
     def _overlapping(self, owned: KeyGroupRange) -> list[ShardRef]:
         """The shards of the base that hold some of these key groups, told without reading the manifests of the others."""
@@ -219,6 +230,7 @@ class IntervalTask:
             uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
             uploaded_files=snapshot.uploaded_files if snapshot else 0,
             downloaded_bytes=restored.downloaded_bytes,
+            cached_bytes=restored.cached_bytes,
             durations_us=clock.durations_us,
             pid=os.getpid(),
         )
@@ -247,6 +259,15 @@ class IntervalTask:
                 key_group_states=key_group_states,
                 inline_budget_bytes=max(INLINE_SEGMENTS_BYTES // self.parallelism, INLINE_SEGMENT_BYTES),
             )
+        consolidate(
+            restored.store,
+            key_groups=key_group_states,
+            descriptors=self.states,
+            options=self.engine,
+            shard=shard,
+            parallelism=self.parallelism,
+            sequence=self.h0,
+        )
         return take_snapshot(
             restored.store,
             storage,
@@ -260,6 +281,7 @@ class IntervalTask:
             opened_inline=restored.opened_inline,
             full=self.mode == "full",
             inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
+            cache=open_cache(self.engine),
         )
 
     def _changes(self, shard: int, restored: RestoredShard, snapshot: Snapshot | None) -> ShardChanges | None:
@@ -410,6 +432,8 @@ class IntervalTask:
             changed_bytes=sum(a.changed_bytes for a in acks),
             uploaded_bytes=sum(a.uploaded_bytes for a in acks),
             uploaded_files=sum(a.uploaded_files for a in acks),
+            downloaded_bytes=sum(a.downloaded_bytes for a in acks),
+            cached_bytes=sum(a.cached_bytes for a in acks),
             state_bytes=sum(m.size_bytes for m in manifests),
             state_files=sum(len(m.handles) + sum(f.name.endswith(".sst") for f in m.inline_files) for m in manifests),
         )

@@ -6,10 +6,15 @@ plain iterator stops silently at a corrupt block, which would read as "no more k
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -17,27 +22,56 @@ from typing import Protocol
 import rocksdict
 from rocksdict import Rdict
 
-from state_backend.values.errors import CorruptFile, InvariantViolated, StorageUnavailable
+from state_backend.values.errors import CorruptFile, InvariantViolated, StorageUnavailable, UsageError
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 SST_SUFFIX = ".sst"
 # What a checkpoint of RocksDB holds beside SSTs and is needed to open it. OPTIONS (we bring our own) and the empty log are not.
 _NEEDED = ("CURRENT", "MANIFEST-", "rocksdict-config.json")
 _SCAN_ROWS = 4096
+# Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
+# itself meanwhile, so that its reads stay fast.
+_RUNS_WITHIN_INTERVAL = 32
+_ANY_RATIO = 1_000_000_000
+_FILES_OF_A_SHARD = 64
+_COUNTS = re.compile(r"# (entries|deletions)=(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Memory and file sizes of one shard's RocksDB. Compaction is universal: with small batches of updates it uploads a
-    few times the changed bytes over any history, where leveled compaction goes past ten times."""
+    """Memory, files and upkeep of one shard's RocksDB.
+
+    most_sorted_runs: a capture that finds more merges the newest ones.
+    most_obsolete_percent: of the live state's bytes; a shard whose files hold more is rewritten when its turn comes.
+    consolidation_bytes: what all shards together may rewrite for that reason in one interval.
+    cache_dir: where a host keeps files for its next intervals; ``{temp}`` and ``{uid}`` are filled in there. None: nowhere.
+    cache_bytes: the most that the cache keeps. It also leaves half of the disk's free space alone.
+    """
 
     write_buffer_bytes: int = 64 * MIB
     block_cache_bytes: int = 64 * MIB
     target_file_bytes: int = 64 * MIB
     bloom_bits_per_key: int = 10
-    universal_trigger_files: int = 8
-    universal_size_amplification_percent: int = 100
     background_jobs: int = 2
+    most_sorted_runs: int = 12
+    most_obsolete_percent: int = 80
+    consolidation_bytes: int = 16 * GIB
+    cache_dir: str | None = "{temp}/cairn-cache-{uid}"
+    cache_bytes: int = 20 * GIB
+
+    def __post_init__(self) -> None:
+        if self.most_sorted_runs < 2 or self.most_obsolete_percent < 1:
+            raise UsageError(
+                f"most_sorted_runs={self.most_sorted_runs} and most_obsolete_percent={self.most_obsolete_percent}: "
+                "expected at least 2 and 1, or every interval would rewrite all of its state"
+            )
+
+    def cache_folder(self) -> Path | None:
+        """``cache_dir`` on this host."""
+        if self.cache_dir is None:
+            return None
+        return Path(self.cache_dir.replace("{temp}", tempfile.gettempdir()).replace("{uid}", str(os.getuid())))
 
     def to_options(self) -> rocksdict.Options:
         """rocksdict's own options."""
@@ -47,12 +81,14 @@ class EngineOptions:
         table.set_block_size(16 * 1024)
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
-        universal.max_size_amplification_percent = self.universal_size_amplification_percent
+        universal.max_size_amplification_percent = _ANY_RATIO
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
         options.set_universal_compaction_options(universal)
-        options.set_level_zero_file_num_compaction_trigger(self.universal_trigger_files)
+        options.set_level_zero_file_num_compaction_trigger(_RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_slowdown_writes_trigger(2 * _RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_stop_writes_trigger(4 * _RUNS_WITHIN_INTERVAL)
         options.set_compression_type(rocksdict.DBCompressionType.lz4())
         options.set_block_based_table_factory(table)
         options.set_write_buffer_size(self.write_buffer_bytes)
@@ -61,7 +97,6 @@ class EngineOptions:
         options.set_keep_log_file_num(1)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
-        options.set_skip_stats_update_on_db_open(True)
         return options
 
 
@@ -75,6 +110,16 @@ class Recorder(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortedRun:
+    """Files of which no two hold the same key: one of level 0, or a whole deeper level. ``entries`` counts puts and
+    ``deletions``."""
+
+    size_bytes: int
+    entries: int
+    deletions: int
+
+
 class RocksStore:
     """A sorted map of bytes to bytes in one directory. Not thread-safe; nothing is durable before ``capture``.
 
@@ -85,6 +130,7 @@ class RocksStore:
         """Opens what is in ``directory``, or an empty store. Raises CorruptFile if it is damaged."""
         self.directory = directory
         self.recorder: Recorder | None = None
+        self._options = options
         try:
             self._db = Rdict(str(directory), options.to_options())
         except Exception as error:
@@ -172,13 +218,124 @@ class RocksStore:
         if self.recorder is not None:
             self.recorder.delete_range(start, end)
 
-    def compact(self) -> None:
-        """Merges everything into as few files as the target size allows, and drops what is deleted."""
-        options = rocksdict.CompactOptions()
-        options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
+    def copy_range(self, destination: RocksStore, start: bytes, end: bytes | None) -> None:
+        """Adds what lies in start <= key < end (None: to the last) to a store that has nothing there: as files that it takes
+        in at its lowest level, not as writes that it would have to sort, flush and merge again. Both stores must be on one
+        file system."""
+        read = rocksdict.ReadOptions()
+        if end is not None:
+            read.set_iterate_upper_bound(end)
+        files: list[str] = []
         try:
             self._db.flush()
+            iterator = self._db.iter(read)
+            iterator.seek(start)
+            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
+            while valid():
+                files.append(str(self.directory / f"copied-{len(files)}"))
+                writer = rocksdict.SstFileWriter(self._options.to_options())
+                writer.open(files[-1])
+                put = writer.__setitem__
+                while valid() and writer.file_size() < self._options.target_file_bytes:
+                    for _ in range(_SCAN_ROWS):
+                        put(key(), value())
+                        next_()
+                        if not valid():
+                            break
+                writer.finish()
+            iterator.status()
+            if files:
+                moved = rocksdict.IngestExternalFileOptions()
+                moved.set_move_files(True)
+                destination._db.ingest_external_file(files, moved)
+        except Exception as error:
+            raise _translated(error, f"can't copy from {self.directory} to {destination.directory}") from error
+
+    def sorted_runs(self) -> list[SortedRun]:
+        """What a read has to look through, newest first, after a flush."""
+        runs = []
+        try:
+            self._db.flush()
+            for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
+                if level == 0:
+                    runs += [
+                        SortedRun(size_bytes=f["size"], entries=f["num_entries"], deletions=f["num_deletions"])
+                        for f in files
+                    ]
+                else:
+                    size_bytes = sum(f["size"] for f in files)
+                    # The counts of files that were there at the open are not all at hand; their sum is.
+                    table = self._db.property_value(f"rocksdb.aggregated-table-properties-at-level{level}") or ""
+                    counts = dict(_COUNTS.findall(table))
+                    runs.append(
+                        SortedRun(
+                            size_bytes=size_bytes,
+                            entries=int(counts["entries"]),
+                            deletions=int(counts["deletions"]),
+                        )
+                    )
+        except Exception as error:
+            raise _translated(error, f"can't read the state in {self.directory}") from error
+        return runs
+
+    def merge_newest(self, count: int) -> None:
+        """Merges the newest ``count`` of the sorted runs, at least two and not all, into one, and waits for it.
+
+        RocksDB has no call for that. So its universal compaction is told to pick exactly these: as many runs as there are
+        make one due, of any sizes, and the width has no choice."""
+        runs = self.sorted_runs()
+        if not 2 <= count < len(runs):
+            raise UsageError(f"can't merge {count} of {len(runs)} sorted runs in {self.directory}")
+        universal = f"size_ratio={_ANY_RATIO};min_merge_width={count};max_merge_width={count}"
+        universal += f";max_size_amplification_percent={_ANY_RATIO};"
+        try:
+            self._db.set_options(
+                {
+                    "compaction_options_universal": f"{{{universal}}}",
+                    "level0_file_num_compaction_trigger": str(len(runs)),
+                }
+            )
+            self._await_compactions(600.0 + sum(run.size_bytes for run in runs[:count]) / MIB)
+        except StorageUnavailable:
+            raise
+        except Exception as error:
+            raise _translated(error, f"can't compact the state in {self.directory}") from error
+
+    def _await_compactions(self, deadline_s: float) -> None:
+        started = time.monotonic()
+        while True:
+            if self._db.property_int_value("rocksdb.background-errors"):
+                self._db.flush()  # says what the error was
+                raise StorageUnavailable(f"a compaction in {self.directory} failed; is the local disk full or failing?")
+            if not self._db.property_int_value("rocksdb.compaction-pending") and not self._db.property_int_value(
+                "rocksdb.num-running-compactions"
+            ):
+                return
+            if time.monotonic() - started > deadline_s:
+                raise StorageUnavailable(f"compactions in {self.directory} did not end within {deadline_s:.0f} s")
+            time.sleep(0.001)
+
+    def compact(self) -> None:
+        """Merges everything into as few files as the target size allows, and drops what is deleted. The target grows with the
+        state, four times at most. StorageUnavailable at once if the local disk has no room for a second copy."""
+        needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
+        free_bytes = shutil.disk_usage(self.directory).free
+        if needed_bytes > free_bytes:
+            raise StorageUnavailable(
+                f"can't compact the state in {self.directory}: it may write {needed_bytes} bytes, and the disk has "
+                f"{free_bytes} left; free some space, or set TMPDIR to a larger disk"
+            )
+        options = rocksdict.CompactOptions()
+        options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
+        least_bytes = self._options.target_file_bytes
+        target_bytes = min(4 * least_bytes, needed_bytes // _FILES_OF_A_SHARD)
+        try:
+            if target_bytes > least_bytes:
+                self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)
+            self._await_compactions(600.0)  # the call itself tells no failure
+        except StorageUnavailable:
+            raise
         except Exception as error:
             raise _translated(error, f"can't compact the state in {self.directory}") from error
 
@@ -190,13 +347,7 @@ class RocksStore:
         """
         try:
             self._db.flush()
-            started = time.monotonic()
-            while self._db.property_int_value("rocksdb.compaction-pending") or self._db.property_int_value(
-                "rocksdb.num-running-compactions"
-            ):
-                if time.monotonic() - started > deadline_s:
-                    raise StorageUnavailable(f"compactions in {self.directory} did not end within {deadline_s:.0f} s")
-                time.sleep(0.001)
+            self._await_compactions(deadline_s)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(destination))
         except StorageUnavailable:
             raise
@@ -213,8 +364,13 @@ class RocksStore:
         """Releases the directory's lock. May be called twice."""
         if self.recorder is not None:
             self.recorder.close()
-        with suppress(rocksdict.DbClosedError):
-            self._db.close()
+        try:
+            with suppress(rocksdict.DbClosedError):
+                self._db.close()
+        except (
+            Exception
+        ) as error:  # what a compaction failed with is raised once more, over what it was raised as before
+            raise _translated(error, f"can't close the state in {self.directory}") from error
 
 
 def _translated(error: Exception, doing: str) -> Exception:

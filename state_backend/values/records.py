@@ -192,7 +192,8 @@ class Totals:
 
     ``changed_bytes``: keys and values of the entries that the interval changed; ``uploaded_bytes``: what was written to the
     storage for them; ``state_bytes``: all files of the state; ``state_files``: how many there are; ``keys``: entries of the
-    fullest value state, so the keys that hold it, and 0 where a pipeline has none.
+    fullest value state, so the keys that hold it, and 0 where a pipeline has none. ``downloaded_bytes`` and ``cached_bytes``: what
+    the restore took from the storage, and from the caches of hosts.
     """
 
     input_rows: int
@@ -206,6 +207,8 @@ class Totals:
     uploaded_files: int
     state_bytes: int
     state_files: int
+    downloaded_bytes: int = 0
+    cached_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,230 @@
+"""A pipeline's state over many intervals, without Spark: each batch restores every shard, changes it and checkpoints it.
+
+What an interval's shard task does with state is done here by the same functions, in the same order, shard after shard in
+one process, over local storage with its syncs. Checkpoints are kept and dropped as a retention of the last ``retained`` does it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
+from state_backend.consolidation import Consolidation, consolidate
+from state_backend.file_cache import FileCache
+from state_backend.restore import RestoredShard, restore_shard
+from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
+from state_backend.state.layout import prefix
+from state_backend.state.shard_state import ShardState
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import SchemaVersion, ShardManifest, StateDescriptor
+
+STATE_ID = 1
+STATE = StateDescriptor(
+    name="value",
+    kind="value",
+    state_id=STATE_ID,
+    ttl_ms=None,
+    versions=(SchemaVersion(version=1, value={"type": "struct", "fields": []}, user_key=None),),
+)
+MAX_PARALLELISM = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one interval changed and wrote (bytes), what its checkpoint consists of, and what all retained ones keep on the
+    storage. ``seconds`` include the restores."""
+
+    changed_bytes: int
+    uploaded_bytes: int
+    uploaded_files: int
+    downloaded_bytes: int
+    cached_bytes: int
+    live_files: int
+    checkpoint_bytes: int
+    retained_bytes: int
+    merged: tuple[Consolidation, ...]
+    largest_file_bytes: int
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class History:
+    """Grows by ``run``. Keys are numbers, spread evenly over the key groups; a key with its value makes ``entry_bytes``."""
+
+    folder: Path
+    keys: int
+    parallelism: int
+    entry_bytes: int = 100
+    retained: int = 10
+    seed: int = 7
+    options: EngineOptions = field(default_factory=lambda: EngineOptions(cache_dir=None))
+    cache: FileCache | None = None
+    manifests: list[ShardManifest] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng: Any = np.random.default_rng(self.seed)
+        self._storage = LocalStorage(self.folder / "storage")
+        self._checkpoints: deque[dict[str, int]] = deque()
+
+    @property
+    def storage(self) -> LocalStorage:
+        return self._storage
+
+    def load(self) -> Batch:
+        """The first interval: every key."""
+        return self.run(np.arange(self.keys))
+
+    def update(self, share: float) -> Batch:
+        """An interval that changes this share of the keys, uniformly drawn."""
+        return self.run(self._rng.choice(self.keys, round(self.keys * share), replace=False))
+
+    def run(self, keys: Any, *, parallelism: int | None = None) -> Batch:
+        """An interval that writes a new random value to each of these keys, if ``parallelism`` says so in another layout."""
+        parallelism = parallelism or self.parallelism
+        number = len(self.batches)
+        started = time.perf_counter()
+        of_shard = (keys % MAX_PARALLELISM) * parallelism // MAX_PARALLELISM
+        snapshots: list[Snapshot | None] = []
+        manifests, changed_bytes, downloaded_bytes, cached_bytes, merged = [], 0, 0, 0, []
+        for shard in range(parallelism):
+            with self.restored(shard, parallelism, cache=self.cache) as restored:
+                state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=(STATE,), now_ms=0)
+                for key in keys[of_shard == shard].tolist():
+                    stored = prefix(key % MAX_PARALLELISM, STATE_ID) + key.to_bytes(8, "big")
+                    state.write(stored, b"\x01" + self._rng.bytes(self.entry_bytes - len(stored) - 1))
+                states = state.key_group_states()
+                owned = range_of(shard, parallelism, MAX_PARALLELISM)
+                same_layout = parallelism == len(self.manifests)
+                if state.changed_bytes or not same_layout:
+                    if same_layout or not self.manifests:
+                        merged.append(
+                            consolidate(
+                                restored.store,
+                                key_groups=states,
+                                descriptors=(STATE,),
+                                options=self.options,
+                                shard=shard,
+                                parallelism=parallelism,
+                                sequence=number,
+                            )
+                        )
+                    snapshot = take_snapshot(
+                        restored.store,
+                        self._storage,
+                        image=self._work(shard) / "image",
+                        attempt=f"batch-{number}",
+                        shard=shard,
+                        task=0,
+                        key_groups=owned,
+                        key_group_states=states,
+                        opened=restored.opened,
+                        opened_inline=restored.opened_inline,
+                        full=False,
+                        inline_budget_bytes=INLINE_RECORD_BYTES // parallelism,
+                        cache=self.cache,
+                    )
+                    snapshots.append(snapshot)
+                    manifests.append(snapshot.manifest)
+                else:
+                    manifests.append(self.manifests[shard])
+                changed_bytes += state.changed_bytes
+                downloaded_bytes += restored.downloaded_bytes
+                cached_bytes += restored.cached_bytes
+        self.parallelism, self.manifests = parallelism, manifests
+        files = {f.handle.path: f.handle.size_bytes for m in manifests for f in m.files}
+        inline_bytes = sum(m.size_bytes for m in manifests) - sum(files.values())
+        self._retain(files)
+        new = [size_bytes for path, size_bytes in files.items() if path.startswith(f"shared/batch-{number}/")]
+        batch = Batch(
+            changed_bytes=changed_bytes,
+            uploaded_bytes=sum(s.uploaded_bytes for s in snapshots if s),
+            uploaded_files=sum(s.uploaded_files for s in snapshots if s),
+            downloaded_bytes=downloaded_bytes,
+            cached_bytes=cached_bytes,
+            live_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
+            checkpoint_bytes=sum(files.values()) + inline_bytes,
+            retained_bytes=sum({p: b for c in self._checkpoints for p, b in c.items()}.values()) + inline_bytes,
+            merged=tuple(merged),
+            largest_file_bytes=max(new, default=0),
+            seconds=time.perf_counter() - started,
+        )
+        self.batches.append(batch)
+        return batch
+
+    def _retain(self, files: dict[str, int]) -> None:
+        """Files that only a checkpoint beyond the retained ones names are deleted, as the clean-up of a commit does."""
+        self._checkpoints.append(files)
+        if len(self._checkpoints) > self.retained:
+            dropped = self._checkpoints.popleft()
+            for path in dropped.keys() - {path for checkpoint in self._checkpoints for path in checkpoint}:
+                self._storage.delete(path)
+
+    def _work(self, shard: int) -> Path:
+        return self.folder / f"work-{shard}"
+
+    @contextmanager
+    def restored(self, shard: int, parallelism: int, *, cache: FileCache | None) -> Iterator[RestoredShard]:
+        """A shard of this layout, open while the block runs, in a folder that is gone afterwards."""
+        owned = range_of(shard, parallelism, MAX_PARALLELISM)
+        overlapping = [m for m in self.manifests if m.key_groups.intersect(owned)]
+        work = self._work(shard)
+        restored = restore_shard(owned, overlapping, self._storage, work / "db", self.options, cache)
+        try:
+            yield restored
+        finally:
+            restored.store.close()
+            shutil.rmtree(work)
+
+    def stored_bytes(self) -> int:
+        """What lies in the storage, as a listing tells."""
+        return sum(info.size_bytes for info in self._storage.list(""))
+
+    def compacted_bytes(self) -> int:
+        """What the live state takes when every shard is rewritten: the least that a checkpoint can have."""
+        total = 0
+        for shard in range(self.parallelism):
+            with self.restored(shard, self.parallelism, cache=None) as restored:
+                restored.store.compact()
+                total += sum(run.size_bytes for run in restored.store.sorted_runs())
+        return total
+
+    def restore_seconds(self, parallelism: int | None = None, *, cache: FileCache | None = None) -> list[float]:
+        """How long the restore of each shard takes, until it is open."""
+        parallelism = parallelism or self.parallelism
+        seconds = []
+        for shard in range(parallelism):
+            started = time.perf_counter()
+            with self.restored(shard, parallelism, cache=cache):
+                seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def copy_seconds(self) -> float:
+        """How long a plain copy of the same files takes, as many at once as a restore downloads, shard after shard."""
+        seconds = 0.0
+        for manifest in self.manifests:
+            folder = self._work(manifest.shard)
+            folder.mkdir()
+            paths = [f.handle.path for f in manifest.files]
+            started = time.perf_counter()
+            with ThreadPoolExecutor(8) as pool:
+                list(
+                    pool.map(
+                        lambda p, to=folder: shutil.copyfile(self.folder / "storage" / p, to / p.replace("/", "_")),
+                        paths,
+                    )
+                )  # type: ignore[misc]
+            seconds += time.perf_counter() - started
+            shutil.rmtree(folder)
+        return seconds

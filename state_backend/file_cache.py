@@ -1,0 +1,205 @@
+"""Local recovery: immutable files that this host wrote or fetched, kept for the next interval that is restored here.
+
+    <folder>/<40 hex digits>-<crc32c>   a file of some root: SHA-256 over the root's URL, path, size and crc32c, so that
+                                        neither shards nor pipelines can meet under one name
+    <folder>/.<uuid>.part               a copy in the making, or left behind by a crash
+
+A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but never changes them. The cache is shared by all
+processes of one user on the host, without a lock; whatever it can't do, it answers as a miss, which costs a download:
+1. A file is verified before it gets in. Then its time of modification is set to one that its name implies; whoever writes to
+   it, through whatever link, sets another, and a file of a wrong size or time is a miss and is removed. What the disk itself
+   damaged, RocksDB's block checksums find; who sees that calls `forget`. `scrub` reads all.
+2. Removing an entry takes nothing from those who linked it. Two who remove or insert the same one end up the same.
+3. The least recently used go, by the time of access, which every hit sets. To look at all entries costs time, so one
+   insertion in some does, picked by its checksum: once per 1/16 of the limit in bytes, and per 1/64 of the most files.
+4. Where the shard's folder is on another file system, files are copied, and verified on the way out as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import google_crc32c
+
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.values.handles import Handle
+
+_CHUNK_BYTES = 1 << 20
+_NAME = re.compile(r"[0-9a-f]{40}-([0-9a-f]{8})")
+_MOST_FILES = 16_384
+_LEFTOVER_MIN_AGE_S = 3600.0
+# Whole even seconds, which every file system can keep, from September 2001 on: no file that is written now has such a time.
+_SEALED_FROM_S = 1_000_000_000
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrub:
+    """What a scrub found: files that were read, and names of those that were damaged and removed."""
+
+    files: int
+    damaged: tuple[str, ...]
+
+
+class FileCache:
+    """Files of any number of roots, about ``limit_bytes`` of them at most, in a folder of this user's own."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+
+    def link(self, url: str, handle: Handle, destination: Path) -> bool:
+        """Puts the file of a root at ``destination``, which must not exist, if the cache has it whole."""
+        entry = self._entry(url, handle)
+        try:
+            found = entry.stat(follow_symlinks=False)
+            if not self._is_own() or not stat.S_ISREG(found.st_mode):
+                return False
+            if found.st_size != handle.size_bytes or found.st_mtime_ns != _sealed_ns(entry.name):
+                entry.unlink()
+                return False
+            try:
+                os.link(entry, destination)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                if not _copied(entry, destination, handle):
+                    entry.unlink()
+                    return False
+            os.utime(entry, ns=(time.time_ns(), found.st_mtime_ns))
+        except FileNotFoundError:
+            # Never there, or somebody evicted it; if that was after the link, ours stays.
+            return destination.exists()
+        except OSError:
+            destination.unlink(missing_ok=True)
+            return False
+        return True
+
+    def keep(self, url: str, files: Iterable[tuple[Handle, Path]]) -> None:
+        """Takes files in that were just verified against their handles, and makes room for them. The local files go on to
+        be used, but must not be written to any more. With the disk full, or the folder not ours, nothing is kept."""
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._is_own():
+                return
+            full = False
+            for handle, local in files:
+                if handle.size_bytes <= self._limit_bytes:
+                    self._insert(self._entry(url, handle), handle, local)
+                    share = 16 * handle.size_bytes / self._limit_bytes + 64 / _MOST_FILES
+                    full = full or handle.crc32c < share * 2**32
+            if full:
+                self._evict()
+
+    def forget(self, url: str, handles: Iterable[Handle]) -> None:
+        """Drops files that were found damaged after all, so that the next try fetches them."""
+        with suppress(OSError):
+            if self._is_own():
+                for handle in handles:
+                    self._entry(url, handle).unlink(missing_ok=True)
+
+    def _insert(self, entry: Path, handle: Handle, local: Path) -> None:
+        sealed_ns = _sealed_ns(entry.name)
+        times_ns = (time.time_ns(), sealed_ns)
+        if local.stat().st_size != handle.size_bytes:
+            return
+        try:
+            # The two names are of one file, so this is what the entry's time will be, from its first moment on.
+            os.utime(local, ns=times_ns)
+            os.link(local, entry)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            copy = self._folder / f".{uuid4().hex}.part"
+            try:
+                if _copied(local, copy, handle):
+                    os.utime(copy, ns=times_ns)
+                    copy.replace(entry)
+            finally:
+                copy.unlink(missing_ok=True)
+
+    def _evict(self) -> None:
+        """Removes the least recently used while there are more files or bytes than the limits, or more bytes than half of what
+        the disk could give: work folders need the rest."""
+        entries = []
+        now_s = time.time()
+        for path in self._folder.iterdir():
+            with suppress(OSError):
+                found = path.stat(follow_symlinks=False)
+                if path.suffix == ".part" and found.st_mtime < now_s - _LEFTOVER_MIN_AGE_S:
+                    path.unlink()
+                elif _NAME.fullmatch(path.name):
+                    entries.append((found.st_atime_ns, found.st_size, path))
+        used_bytes = sum(size_bytes for _, size_bytes, _ in entries)
+        room_bytes = (used_bytes + shutil.disk_usage(self._folder).free) // 2
+        most_bytes = min(self._limit_bytes, room_bytes)
+        for n, (_, size_bytes, path) in enumerate(sorted(entries)):
+            if used_bytes <= most_bytes and len(entries) - n <= _MOST_FILES:
+                return
+            path.unlink(missing_ok=True)
+            used_bytes -= size_bytes
+
+    def scrub(self) -> Scrub:
+        """Reads every file, and removes those that are not what their names say."""
+        files, damaged = 0, []
+        for path in sorted(self._folder.iterdir()) if self._is_own() else ():
+            if name := _NAME.fullmatch(path.name):
+                with suppress(FileNotFoundError):  # evicted meanwhile
+                    files += 1
+                    if f"{_crc32c_of(path):08x}" != name[1]:
+                        damaged.append(path.name)
+                        path.unlink()
+        return Scrub(files=files, damaged=tuple(damaged))
+
+    def _entry(self, url: str, handle: Handle) -> Path:
+        crc32c = f"{handle.crc32c:08x}"
+        identity = f"{url}\0{handle.path}\0{handle.size_bytes}\0{crc32c}"
+        return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:40]}-{crc32c}"
+
+    def _is_own(self) -> bool:
+        """Whether the folder is a real one of ours: below a shared temp folder, anybody could have made it first."""
+        try:
+            found = self._folder.stat(follow_symlinks=False)
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def open_cache(options: EngineOptions) -> FileCache | None:
+    """The cache of this host, or None where the options want none."""
+    folder = options.cache_folder()
+    return None if folder is None else FileCache(folder, options.cache_bytes)
+
+
+def _sealed_ns(name: str) -> int:
+    return (_SEALED_FROM_S + 2 * int(name[:7], 16)) * 1_000_000_000
+
+
+def _copied(source: Path, destination: Path, handle: Handle) -> bool:
+    """Copies a file; False, and no copy, if it is not what the handle says."""
+    shutil.copyfile(source, destination)
+    if (destination.stat().st_size, _crc32c_of(destination)) == (handle.size_bytes, handle.crc32c):
+        return True
+    destination.unlink()
+    return False
+
+
+def _crc32c_of(path: Path) -> int:
+    crc32c = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc32c = google_crc32c.extend(crc32c, chunk)
+    return crc32c

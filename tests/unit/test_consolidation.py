@@ -1,0 +1,421 @@
+"""The rule of consolidation as tables, what it does to real files, and a short history of them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.state_history import History
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
+from state_backend.consolidation import consolidate, most_records, obsolete_bytes, plan_consolidation
+from state_backend.file_cache import FileCache
+from state_backend.restore import restore_shard
+from state_backend.snapshot import take_snapshot
+from state_backend.state import layout
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import KeyGroupState
+from tests.support.shards import STATES, descriptor
+
+MIB = 1024 * 1024
+OPTIONS = EngineOptions(most_sorted_runs=4, most_obsolete_percent=80, consolidation_bytes=GIB)
+
+
+def run(size_mib: float, *, entries: int | None = None, deletions: int = 0) -> SortedRun:
+    """By default with an entry per KiB."""
+    return SortedRun(
+        size_bytes=int(size_mib * MIB),
+        entries=int(size_mib * 1024) if entries is None else entries,
+        deletions=deletions,
+    )
+
+
+def plan(runs: list[SortedRun], **changes: Any) -> tuple[int, str | None]:
+    """What is merged and what is put off. By default all puts of the newer runs replace some of the oldest."""
+    given = {
+        "most_records": runs[-1].entries if runs else 0,
+        "options": OPTIONS,
+        "shard": 0,
+        "parallelism": 1,
+        "sequence": 0,
+        "free_bytes": 1024 * GIB,
+    }
+    made = plan_consolidation(runs, **(given | changes))
+    return made.merged_runs, made.put_off
+
+
+@pytest.mark.parametrize(
+    ("sizes", "merged"),
+    [
+        ([], 0),
+        ([100], 0),
+        ([1, 1, 1, 100], 0),
+        ([1, 1, 1, 1, 100], 4),
+        ([1, 1, 1, 4, 100], 3),
+        ([1, 1, 9, 20, 100], 2),
+        # A merge takes the newest, wherever the small ones lie.
+        ([30, 1, 1, 1, 100], 4),
+        # With nothing but small runs, the oldest is one of them.
+        ([1, 1, 1, 1, 1], 5),
+    ],
+)
+def test_the_newest_runs_are_merged_where_that_costs_least_per_run(sizes: list[int], merged: int) -> None:
+    """Nothing is obsolete here: every put is of a new key."""
+    assert plan([run(size) for size in sizes], most_records=10**9) == (merged, None)
+
+
+@pytest.mark.parametrize(("newer_mib", "merged"), [(79, 0), (81, 2), (120, 2)])
+def test_a_shard_is_rewritten_when_too_much_of_it_is_obsolete(newer_mib: int, merged: int) -> None:
+    assert plan([run(newer_mib), run(100)]) == (merged, None)
+
+
+def test_new_keys_are_no_reason_to_rewrite() -> None:
+    assert plan([run(500), run(100)], most_records=600 * 1024) == (0, None)
+
+
+def test_deleted_entries_count_as_much_as_they_held() -> None:
+    """TTL: half of the entries deleted by small records. What is left would fit in half the bytes."""
+    deletions = run(1, entries=50 * 1024, deletions=50 * 1024)
+    assert plan([deletions, run(100)], most_records=50 * 1024) == (2, None)
+    fewer = run(1, entries=40 * 1024, deletions=40 * 1024)
+    assert plan([fewer, run(100)], most_records=60 * 1024) == (0, None)
+
+
+def test_hot_counters_beside_large_values_are_weighed_by_bytes() -> None:
+    """As many records rewritten as there are, but small ones: 10 MiB obsolete, not half of a GiB."""
+    hot = run(10, entries=1_000_000)
+    assert obsolete_bytes([hot, run(1000, entries=1_000_000)], 1_000_000) == 10 * MIB
+
+
+def test_a_dropped_range_is_obsolete_without_any_deletion() -> None:
+    """One shard becomes two: each holds the files of both. Not rewritten before its own changes are worth it."""
+    half = run(100).entries // 2
+    assert plan([run(0.1), run(100)], most_records=half) == (0, None)
+    assert obsolete_bytes([run(0.1), run(100)], half) >= 50 * MIB
+    assert plan([run(20), run(100)], most_records=half) == (2, None)
+
+
+def test_shards_take_turns() -> None:
+    """Of eight shards with the same load one is rewritten per interval; far above the limit nobody waits."""
+    due, urgent = [run(85), run(100)], [run(101), run(100)]
+    for sequence in range(16):
+        merged = [plan(due, shard=shard, parallelism=8, sequence=sequence)[0] for shard in range(8)]
+        assert [shard for shard in range(8) if merged[shard]] == [sequence % 8]
+        assert plan(due, shard=(sequence + 1) % 8, parallelism=8, sequence=sequence) == (0, "turn")
+        assert plan(urgent, shard=(sequence + 1) % 8, parallelism=8, sequence=sequence) == (2, None)
+
+
+def test_shards_whose_turn_it_is_share_the_budget() -> None:
+    due = [run(85), run(100)]
+    tight = EngineOptions(most_sorted_runs=4, consolidation_bytes=150 * MIB)
+    assert plan(due, options=tight, parallelism=8) == (2, None)
+    assert plan(due, options=tight, parallelism=16) == (0, "budget")
+    assert plan([run(101), run(100)], options=tight, parallelism=16) == (2, None)
+
+
+def test_a_merge_beyond_the_budget_waits_until_reads_suffer() -> None:
+    tight = EngineOptions(most_sorted_runs=4, consolidation_bytes=15 * MIB)
+    assert plan([run(10), run(10), *[run(1)] * 2, run(500)], options=tight) == (0, "budget")
+    assert plan([run(10), *[run(1)] * 8, run(500)], options=tight)[0] == 9
+
+
+def test_nothing_begins_without_room_on_the_disk() -> None:
+    assert plan([run(90), run(100)], free_bytes=189 * MIB) == (0, "disk")
+    assert plan([run(90), run(100)], free_bytes=190 * MIB) == (2, None)
+    assert plan([run(1)] * 4 + [run(100)], free_bytes=3 * MIB) == (3, None)
+    assert plan([run(1)] * 4 + [run(100)], free_bytes=MIB) == (0, "disk")
+
+
+def test_the_plan_tells_what_it_writes() -> None:
+    made = plan_consolidation(
+        [run(90), run(100)],
+        most_records=run(100).entries,
+        options=OPTIONS,
+        shard=0,
+        parallelism=1,
+        sequence=0,
+        free_bytes=GIB,
+    )
+    assert made.written_bytes == 100 * MIB
+
+
+def test_records_that_entries_make() -> None:
+    """A value is one record; an expiring one has an index, a list its positions, a timer both lists of it."""
+    states = [
+        descriptor("v", "value", 1),
+        descriptor("t", "map", 2, ttl_ms=1),
+        descriptor("l", "list", 3),
+        descriptor("lt", "list", 4, ttl_ms=1),
+    ]
+    for name, records in (("v", 1), ("t", 2), ("l", 2), ("lt", 3), ("$timers", 2)):
+        group = KeyGroupState(key_group=0, entries={name: 10}, digest=0)
+        assert most_records([group, group], states) == 20 * records
+
+
+def write(store: RocksStore, keys: list[int], rng: random.Random) -> dict[bytes, bytes]:
+    entries = {key.to_bytes(4, "big"): rng.randbytes(100) for key in keys}
+    store.write(entries.items())
+    return entries
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_exactly_the_newest_runs_are_merged(tmp_path: Path, reopened: bool) -> None:
+    """By RocksDB, in this process and in the next one; nothing that is live changes."""
+    rng = random.Random(3)
+    store = RocksStore(tmp_path / "db")
+    state = write(store, list(range(2000)), rng)
+    store.compact()
+    for _ in range(6):
+        state |= write(store, rng.sample(range(2000), 100), rng)
+        store.sorted_runs()
+    if reopened:
+        store.close()
+        store = RocksStore(tmp_path / "db")
+    before = store.sorted_runs()
+    assert [r.entries for r in before] == [100] * 6 + [2000]
+    for width in (3, 2, 3):
+        before = store.sorted_runs()
+        store.merge_newest(width)
+        after = store.sorted_runs()
+        assert after[1:] == before[width:]
+        assert after[0].entries <= sum(r.entries for r in before[:width])
+    assert len(after) == 2
+    assert dict(store.scan(b"", None)) == state
+    store.close()
+
+
+def test_deletions_are_counted_and_leave(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    with RocksStore(tmp_path / "db") as store:
+        state = write(store, list(range(1000)), rng)
+        store.sorted_runs()
+        store.write([(key, None) for key in list(state)[:900]])
+        runs = store.sorted_runs()
+        assert [(r.entries, r.deletions) for r in runs] == [(900, 900), (1000, 0)]
+        store.compact()
+        assert [(r.entries, r.deletions) for r in store.sorted_runs()] == [(100, 0)]
+
+
+def test_a_history_stays_flat(tmp_path: Path) -> None:
+    """60 batches of 5 % of the keys, in two shards: the bounds that docs/history.md shows over 1,000 batches, a little wider."""
+    history = History(folder=tmp_path, keys=10_000, parallelism=2)
+    history.load()
+    live_bytes = history.compacted_bytes()
+    batches = [history.update(0.05) for _ in range(60)]
+    assert sum(b.uploaded_bytes for b in batches) <= 4 * sum(b.changed_bytes for b in batches)
+    for batch in batches[20:]:
+        assert batch.live_files <= 2 * 12
+        assert batch.checkpoint_bytes <= 2.2 * live_bytes
+        assert batch.retained_bytes <= 3.8 * live_bytes
+    merged = [c.merged_runs for b in batches for c in b.merged if c.merged_runs]
+    assert len(merged) >= 6
+    assert history.update(0).uploaded_bytes == 0
+    check_state(history)
+
+
+def check_state(history: History) -> None:
+    """What each shard's files hold is what its record says: every key once, and the digest over all of it."""
+    seed = layout.seed_of("value")
+    for shard, manifest in enumerate(history.manifests):
+        with history.restored(shard, history.parallelism, cache=history.cache) as restored:
+            held = dict(restored.store.scan(b"", None))
+        assert {int.from_bytes(key[:2], "big") for key in held} <= {s.key_group for s in manifest.key_group_states}
+        assert len(held) == manifest.entries
+        assert sum(layout.entry_hash(seed, key[3:], entry) for key, entry in held.items()) % 2**64 == manifest.digest
+    assert sum(m.entries for m in history.manifests) == history.keys
+
+
+def test_layouts_change_in_a_history(tmp_path: Path) -> None:
+    """From one parallelism to the next with merges between: nothing is lost or kept twice, and what a restore
+    opened is shared by the checkpoint after it: all of it, where no shard had to take in what another one had."""
+    options = EngineOptions(most_sorted_runs=3, most_obsolete_percent=20, cache_dir=None)
+    cache = FileCache(tmp_path / "cache", 100 * MIB)
+    history = History(folder=tmp_path, keys=5000, parallelism=2, options=options, cache=cache)
+    history.load()
+    for parallelism in (1, 3, 4, 2, 7, 1):
+        for _ in range(6):
+            history.update(0.05)
+        before, opened = history.parallelism, {f.handle.path for m in history.manifests for f in m.files}
+        digest = sum(m.digest for m in history.manifests) % 2**64
+        batch = history.run(np.arange(0), parallelism=parallelism)
+        assert sum(m.digest for m in history.manifests) % 2**64 == digest
+        shared = {f.handle.path for m in history.manifests for f in m.files} & opened
+        assert shared
+        if parallelism > before:
+            assert shared == opened
+        assert batch.merged == ()
+        check_state(history)
+
+
+def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
+    """Every interval writes keys of its own that expire after the next; the files hold some intervals, never all."""
+    rng = random.Random(5)
+    storage, owned = MemoryStorage(), KeyGroupRange(first=0, last=3)
+    manifests, sizes = [], []
+    ttl = next(d for d in STATES if d.name == "value_ttl")
+    for interval in range(40):
+        now_ms = interval * 100
+        restored = restore_shard(owned, manifests, storage, tmp_path / "db" / str(interval), EngineOptions())
+        state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=now_ms)
+        for key in range(300):
+            stored = layout.prefix(key % 4, ttl.state_id) + f"{interval}-{key}".encode()
+            state.write(stored, layout.with_expiry(b"\x01" + rng.randbytes(200), now_ms + 150))
+        state.expire()
+        groups = state.key_group_states()
+        consolidate(
+            restored.store,
+            key_groups=groups,
+            descriptors=STATES,
+            options=EngineOptions(),
+            shard=0,
+            parallelism=1,
+            sequence=interval,
+        )
+        snapshot = take_snapshot(
+            restored.store,
+            storage,
+            image=tmp_path / f"image-{interval}",
+            attempt=str(interval),
+            shard=0,
+            task=0,
+            key_groups=owned,
+            key_group_states=groups,
+            opened=restored.opened,
+            opened_inline=restored.opened_inline,
+            full=False,
+            inline_budget_bytes=0,
+        )
+        restored.store.close()
+        manifests = [snapshot.manifest]
+        sizes.append(sum(f.handle.size_bytes for f in snapshot.manifest.files))
+    assert manifests[0].entries == 600
+    assert max(sizes[5:]) <= 2.2 * 600 * 260
+    assert sum(sizes[-10:]) <= 1.3 * sum(sizes[10:20])
+
+
+def test_compacting_asks_for_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    with RocksStore(tmp_path / "db") as store:
+        state = write(store, list(range(1000)), random.Random(3))
+        (before,) = store.sorted_runs()
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, before.size_bytes - 1))
+        with pytest.raises(StorageUnavailable, match=f"may write {before.size_bytes} bytes.* TMPDIR"):
+            store.compact()
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, before.size_bytes))
+        store.compact()
+        assert dict(store.scan(b"", None)) == state
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_merge_changes_what_is_read(tmp_path: Path, seed: int) -> None:
+    """Random writes, deletions of keys and ranges, merges of any width, re-openings, against a dict."""
+    rng = random.Random(seed)
+    store, model = RocksStore(tmp_path / "db"), {}
+    for _ in range(40):
+        act = rng.choice(["write", "write", "delete", "range", "merge", "merge", "compact", "reopen"])
+        keys = rng.sample(range(500), 60)
+        if act == "write":
+            model |= write(store, keys, rng)
+        elif act == "delete":
+            gone = [key.to_bytes(4, "big") for key in keys]
+            store.write((key, None) for key in gone)
+            model = {key: value for key, value in model.items() if key not in gone}
+        elif act == "range":
+            start, end = keys[0].to_bytes(4, "big"), (keys[0] + 50).to_bytes(4, "big")
+            store.delete_range(start, end)
+            model = {key: value for key, value in model.items() if not start <= key < end}
+        elif act == "merge":
+            runs = len(store.sorted_runs())
+            if runs > 2:
+                width = rng.randint(2, runs - 1)
+                store.merge_newest(width)
+                # Of a merge of deletions only, of keys that no older run has, nothing is left.
+                assert len(store.sorted_runs()) in (runs - width, runs - width + 1)
+        elif act == "compact":
+            store.compact()
+        else:
+            store.sorted_runs()
+            store.close()
+            store = RocksStore(tmp_path / "db")
+        assert dict(store.scan(b"", None)) == model
+    store.close()
+
+
+@pytest.mark.parametrize(("entries", "files"), [(20_000, 32), (80_000, 64), (200_000, 80)])
+def test_files_grow_with_the_state(tmp_path: Path, entries: int, files: int) -> None:
+    """About 64 of them, until they are four times as large."""
+    with RocksStore(tmp_path / "db", EngineOptions(target_file_bytes=64 * 1024)) as store:
+        write(store, list(range(entries)), random.Random(3))
+        store.compact()
+        ssts, _ = store.capture(tmp_path / "image")
+        assert 0.8 * files <= len(ssts) <= 1.2 * files
+
+
+def test_an_interval_that_fills_many_buffers_is_merged_meanwhile(tmp_path: Path) -> None:
+    """Left to the capture, its last reads would have to look through a file per buffer."""
+    with RocksStore(tmp_path / "db", EngineOptions(write_buffer_bytes=64 * 1024)) as store:
+        for n in range(80):
+            write(store, list(range(1000 * n, 1000 * n + 1000)), random.Random(n))
+        store.capture(tmp_path / "image")
+        assert len(store.sorted_runs()) <= 32
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4])
+def test_merging_one_or_all_runs_is_refused(tmp_path: Path, count: int) -> None:
+    """RocksDB would find nothing to pick, and be waited for in vain."""
+    with RocksStore(tmp_path / "db") as store:
+        for n in range(3):
+            write(store, [n], random.Random(n))
+            store.sorted_runs()
+        with pytest.raises(UsageError, match=f"can't merge {count} of 3"):
+            store.merge_newest(count)
+
+
+def test_a_merge_of_a_damaged_file_says_what_it_was(tmp_path: Path) -> None:
+    store = RocksStore(tmp_path / "db")
+    for n in range(4):
+        write(store, list(range(500)), random.Random(n))
+        store.sorted_runs()
+    store.close()
+    victim = sorted((tmp_path / "db").glob("*.sst"))[2]
+    data = bytearray(victim.read_bytes())
+    data[5000] ^= 1
+    victim.write_bytes(data)
+    store = RocksStore(tmp_path / "db")
+    with pytest.raises(CorruptFile, match="block checksum mismatch"):
+        store.merge_newest(3)
+    with pytest.raises(CorruptFile, match="can't close"):
+        store.close()
+
+
+@pytest.mark.parametrize("wrong", [{"most_sorted_runs": 1}, {"most_obsolete_percent": 0}])
+def test_limits_that_would_rewrite_all_of_the_time_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="at least 2 and 1"):
+        EngineOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target_file_bytes", [64 * MIB, 100_000])
+@pytest.mark.parametrize("end", [2000, 20_000, None])
+def test_a_range_of_another_store_is_taken_in(tmp_path: Path, end: int | None, target_file_bytes: int) -> None:
+    options = EngineOptions(target_file_bytes=target_file_bytes)
+    rng = random.Random(3)
+    with RocksStore(tmp_path / "from", options) as source, RocksStore(tmp_path / "to", options) as destination:
+        theirs = write(source, list(range(1000, 20_000)), rng)
+        source.write([((1500).to_bytes(4, "big"), None)])
+        ours = write(destination, list(range(1000)), rng)
+        bound = None if end is None else end.to_bytes(4, "big")
+        source.copy_range(destination, (1000).to_bytes(4, "big"), bound)
+        source.copy_range(destination, b"\xff", None)
+        wanted = {k: v for k, v in theirs.items() if k != (1500).to_bytes(4, "big") and (bound is None or k < bound)}
+        assert dict(destination.scan(b"", None)) == ours | wanted
+        assert len(destination.sorted_runs()) == 2
+        assert destination.sorted_runs()[-1].entries == len(wanted)
+    assert not [f for f in (tmp_path / "from").iterdir() if f.name.startswith("copied")]
