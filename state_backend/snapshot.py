@@ -29,7 +29,7 @@ from state_backend.values.records import InlineFile, KeyGroupState, LocalFile, S
 
 INLINE_FILE_BYTES = 20 * 1024
 INLINE_RECORD_BYTES = 256 * 1024
-# Below this, a segment costs less to replay than it costs to open a file.
+# So that a state that is small yet does not write files in every interval.
 _ALWAYS_BYTES = 256 * 1024
 
 
