@@ -60,11 +60,7 @@ def restore_savepoint(
     task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt)
     if claim == "CLAIM":
         claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
-    spark.dataSource.register(KeyedState)
-    option = ship(task, None)
-    shards = ticks(spark, parallelism=task.parallelism, max_parallelism=task.max_parallelism)
-    with first_cause():
-        shards.write.format("keyed_state").mode("append").option("task", option).save()
+    _run(spark, task)
     coordinator.commit(attempt)
     if claim == "CLAIM":
         delete_savepoint(source, savepoint)
@@ -76,6 +72,14 @@ def restore_savepoint(
         *(record.content.interval, record.content.totals.entries),
     )
     return record
+
+
+def _run(spark: SparkSession, task: RestoreTask) -> None:
+    """All shards, up to *prepared*."""
+    spark.dataSource.register(KeyedState)
+    shards = ticks(spark, parallelism=task.parallelism, max_parallelism=task.max_parallelism)
+    with first_cause():
+        shards.write.format("keyed_state").mode("append").option("task", ship(task, None)).save()
 
 
 def _plan(

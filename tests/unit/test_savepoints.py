@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from state_backend.adapters.faulty_storage import FaultyStorage, lost_answer_at
+from jobs.pipeline import Pipeline
+from jobs.restore import restore_savepoint
+from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -33,11 +37,11 @@ from state_backend.formats.canonical import state_schema
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.state.keyed_states import ListState
+from state_backend.state.keyed_states import ListState, ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.records import Claim, Permissions, Savepoint
-from tests.support.checkpoints import Folder, content, day, run, start_ms
+from tests.support.checkpoints import START, Folder, content, day, run, start_ms
 from tests.support.savepoints import (
     MAX_PARALLELISM,
     Format,
@@ -376,6 +380,87 @@ def test_a_folder_that_is_no_savepoint_says_so(tmp_path: Path) -> None:
     """F75: an unknown path."""
     with pytest.raises(UsageError, match=r"no savepoint: it has no savepoint\.json"):
         read_savepoint(LocalStorage(tmp_path / "nowhere"))
+
+
+def calls_of(folder: Path) -> list[tuple[str, str]]:
+    """What a CLAIM asks of the two storages, in order: ("source" or "root", method)."""
+    with without_spark(folder, {}, {}) as storages:
+        restore_savepoint(ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim="CLAIM")
+        return [(name, method) for name, storage in storages.items() for method, _ in storage.calls]
+
+
+@contextmanager
+def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]) -> Iterator[dict[str, FaultyStorage]]:
+    """``restore_savepoint`` with its tasks in this process, over storages that fail as planned."""
+    storages = {
+        "source": FaultyStorage(LocalStorage(folder / "savepoint"), source),
+        "root": FaultyStorage(LocalStorage(folder / "new" / "p"), root),
+    }
+
+    def opened(url: str) -> FaultyStorage:
+        return storages["source" if url == str(folder / "savepoint") else "root"]
+
+    with ExitStack() as stack:
+        for module in ("jobs.restore", "jobs.runtime.restore_task", "jobs.run_interval"):
+            stack.enter_context(mock.patch(f"{module}.open_storage", opened))
+        stack.enter_context(mock.patch("jobs.restore._run", lambda spark, task: prepare(task)))
+        yield storages
+
+
+ANY: Any = None
+PIPELINE = Pipeline(
+    name="p",
+    start=START,
+    source=lambda spark, interval: ANY,
+    key=["k"],
+    processor=object,
+    output_schema="k string",
+    parallelism=1,
+    max_parallelism=MAX_PARALLELISM,
+)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dies", ["source", "root"])
+def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: Format, dies: str) -> None:
+    """At each call to either storage, before and after it takes effect: the state is whole in the savepoint or in the
+    pipeline, and the same call again leaves it in the pipeline."""
+
+    def fill(state: ShardState, users: list[Any]) -> None:
+        for user in users[:3]:
+            state.set_key(key_group((user,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM), KEYS.encode((user,)))
+            ValueState(state, "value").update((1, user))
+            state.register_timer(5)
+
+    origin = SmallPipeline(tmp_path / "origin", fill=fill, parallelism=1)
+    assert origin.record is not None
+    origin.take(tmp_path / "savepoint", format)
+    shutil.copytree(tmp_path / "savepoint", tmp_path / "count" / "savepoint")
+    calls = [method for name, method in calls_of(tmp_path / "count") if name == dies]
+    assert calls
+    outcomes = set()
+    for at in range(len(calls)):
+        for when in ("before", "after"):
+            folder = tmp_path / f"{at}-{when}"
+            shutil.copytree(tmp_path / "savepoint", folder / "savepoint")
+            plan = {dies: stop_at(at, when)}  # type: ignore[arg-type]
+            with (
+                without_spark(folder, plan.get("source", {}), plan.get("root", {})),
+                pytest.raises(StopHere),
+            ):
+                restore_savepoint(ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim="CLAIM")
+            with (
+                without_spark(folder, {}, {}),
+                suppress(UsageError),
+            ):  # once the record is gone there is nothing to claim
+                restore_savepoint(ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim="CLAIM")
+            assert not (folder / "savepoint" / paths.SAVEPOINT_RECORD).exists()
+            completed = Coordinator(LocalStorage(folder / "new" / "p"), "p").log().completed()
+            outcomes.add(len(completed))
+            assert completed[-1].content.digest == origin.record.content.digest
+            assert findings(folder / "new" / "p", completed[-1].content, folder) == []
+            shutil.rmtree(folder)
+    assert outcomes == {1}  # a commit that took effect is never made twice
 
 
 # --- in the log ------------------------------------------------------------------------------------------------------------------
