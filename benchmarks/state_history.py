@@ -43,7 +43,7 @@ MAX_PARALLELISM = 128
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What one interval changed and wrote (bytes), what its checkpoint consists of, and what all retained ones keep on the
-    storage. ``seconds`` include the restores."""
+    storage. ``seconds`` include the restores; ``cpu_seconds`` are of all threads, RocksDB's too."""
 
     changed_bytes: int
     uploaded_bytes: int
@@ -56,6 +56,7 @@ class Batch:
     merged: tuple[Consolidation, ...]
     largest_file_bytes: int
     seconds: float
+    cpu_seconds: float
 
 
 @dataclass(kw_only=True)
@@ -94,7 +95,7 @@ class History:
         """An interval that writes a new random value to each of these keys, if ``parallelism`` says so in another layout."""
         parallelism = parallelism or self.parallelism
         number = len(self.batches)
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         of_shard = (keys % MAX_PARALLELISM) * parallelism // MAX_PARALLELISM
         snapshots: list[Snapshot | None] = []
         manifests, changed_bytes, downloaded_bytes, cached_bytes, merged = [], 0, 0, 0, []
@@ -155,10 +156,11 @@ class History:
             cached_bytes=cached_bytes,
             live_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
             checkpoint_bytes=sum(files.values()) + inline_bytes,
-            retained_bytes=sum({p: b for c in self._checkpoints for p, b in c.items()}.values()) + inline_bytes,
+            retained_bytes=self.accounted_bytes() + inline_bytes,
             merged=tuple(merged),
             largest_file_bytes=max(new, default=0),
             seconds=time.perf_counter() - started,
+            cpu_seconds=time.process_time() - cpu_started,
         )
         self.batches.append(batch)
         return batch
@@ -187,6 +189,10 @@ class History:
             restored.store.close()
             shutil.rmtree(work)
 
+    def accounted_bytes(self) -> int:
+        """What the files of all retained checkpoints have, by their handles."""
+        return sum({path: size_bytes for files in self._checkpoints for path, size_bytes in files.items()}.values())
+
     def stored_bytes(self) -> int:
         """What lies in the storage, as a listing tells."""
         return sum(info.size_bytes for info in self._storage.list(""))
@@ -209,6 +215,14 @@ class History:
             with self.restored(shard, parallelism, cache=cache):
                 seconds.append(time.perf_counter() - started)
         return seconds
+
+    def copied(self, folder: Path) -> History:
+        """The last checkpoint, with a storage of its own in ``folder``, as another pipeline without a history."""
+        copy = History(folder=folder, keys=self.keys, parallelism=self.parallelism, options=self.options)
+        for path in {f.handle.path for m in self.manifests for f in m.files}:
+            copy.storage.upload(path, self.folder / "storage" / path)
+        copy.manifests = list(self.manifests)
+        return copy
 
     def copy_seconds(self) -> float:
         """How long a plain copy of the same files takes, as many at once as a restore downloads, shard after shard."""
