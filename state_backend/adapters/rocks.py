@@ -131,8 +131,11 @@ class RocksStore:
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
+        opened = options.to_options()
+        # RocksDB would begin 16 threads to open a handful of files, which takes longer than to open them.
+        opened.set_max_file_opening_threads(min(16, 1 + len(list(directory.glob(f"*{SST_SUFFIX}"))) // 32))
         try:
-            self._db = Rdict(str(directory), options.to_options())
+            self._db = Rdict(str(directory), opened)
         except Exception as error:
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
