@@ -5,7 +5,7 @@
 The long part updates 1 % of the keys, uniformly drawn, in each of many batches, each of which restores and checkpoints every
 shard as an interval does. The wide part measures one larger state: ten such batches, cold and warm restores, other
 parallelisms. Figures are ratios of things measured in the same run on the same files. ``--docs`` keeps the batches and the
-plots as docs/history.csv and docs/history.svg. ``--small`` shows in half a minute that everything works; no target is judged.
+plots as docs/history.csv and docs/history.svg. ``--small`` shows that everything works; no target is judged.
 """
 
 from __future__ import annotations
