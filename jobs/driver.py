@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.pipeline import Interval, Pipeline
+from jobs.which_checkpoint import parse_checkpoint
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
 from state_backend.values.records import Permissions, RunRef
@@ -82,7 +83,6 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
 
 def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import coordinator_of
-    from jobs.runtime.keyed_state import parse_checkpoint
     from jobs.savepoint import take_savepoint
     from jobs.spark import connect
 
@@ -125,7 +125,6 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
 
 def _validate(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import coordinator_of
-    from jobs.runtime.keyed_state import parse_checkpoint
     from jobs.spark import connect
     from jobs.validate import validate_checkpoint
 

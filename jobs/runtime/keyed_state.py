@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +33,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from jobs.runtime.interval_task import ShardAck, work_folder
 from jobs.runtime.shipping import unship
+from jobs.which_checkpoint import parse_checkpoint
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -125,23 +125,6 @@ class KeyedState(DataSource):
                 f'format("keyed_state") needs the option {name!r}: root, pipeline, state, and checkpoint if not the latest'
             )
         return str(value)
-
-
-def parse_checkpoint(text: str) -> str | int | datetime:
-    """``latest``, an id, or an interval end in ISO format with a time zone."""
-    if text == "latest":
-        return text
-    if text.isdigit():
-        return int(text)
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
-        ) from None
-    if instant.tzinfo is None:
-        raise UsageError(f"checkpoint {text!r} has no time zone")
-    return instant
 
 
 def _descriptor(record: Record, name: str) -> StateDescriptor:

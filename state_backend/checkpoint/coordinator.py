@@ -36,6 +36,7 @@ from state_backend.values.errors import (
     StateGapError,
     StateUnusable,
     StorageUnavailable,
+    Swept,
     UnknownOutcome,
     UsageError,
 )
@@ -174,7 +175,16 @@ class Coordinator:
         mine = self.log().of_attempt(attempt)
         if mine is not None:  # its prepared.json may be gone by now
             return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
-        prepared = self.load_prepared(attempt)
+        try:
+            prepared = self.load_prepared(attempt)
+        except StateUnusable:
+            sweep = self.log().abandoned.get(attempt)
+            if sweep is None:
+                raise
+            raise Swept(
+                f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned it and deleted its files; clear the task to "
+                "process the interval again"
+            ) from None
         verified = False
         for _ in range(_COMMIT_ROUNDS):
             now = self.log()
@@ -191,7 +201,12 @@ class Coordinator:
                     outcome="adopted" if isinstance(decision, Adopted) else "already",
                 )
             if not verified:
-                self._verify(prepared.content)
+                try:
+                    self._verify(prepared.content)
+                except CorruptFile:
+                    if self.log().head_id == now.head_id:
+                        raise
+                    continue  # it may be a sweep that took the file, after saying so in the log
                 verified = True
             try:
                 self._storage.create(paths.record(decision.record.id), record_codec.encode(decision.record))

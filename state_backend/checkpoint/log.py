@@ -76,6 +76,12 @@ class Log:
         """What an attempt committed."""
         return next((e for e in self.commits() if attempt_of(e) == attempt), None)
 
+    @cached_property
+    def abandoned(self) -> dict[str, int]:
+        """Attempts that a sweep abandoned, with the id of the last sweep that did: none of them is ever committed."""
+        sweeps = sorted((e for e in self.entries.values() if isinstance(e, SweepRecord)), key=lambda e: e.id)
+        return {attempt: sweep.id for sweep in sweeps for attempt in sweep.abandoned}
+
     def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Per interval the id and files of its current output: those of its highest id, dropped or not. Only the kind
         ``interval`` makes output; a rewind or a consolidation leaves what is there."""

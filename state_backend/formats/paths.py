@@ -37,6 +37,7 @@ SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 
 _ID = re.compile(r"(\d{20})\.json")
+_MARK = re.compile(r"published/[^/]+/(\d{1,20})\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -86,6 +87,12 @@ def canonical(savepoint: str, state: str | None, shard: int, task: int, number: 
 
 def published(interval: Interval, checkpoint_id: int) -> str:
     return f"{PUBLISHED}{interval_name(interval)}/{checkpoint_id}.json"
+
+
+def published_id(path: str) -> int | None:
+    """The id whose sink hook a path says has run, or None if it is none of ours."""
+    match = _MARK.fullmatch(path)
+    return int(match[1]) if match else None
 
 
 def quarantine(checkpoint_id: int) -> str:

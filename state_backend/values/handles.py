@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 from state_backend.values.errors import UsageError
 
@@ -44,3 +47,27 @@ def check_path(path: str) -> str:
             f"none of them '.', '..' or '{TEMP_FOLDER}', and no backslash"
         )
     return path
+
+
+def handles_in(value: object) -> Iterator[Handle]:
+    """Every handle anywhere inside a record, a manifest, or a part of one. It goes by the types of their fields, so that a kind
+    of file which is added to them later is protected and verified without being listed anywhere."""
+    if isinstance(value, Handle):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from handles_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for name in _fields_with_handles(type(value)):
+            yield from handles_in(getattr(value, name))
+
+
+@cache
+def _fields_with_handles(cls: type) -> tuple[str, ...]:
+    return tuple(name for name, hint in get_type_hints(cls).items() if _holds_handles(hint))
+
+
+def _holds_handles(hint: Any) -> bool:
+    if hint is Handle or any(_holds_handles(inner) for inner in get_args(hint)):
+        return True
+    return isinstance(hint, type) and is_dataclass(hint) and bool(_fields_with_handles(hint))

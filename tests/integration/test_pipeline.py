@@ -352,7 +352,9 @@ def test_a_state_may_not_change_its_schema(spark: SparkSession, tmp_path: Path) 
             self._amounts = handle.getListState("amounts", "amount long")
 
     run_interval(spark, counting(), day(0), str(tmp_path))
-    with pytest.raises(errors.StateSchemaError, match="state 'total' field 'sum': recorded as bigint, declared as string"):
+    with pytest.raises(
+        errors.StateSchemaError, match="state 'total' field 'sum': recorded as bigint, declared as string"
+    ):
         run_interval(spark, counting(processor=Changed), day(1), str(tmp_path))
     added = run_interval(spark, counting(processor=Renamed), day(1), str(tmp_path))
     assert [d.name for d in added.content.states] == ["total", "items", "amounts", "extra"]

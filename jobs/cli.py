@@ -1,0 +1,356 @@
+"""``cairn``: what a pipeline's folder holds, whether it is sound, and the sweep. Needs neither Spark nor Airflow.
+
+Exit codes: 0 all well, 1 something was found or can't be used, 2 the call is wrong, 3 the storage failed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.which_checkpoint import parse_checkpoint
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.describe import describe_checkpoint, describe_difference, describe_log
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.sweep import MIN_AGE, sweep
+from state_backend.formats import paths
+from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    NotFound,
+    RetryableError,
+    StateGapError,
+    StorageError,
+    UsageError,
+)
+from state_backend.values.records import Record, ShardManifest
+from state_backend.verify import Verification, verify_pipeline
+
+FINDINGS, USAGE, STORAGE = 1, 2, 3
+
+app = typer.Typer(
+    name="cairn", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False
+)
+Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")]
+Pipeline = Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
+P = ParamSpec("P")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
+    """Turns what a command returns or raises into the exit code, with errors on stderr."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except CairnError as error:
+            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            code = _code_of(error)
+        raise typer.Exit(code)
+
+    return run
+
+
+def _code_of(error: CairnError) -> int:
+    if isinstance(error, UsageError | StateGapError):
+        return USAGE
+    return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
+
+
+@app.command("list")
+@_exit_codes
+def list_(
+    root: Root,
+    pipeline: Pipeline,
+    all_: Annotated[bool, typer.Option("--all", help="Also dropped checkpoints and sweeps.")] = False,
+    as_json: Json = False,
+) -> int:
+    """The checkpoints, newest first."""
+    storage, log = _open(root, pipeline)
+    written = {paths.record_id(info.path) or 0: info.modified_ms for info in storage.list(paths.CHECKPOINTS)}
+    rows = describe_log(log, written, now_ms=_now_ms())
+    shown = [row for row in rows if all_ or row["id"] in log.retained or row["state"] == "quarantined"]
+    if as_json:
+        return _print_json(shown)
+    table = _table("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "age")
+    for row in shown:
+        table.add_row(*_cells(row))
+    _print(table)
+    hidden = len(rows) - len(shown)
+    if hidden:
+        _print(f"and {hidden} dropped or swept: --all shows them")
+    return 0
+
+
+@app.command()
+@_exit_codes
+def show(
+    root: Root,
+    pipeline: Pipeline,
+    checkpoint: Annotated[
+        str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")
+    ] = "latest",
+    files: Annotated[bool, typer.Option("--files", help="Every file of the state.")] = False,
+    as_json: Json = False,
+) -> int:
+    """All that is recorded of one checkpoint."""
+    storage, log = _open(root, pipeline)
+    record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
+    shown = describe_checkpoint(log, record, _manifests(record, storage))
+    if as_json:
+        return _print_json(shown)
+    for name, value in shown.items():
+        if name not in ("shards", "outputs", "totals", "durations_us", "states"):
+            _print(f"{name:<16} {_text(value)}")
+    for name in ("totals", "durations_us"):
+        _print(f"\n{name}")
+        for key, value in shown[name].items():
+            _print(f"  {key:<16} {_text(value):>16}")
+    _print("\nstates")
+    for state in shown["states"]:
+        _print(f"  {state['name']} ({state['kind']}), schema version {state['versions'][-1]['version']}")
+    table = _table("shard", "key groups", "entries", "bytes", "files", "digest")
+    for s in shown["shards"]:
+        first, last = s["key_groups"]
+        cells = (s["shard"], f"{first} to {last}", s["entries"], s["bytes"], len(s["files"]), s["digest"])
+        table.add_row(*map(_text, cells))
+    _print(table)
+    for output in shown["outputs"]:
+        _print(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']} rows")
+    for file in (f for s in shown["shards"] for f in s["files"]) if files else ():
+        _print(f"{file['crc32c']} {file['bytes']:>12} {file['path']}")
+    return 0
+
+
+@app.command()
+@_exit_codes
+def diff(
+    root: Root,
+    pipeline: Pipeline,
+    first: Annotated[str, typer.Argument(help="latest, an id, or an interval's end.")],
+    second: Annotated[str, typer.Argument(help="The same, of the other checkpoint.")] = "latest",
+    as_json: Json = False,
+) -> int:
+    """What changed from one checkpoint to another: totals, states, key groups, files. Reads no state."""
+    storage, _ = _open(root, pipeline)
+    records = [Coordinator(storage, pipeline).record(parse_checkpoint(which)) for which in (first, second)]
+    (a, ours), (b, theirs) = ((r, _manifests(r, storage)) for r in records)
+    found = describe_difference(a, ours, b, theirs)
+    if as_json:
+        return _print_json(found)
+    state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
+    _print(f"checkpoint {a.id} to {b.id}: {state} state, by {code} code")
+    table = _table("", str(a.id), str(b.id), "change")
+    for name, (before, after) in found["totals"].items():
+        table.add_row(name, _text(before), _text(after), f"{after - before:+,}" if after != before else "")
+    _print(table)
+    for what, names in found["states"].items():
+        if names:
+            _print(f"states {what}: {', '.join(names)}")
+    for what, sizes in found["files"].items():
+        _print(f"files {what.replace('_', ' ')}: {sizes['files']} with {sizes['bytes']:,} bytes")
+    groups = found["key_groups"]
+    if groups is None:
+        _print(f"key groups can't be compared: {a.content.max_parallelism} and {b.content.max_parallelism} of them")
+    else:
+        _print(f"key groups that differ: {len(groups)} of {a.content.max_parallelism}")
+    return 0
+
+
+@app.command()
+@_exit_codes
+def verify(
+    root: Root,
+    pipeline: Pipeline,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all of them.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: nothing of the state is downloaded.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Checks the log, every file that it names, and the state itself, restored shard by shard into a temporary folder."""
+    storage = open_storage(join_url(root, pipeline))
+    _refuse_nothing(storage)
+    which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
+    with tempfile.TemporaryDirectory(prefix="cairn-verify-") as work:
+        found = verify_pipeline(storage, which=which, work=None if fast else Path(work))
+    if as_json:
+        _print_json(_verification(found, fast))
+        return 0 if found.success else FINDINGS
+    for finding in found.findings:
+        _print(f"finding: {finding}")
+    for checked in found.checkpoints:
+        for finding in checked.findings:
+            _print(f"finding: checkpoint {checked.id}: {finding}")
+    sound = [c for c in found.checkpoints if not c.findings]
+    _print(
+        f"{len(sound)} of {len(found.checkpoints)} checkpoints are sound"
+        + (" as far as metadata tell" if fast else f", {sum(c.entries for c in sound):,} entries walked")
+    )
+    if not found.success:
+        newest = found.newest_sound
+        _print(
+            f"the newest sound one is checkpoint {newest}" if newest is not None else "none of them can be vouched for"
+        )
+    return 0 if found.success else FINDINGS
+
+
+@app.command("sweep")
+@_exit_codes
+def sweep_(
+    root: Root,
+    pipeline: Pipeline,
+    min_age: Annotated[
+        str, typer.Option(help="How long an attempt must have written nothing to be taken for dead: 90m, 12h, 3d.")
+    ] = f"{MIN_AGE.days}d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Deletes what crashed and lost attempts left behind."""
+    storage, _ = _open(root, pipeline)
+    result = sweep(storage, pipeline, now_ms=_now_ms(), min_age=parse_duration(min_age), dry_run=dry_run)
+    plan = result.plan
+    abandoned = plan.abandon if dry_run else result.record.abandoned if result.record is not None else ()
+    if as_json:
+        return _print_json(
+            {
+                "dry_run": dry_run,
+                "record": result.record.id if result.record is not None else None,
+                "abandoned": list(abandoned),
+                "planned": [{"path": f.path, "bytes": f.size_bytes} for f in plan.delete],
+                "deleted_files": result.deleted_files,
+                "deleted_bytes": result.deleted_bytes,
+                "shrunk": list(result.shrunk),
+                "unknown": list(plan.unknown),
+            }
+        )
+    for file in plan.delete if dry_run else ():
+        _print(f"{file.size_bytes:>12} {file.path}")
+    for attempt in abandoned:
+        _print(f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}")
+    for path in plan.unknown:
+        _print(f"left alone, not ours: {path}")
+    if dry_run:
+        _print(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")
+    else:
+        _print(f"deleted {result.deleted_files} files; {result.deleted_bytes:,} bytes were orphans")
+    return 0
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------------
+
+
+def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
+    storage = open_storage(join_url(root, pipeline))
+    _refuse_nothing(storage)
+    return storage, Coordinator(storage, pipeline).log()
+
+
+def _refuse_nothing(storage: Storage) -> None:
+    if next(iter(storage.list("")), None) is None:
+        raise UsageError(f"there is nothing at {storage.url}; look at --root and --pipeline")
+
+
+def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
+    try:
+        return [manifest_of(ref, storage) for ref in record.content.shards]
+    except NotFound as error:
+        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}") from error
+
+
+def parse_duration(text: str) -> timedelta:
+    """``90s``, ``30m``, ``12h`` or ``3d``; UsageError otherwise."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
+    return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# --- printing -----------------------------------------------------------------------------------------------------------------------
+
+
+def _verification(found: Verification, fast: bool) -> dict[str, Any]:
+    return {
+        "success": found.success,
+        "fast": fast,
+        "newest_sound": found.newest_sound,
+        "findings": list(found.findings),
+        "checkpoints": [
+            {"id": c.id, "entries": None if fast else c.entries, "findings": list(c.findings)}
+            for c in found.checkpoints
+        ],
+    }
+
+
+def _print_json(value: Any) -> int:
+    typer.echo(json.dumps(value, indent=2))
+    return 0
+
+
+def _print(what: str | Table) -> None:
+    """Text as it is: a path in brackets is no markup. A table is as wide as it needs to be, since a cut path or instant is none."""
+    console = Console(highlight=False, width=1000)
+    console.print(Text(what) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        text = name in ("", "interval", "kind", "state")
+        table.add_column(name, justify="left" if text else "right", no_wrap=True)
+    return table
+
+
+def _cells(row: dict[str, Any]) -> Iterable[str]:
+    interval = f"{_short(row['start'])} to {_short(row['end'])}" if row["start"] is not None else ""
+    age = "" if row["age_s"] is None else _age(row["age_s"])
+    values: Sequence[Any] = (row["base"], row["state"], row["keys"], row["bytes"], row["files"])
+    return str(row["id"]), interval, row["kind"], *map(_text, values), age
+
+
+def _short(instant: str) -> str:
+    return instant.removesuffix("T00:00:00Z")
+
+
+def _age(seconds: int) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{max(seconds, 0)}s"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Deletes what crashed and lost attempts left behind. No Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from cairn_operators.failures import failure
+
+
+class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
+    """Sweeps the folder of ``pipeline_name`` under ``root``: for a DAG of its own, weekly or so.
+
+    It may run beside the pipeline: an attempt that wrote nothing for ``min_age`` is abandoned in the log before its files go, so
+    that it can't be committed any more; all others are left alone. ``dry_run`` only logs what would go. Returns counts.
+    """
+
+    template_fields: Sequence[str] = ("pipeline_name", "root")
+    ui_color = "#dcdcdc"
+
+    def __init__(
+        self,
+        *,
+        pipeline_name: str,
+        root: str,
+        min_age: timedelta = timedelta(days=3),
+        dry_run: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline_name = pipeline_name
+        self.root = root
+        self.min_age = min_age
+        self.only_plan = dry_run  # BaseOperator has a method dry_run
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        from state_backend.adapters.open_storage import join_url, open_storage
+        from state_backend.checkpoint.sweep import sweep
+        from state_backend.values.errors import CairnError
+
+        try:
+            result = sweep(
+                open_storage(join_url(self.root, self.pipeline_name)),
+                self.pipeline_name,
+                now_ms=time.time_ns() // 1_000_000,
+                min_age=self.min_age,
+                dry_run=self.only_plan,
+            )
+        except CairnError as error:
+            raise failure(type(error).__name__, str(error)) from error
+        plan = result.plan
+        for file in plan.delete:
+            self.log.info("%s %12d %s", "would delete" if self.only_plan else "orphan", file.size_bytes, file.path)
+        for path in plan.unknown:
+            self.log.warning("left alone, not ours: %s", path)
+        abandoned = plan.abandon if self.only_plan else result.record.abandoned if result.record is not None else ()
+        return {
+            "orphans": len(plan.delete),
+            "orphan_bytes": plan.delete_bytes,
+            "abandoned": list(abandoned),
+            "deleted_files": result.deleted_files,
+            "unknown_files": len(plan.unknown),
+        }

@@ -1,0 +1,177 @@
+"""What there is to say about a log, a checkpoint and the difference of two, as JSON values. Pure, for any front end.
+
+Instants are ISO 8601 in UTC, sizes bytes, ages seconds, digests 16 hex digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
+from state_backend.values.handles import Handle, handles_in
+from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.records import Record, ShardManifest, StateDescriptor, SweepRecord, Tombstone
+
+
+def describe_log(log: Log, written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
+    """One row per entry, newest first. ``written_ms``: when each record was last written, by id; for a dropped checkpoint that is
+    when it was shrunk."""
+    return [
+        _row(log, entry, (now_ms - written_ms[entry.id]) // 1000 if entry.id in written_ms else None)
+        for _, entry in sorted(log.entries.items(), reverse=True)
+    ]
+
+
+def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
+    if isinstance(entry, SweepRecord):
+        state = f"abandons {len(entry.abandoned)}"
+        return _columns(entry.id, None, "sweep", None, state, age_s)
+    row = _columns(entry.id, interval_of(entry), kind_of(entry), base_of(entry), state_of(log, entry), age_s)
+    if isinstance(entry, Tombstone):
+        return row
+    totals = entry.content.totals
+    return {**row, "keys": totals.keys, "bytes": totals.state_bytes, "files": totals.state_files}
+
+
+def _columns(
+    id: int, interval: Interval | None, kind: str, base: int | None, state: str, age_s: int | None
+) -> dict[str, Any]:
+    return {
+        "id": id,
+        "start": format_instant(interval.start) if interval is not None else None,
+        "end": format_instant(interval.end) if interval is not None else None,
+        "kind": kind,
+        "base": base,
+        "state": state,
+        "keys": None,
+        "bytes": None,
+        "files": None,
+        "age_s": age_s,
+    }
+
+
+def state_of(log: Log, entry: Record | Tombstone) -> str:
+    """``completed``, ``stale by N``, ``quarantined``, ``descends from quarantined N``, or ``dropped``."""
+    refused = log.quarantine_above(entry.id)
+    if refused == entry.id:
+        return "quarantined"
+    if entry.id not in log.retained:
+        return "dropped"
+    if refused is not None:
+        return f"descends from quarantined {refused}"
+    stale_by = log.retained[entry.id].stale_by
+    return "completed" if stale_by is None else f"stale by {stale_by}"
+
+
+def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
+    """All that a record says, shard by shard but without the files' bytes. ``manifests`` are those of its shards."""
+    content = record.content
+    refused = log.quarantine_above(record.id)
+    return {
+        "id": record.id,
+        "pipeline": content.pipeline,
+        "kind": content.kind,
+        "state": state_of(log, record),
+        "reason": log.quarantined[refused].reason if refused is not None else None,
+        "findings": list(log.quarantined[refused].findings) if refused is not None else [],
+        "start": format_instant(content.interval.start),
+        "end": format_instant(content.interval.end),
+        "base": content.base_id,
+        "reproduces": record.reproduces,
+        "attempt": content.attempt,
+        "run": _plain(content.run),
+        "permissions": _plain(content.permissions),
+        "parallelism": content.parallelism,
+        "max_parallelism": content.max_parallelism,
+        "time_mode": content.time.mode,
+        "watermark": _instant(content.time.watermark_ms),
+        "source_position": content.source_position,
+        "code_hash": content.code_hash,
+        "digest": f"{content.digest:016x}",
+        "totals": _plain(content.totals),
+        "durations_us": content.durations_us,
+        "states": [_state(d) for d in content.states],
+        "shards": [
+            {
+                "shard": m.shard,
+                "key_groups": [m.key_groups.first, m.key_groups.last],
+                "entries": m.entries,
+                "bytes": m.size_bytes,
+                "digest": f"{m.digest:016x}",
+                "files": [_file(h) for h in dict.fromkeys([*handles_in(ref), *handles_in(m)])],
+            }
+            for ref, m in zip(content.shards, manifests, strict=True)
+        ],
+        "outputs": [{**_file(o.handle), "rows": o.rows, "late": o.late} for o in content.outputs],
+    }
+
+
+def describe_difference(
+    first: Record, manifests: Sequence[ShardManifest], second: Record, others: Sequence[ShardManifest]
+) -> dict[str, Any]:
+    """How the second checkpoint differs from the first. Key groups are compared where both have the same number of them:
+    ``key_groups`` lists those whose entries or digest differ, with the entries of each state before and after."""
+    a, b = first.content, second.content
+    before, after = ({h for m in ms for h in handles_in(m)} for ms in (manifests, others))
+    groups = {s.key_group: s for m in manifests for s in m.key_group_states}
+    groups_after = {s.key_group: s for m in others for s in m.key_group_states}
+    comparable = a.max_parallelism == b.max_parallelism
+    states, states_after = ({d.name: _state(d) for d in c.states} for c in (a, b))
+    return {
+        "first": first.id,
+        "second": second.id,
+        "same_state": (a.digest, states) == (b.digest, states_after),
+        "same_code": a.code_hash == b.code_hash,
+        "watermark": [_instant(c.time.watermark_ms) for c in (a, b)],
+        "parallelism": [a.parallelism, b.parallelism],
+        "max_parallelism": [a.max_parallelism, b.max_parallelism],
+        "totals": {name: [value, _plain(b.totals)[name]] for name, value in _plain(a.totals).items()},
+        "states": {
+            "added": sorted(states_after.keys() - states.keys()),
+            "removed": sorted(states.keys() - states_after.keys()),
+            "changed": sorted(n for n in states.keys() & states_after.keys() if states[n] != states_after[n]),
+        },
+        "key_groups": [
+            {
+                "key_group": g,
+                "first": groups[g].entries if g in groups else {},
+                "second": groups_after[g].entries if g in groups_after else {},
+            }
+            for g in sorted(groups.keys() | groups_after.keys())
+            if groups.get(g) != groups_after.get(g)
+        ]
+        if comparable
+        else None,
+        "files": {
+            "shared": _sizes(before & after),
+            "only_first": _sizes(before - after),
+            "only_second": _sizes(after - before),
+        },
+    }
+
+
+def _sizes(handles: set[Handle]) -> dict[str, int]:
+    return {"files": len(handles), "bytes": sum(h.size_bytes for h in handles)}
+
+
+def _file(handle: Handle) -> dict[str, Any]:
+    return {"path": handle.path, "bytes": handle.size_bytes, "crc32c": f"{handle.crc32c:08x}"}
+
+
+def _state(descriptor: StateDescriptor) -> dict[str, Any]:
+    return {
+        "name": descriptor.name,
+        "kind": descriptor.kind,
+        "ttl_ms": descriptor.ttl_ms,
+        "versions": [{"version": v.version, "value": v.value, "user_key": v.user_key} for v in descriptor.versions],
+    }
+
+
+def _instant(ms: int | None) -> str | None:
+    return None if ms is None else format_instant(from_ms(ms))
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """A flat dataclass as a dict."""
+    return {name: getattr(value, name) for name in value.__slots__}

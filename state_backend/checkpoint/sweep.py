@@ -1,0 +1,258 @@
+"""The sweeper: deletes what crashed, lost and repeated tries left behind, and nothing that anybody may still need.
+
+Three steps, and why in this order:
+
+1. *Files are listed first, records are read last.* What was written after the listing is not in it; what was committed before
+   the reading is in the log. The other way round, an interval that is committed in between would look like an orphan.
+2. *A record names the attempts that are abandoned, then their files go.* An attempt that is silent for long may still wake up
+   and commit; the record takes the next id from it, and from then on its commit raises ``Swept``. Without it the attempt
+   could be committed between the reading and the deletion.
+3. *Files go one by one, by the generation that was listed*, never by folder.
+
+If it stops: before the record, nothing has happened; after it, the attempts are lost but not all of their files are gone. The
+next sweep finds them abandoned in the log and deletes the rest. Two sweepers at once do each other no harm.
+
+In doubt it deletes nothing: a record, a mark or the manifest of a retained checkpoint that can't be read stops it, and so does
+a mark of a checkpoint that the log does not know, for then the newest record is missing and what it names looks like orphans.
+Files whose path it does not know stay where they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+from uuid import uuid4
+
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, read_log
+from state_backend.formats import paths, record_codec
+from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import (
+    AlreadyExists,
+    CorruptFile,
+    CorruptRecord,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.handles import FileInfo, Handle, handles_in
+from state_backend.values.records import Record, Savepoint, ShardRef, SweepRecord
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+log = logging.getLogger("cairn")
+
+MIN_AGE = timedelta(days=3)
+"""An attempt that wrote nothing for so long is taken for dead: a weekend in which nobody cleared its tasks."""
+
+_ROUNDS = 100
+_PARALLELISM = 8
+# By first folder: what attempts write there. Anything else under these folders is not ours to delete.
+_ENDINGS = {"shared": (".sst", ".log", ".manifest"), "attempts": ("/prepared.json",), "output": (".parquet",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """``abandon``: attempts to name in the log before any file goes. ``delete``: what goes, by path. ``unknown``: paths that
+    no part of this system writes; they stay."""
+
+    abandon: tuple[str, ...]
+    delete: tuple[FileInfo, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def delete_bytes(self) -> int:
+        return sum(f.size_bytes for f in self.delete)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """The plan and what came of it, with what the clean-up before it did. ``record``: what was written to the log, None if
+    nothing had to be abandoned. A dry run leaves all but the plan empty."""
+
+    plan: SweepPlan
+    record: SweepRecord | None
+    deleted_files: int
+    deleted_bytes: int
+    shrunk: tuple[int, ...]
+
+
+def plan_sweep(
+    files: Sequence[FileInfo], now: Log, needed: frozenset[str], *, now_ms: int, min_age_ms: int
+) -> SweepPlan:
+    """What may go of the files that were listed before the log was read.
+
+    ``needed``: every path that a record or a savepoint names. A file of an attempt that was committed or abandoned before goes
+    when it is old and not needed; the files of any other attempt when all of them are old, and then the attempt has to be
+    abandoned first. Raises: CorruptRecord if a mark speaks of a checkpoint behind the end of the log.
+    """
+    _check_end_of_log(files, now)
+    oldest_ms = now_ms - min_age_ms
+    finished = {attempt_of(e) for e in now.commits()} | now.abandoned.keys()
+    alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
+    outdated = _outdated_marks(now)
+    abandon, delete, unknown = set(), [], []
+    for file in files:
+        attempt = _attempt_of(file.path)
+        if file.path in needed:
+            continue
+        if attempt is None and paths.published_id(file.path) is None:
+            if not _is_log(file.path):
+                unknown.append(file.path)
+            continue
+        if file.modified_ms > oldest_ms or attempt in alive or (attempt is None and file.path not in outdated):
+            continue
+        delete.append(file)
+        if attempt is not None and attempt not in finished:
+            abandon.add(attempt)
+    return SweepPlan(abandon=tuple(sorted(abandon)), delete=tuple(delete), unknown=tuple(unknown))
+
+
+def sweep(
+    storage: Storage, pipeline: str, *, now_ms: int, min_age: timedelta = MIN_AGE, dry_run: bool = False
+) -> SweepResult:
+    """Finishes what a clean-up left, then plans and carries out a sweep of the pipeline's folder; ``dry_run`` only plans.
+
+    ``now_ms``: milliseconds since the epoch, by the storage's clock as near as may be.
+    Raises: CorruptFile, CorruptRecord in doubt, having deleted nothing; UnknownOutcome if it can't tell whether its record is
+    in the log: nothing is deleted, and the next sweep goes on from there.
+    """
+    if min_age < timedelta(0):
+        raise UsageError(f"min_age must not be negative; got {min_age}")
+    cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
+    files = list(storage.list(""))
+    plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
+    if record is not None:
+        log.info("%s: sweep %d abandons %s", pipeline, record.id, ", ".join(record.abandoned))
+    gone = [] if dry_run else _delete(storage, plan.delete)
+    return SweepResult(
+        plan=plan,
+        record=record,
+        deleted_files=len(gone) + (cleaned.deleted_files if cleaned else 0),
+        deleted_bytes=sum(f.size_bytes for f in gone),
+        shrunk=cleaned.shrunk if cleaned else (),
+    )
+
+
+def _agreed_plan(
+    storage: Storage, files: Sequence[FileInfo], now_ms: int, min_age_ms: int, dry_run: bool
+) -> tuple[SweepPlan, SweepRecord | None]:
+    """A plan whose abandoned attempts are in the log, and the record that says so if it is this sweep's."""
+    name = str(uuid4())
+    for _ in range(_ROUNDS):
+        now = read_log(storage)
+        try:
+            needed = _needed(now, files, storage)
+        except NotFound as error:
+            if read_log(storage).head_id != now.head_id:
+                continue  # a commit dropped that checkpoint meanwhile, and its files went
+            raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
+        plan = plan_sweep(files, now, needed, now_ms=now_ms, min_age_ms=min_age_ms)
+        if dry_run or not plan.abandon:
+            # Also after a lost answer: what this sweep abandoned is in the log by now, so there is nothing more to abandon.
+            mine = (e for e in now.entries.values() if isinstance(e, SweepRecord) and e.sweep == name)
+            return plan, next(mine, None)
+        record = SweepRecord(
+            id=now.head_id + 1,
+            retained=tuple(r for _, r in sorted(now.retained.items())),
+            sweep=name,
+            abandoned=plan.abandon,
+        )
+        try:
+            storage.create(paths.record(record.id), record_codec.encode(record))
+        except (AlreadyExists, UnknownOutcome) as error:
+            # Another took the id, or we can't tell: the log tells, unless a refused create is still under way.
+            if isinstance(error, UnknownOutcome) and storage.stat(paths.record(record.id)) is None:
+                raise
+            continue
+        return plan, record
+    raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
+
+
+def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
+    """Every path that a record names. NotFound if a retained checkpoint's manifest is gone, which hides what it needs."""
+    entries = list(now.commits())
+    named = {h.path for entry in entries for h in handles_in(entry)}
+    whole = [e for e in entries if isinstance(e, Record)]
+    named |= {paths.prepared(record.content.attempt) for record in whole}
+    retained = [r.content for r in whole if r.id in now.retained]
+    # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
+    dropped = [r.content for r in whole if r.id not in now.retained]
+    if any(f.path == paths.SAVEPOINT_RECORD for f in files):
+        saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
+        named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}
+        retained.append(saved.content)
+    strict = {ref.manifest: ref.shard for c in retained for ref in c.shards if ref.manifest is not None}
+    loose = {ref.manifest: ref.shard for c in dropped for ref in c.shards if ref.manifest is not None}
+
+    def paths_in(handle: Handle) -> list[str]:
+        """What a manifest names as it was written, which may be more than what a record still takes from it."""
+        shard = strict.get(handle, loose.get(handle, 0))
+        try:
+            manifest = manifest_of(ShardRef(shard=shard, manifest=handle, inline=None), storage)
+        except NotFound:
+            if handle in strict:
+                raise
+            return []
+        return [h.path for h in handles_in(manifest)]
+
+    for found in _at_once(paths_in, strict | loose):
+        named.update(found)
+    return frozenset(named)
+
+
+def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
+    """The files that this call deleted. The first error is raised; those that were begun then are waited for."""
+
+    def delete(file: FileInfo) -> FileInfo | None:
+        try:
+            return file if storage.delete(file.path, generation=file.generation) else None
+        except PreconditionFailed:  # written anew since: not what was judged
+            return None
+
+    return [file for file in _at_once(delete, files) if file is not None]
+
+
+def _at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="sweep") as pool:
+        return list(pool.map(work, items))
+
+
+def _attempt_of(path: str) -> str | None:
+    """The attempt that wrote a file, or None if no attempt writes such files."""
+    attempt = paths.attempt_of(path)
+    return attempt if attempt is not None and path.endswith(_ENDINGS[path.split("/", 1)[0]]) else None
+
+
+def _is_log(path: str) -> bool:
+    return path.startswith((paths.CHECKPOINTS, paths.QUARANTINE))
+
+
+def _outdated_marks(now: Log) -> set[str]:
+    """Marks of outputs that a later commit of the interval replaced: what is published never goes back to them."""
+    current = now.current_outputs()
+    return {
+        paths.published(interval, entry.id)
+        for entry in now.commits()
+        if kind_of(entry) == "interval" and (interval := interval_of(entry)) is not None
+        if current[interval][0] != entry.id
+    }
+
+
+def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
+    refused = {paths.quarantine(n): n for n in now.quarantined}
+    spoken_of = [(refused.get(f.path) or paths.published_id(f.path) or 0, f.path) for f in files]
+    last, path = max(spoken_of, default=(0, ""))
+    if last > now.head_id:
+        raise CorruptRecord(
+            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}; nothing is "
+            "deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
+        )

@@ -1,0 +1,236 @@
+"""Whether what lies on the storage is what the log says: by metadata only, or by restoring every shard and walking its state.
+
+Fast: every record, mark and manifest is read and checked, and every file that a record names is looked up in one listing: size,
+and crc32c where the storage keeps one. Deep: also every file is downloaded against its handle, every shard restored into an
+empty folder, and every entry compared with the counts and digests of its key group.
+
+The log is read first and the files are listed last, so that what is committed or dropped meanwhile is no finding.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.formats import paths, record_codec
+from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
+from state_backend.restore import check_whole, restore_shard
+from state_backend.state.verify import verify_shard
+from state_backend.values.errors import CorruptRecord, NotFound, StateUnusable, StorageError
+from state_backend.values.handles import FileInfo, Handle, handles_in
+from state_backend.values.records import (
+    Content,
+    Prepared,
+    Published,
+    Quarantine,
+    Record,
+    ShardManifest,
+    SweepRecord,
+    Tombstone,
+)
+
+_DECODED: Mapping[str, tuple[type, ...]] = {
+    paths.CHECKPOINTS: (Record, SweepRecord, Tombstone),
+    paths.QUARANTINE: (Quarantine,),
+    paths.PUBLISHED: (Published,),
+    paths.ATTEMPTS: (Prepared,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedCheckpoint:
+    """What was found wrong with a checkpoint, and how many entries were walked (0 if only metadata were looked at)."""
+
+    id: int
+    entries: int
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """``findings`` are of the log, the marks, and output that outlives its checkpoint; the rest is by checkpoint."""
+
+    findings: tuple[str, ...]
+    checkpoints: tuple[VerifiedCheckpoint, ...]
+
+    @property
+    def success(self) -> bool:
+        return not self.findings and not any(c.findings for c in self.checkpoints)
+
+    @property
+    def newest_sound(self) -> int | None:
+        """The highest id without findings; None also if the log itself can't be read."""
+        return max((c.id for c in self.checkpoints if not c.findings), default=None)
+
+
+def verify_pipeline(
+    storage: Storage, *, which: Collection[int] | None = None, work: Path | None = None
+) -> Verification:
+    """Verifies the log and its completed checkpoints, or those of ``which`` (ids). ``work`` is an empty local folder for the deep
+    verification, with room for one shard; None verifies by metadata only.
+
+    What is wrong is returned, naming the file; only a storage that can't be reached raises.
+    """
+    log, findings = _verified_log(storage)
+    files = {info.path: info for info in storage.list("")}
+    findings += [*_marks(storage, files), *_end_of_log(files)]
+    if log is None:
+        return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=())
+    findings += [
+        f"output of {interval}, checkpoint {checkpoint_id}: {finding}"
+        for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items())
+        if checkpoint_id not in log.retained
+        for finding in _files(storage, [o.handle for o in outputs], files, work)
+    ]
+    checkpoints = []
+    for record in log.completed():
+        if which is None or record.id in which:
+            verified = _checkpoint(record, storage, files, work)
+            if verified.findings and record.id not in read_log(storage).retained:
+                continue  # it was dropped, and its files with it, while we looked
+            checkpoints.append(verified)
+    return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints))
+
+
+# --- the log and the marks ----------------------------------------------------------------------------------------------------------
+
+
+def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
+    try:
+        return read_log(storage), []
+    except CorruptRecord as error:
+        return None, [str(error)]
+
+
+def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
+    """Everything that is JSON, decoded, and under the name that its content asks for."""
+    for path in files:
+        expected = next((types for start, types in _DECODED.items() if path.startswith(start)), None)
+        if expected is None:
+            continue
+        try:
+            found: Any = record_codec.decode(storage.read(path), path, *expected)
+        except NotFound:
+            continue  # cleaned up meanwhile; a record never is, and the log was read already
+        except CorruptRecord as error:
+            yield str(error)
+            continue
+        if (name := _path_of(found)) != path:
+            yield f"{path}: its content belongs to {name}"
+
+
+def _path_of(value: Record | SweepRecord | Tombstone | Quarantine | Published | Prepared) -> str:
+    if isinstance(value, Prepared):
+        return paths.prepared(value.content.attempt)
+    if isinstance(value, Published):
+        return paths.published(value.interval, value.id)
+    return paths.quarantine(value.id) if isinstance(value, Quarantine) else paths.record(value.id)
+
+
+def _end_of_log(files: Mapping[str, FileInfo]) -> Iterator[str]:
+    """A record that is missing at the end leaves no hole; marks that speak of it give it away."""
+    head_id = max((paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)), default=0)
+    for path in files:
+        spoken_of = paths.published_id(path) or 0
+        if path.startswith(paths.QUARANTINE):
+            spoken_of = paths.record_id(path.removeprefix(paths.QUARANTINE)) or 0
+        if spoken_of > head_id:
+            yield f"{paths.record(spoken_of)} is missing: {path} speaks of it, but the log ends at {head_id}"
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _files(
+    storage: Storage, handles: Iterable[Handle], files: Mapping[str, FileInfo], work: Path | None
+) -> Iterator[str]:
+    """What is wrong with files: as listed, and if there is a ``work`` folder, byte by byte."""
+    for handle in dict.fromkeys(handles):
+        finding = _listed(handle, files.get(handle.path))
+        if finding is None and work is not None:
+            finding = _downloaded(handle, storage, work)
+        if finding is not None:
+            yield finding
+
+
+def _listed(handle: Handle, info: FileInfo | None) -> str | None:
+    if info is None:
+        return f"{handle.path} is missing"
+    if info.size_bytes != handle.size_bytes:
+        return f"{handle.path}: expected {handle.size_bytes} bytes, found {info.size_bytes}"
+    if info.crc32c not in (None, handle.crc32c):
+        return f"{handle.path}: expected crc32c {handle.crc32c:08x}, found {info.crc32c:08x}"
+    return None
+
+
+def _downloaded(handle: Handle, storage: Storage, work: Path) -> str | None:
+    local = work / "file"
+    try:
+        storage.download(handle, local)
+    except (StateUnusable, NotFound) as error:
+        return str(error)
+    local.unlink()
+    return None
+
+
+# --- one checkpoint -----------------------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(
+    record: Record, storage: Storage, files: Mapping[str, FileInfo], work: Path | None
+) -> VerifiedCheckpoint:
+    content = record.content
+    findings = [*_files(storage, (o.handle for o in content.outputs), files, work)]
+    manifests, entries = [], 0
+    for ref in content.shards:
+        try:
+            manifest = manifest_of(ref, storage)
+        except (StateUnusable, NotFound) as error:
+            path = ref.manifest.path if ref.manifest is not None else "inline"
+            findings.append(f"manifest of shard {ref.shard}, {path}: {error}")
+            continue
+        manifests.append(manifest)
+        handles = [*handles_in(ref), *handles_in(manifest)]
+        wrong = [*_files(storage, handles, files, None)]
+        if not wrong and work is not None:
+            walked, wrong = _walked(manifest, content, storage, work)
+            entries += walked
+            # A restore stops at the first damaged file; the others are worth knowing too.
+            wrong = [*_files(storage, handles, files, work)] or wrong if wrong and not walked else wrong
+        findings += wrong
+    if len(manifests) == len(content.shards):
+        findings += _sums(content, manifests)
+    return VerifiedCheckpoint(id=record.id, entries=entries, findings=tuple(dict.fromkeys(findings)))
+
+
+def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: Path) -> tuple[int, list[str]]:
+    directory = work / f"shard-{manifest.shard}"
+    try:
+        restored = restore_shard(manifest.key_groups, [manifest], storage, directory, EngineOptions())
+    except (StateUnusable, StorageError) as error:
+        return 0, [f"shard {manifest.shard}: {error}"]
+    try:
+        return verify_shard(restored.store, manifest, content.states, content.key_schema, content.max_parallelism)
+    finally:
+        restored.store.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
+    """What the record says of all shards together."""
+    try:
+        check_whole(manifests, content.max_parallelism)
+    except StateUnusable as error:
+        yield str(error)
+    for what, recorded, found in (
+        ("entries", content.totals.entries, sum(m.entries for m in manifests)),
+        ("digest", content.digest, sum(m.digest for m in manifests) % 2**64),
+    ):
+        if recorded != found:
+            yield f"{what}: the record says {recorded}, its shards {found}"

@@ -1,0 +1,126 @@
+"""A pipeline whose shards are real RocksDB state on a real disk, committed like any other, without Spark."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
+from state_backend.formats import paths, record_codec
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
+from state_backend.snapshot import take_snapshot
+from state_backend.state.keyed_states import ValueState
+from state_backend.state.shard_state import ShardState
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import OutputFile, Permissions, Prepared, ShardRef
+from tests.support.checkpoints import PIPELINE, content, day, run, start_ms
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES
+
+MAX_PARALLELISM, PARALLELISM = 16, 2
+
+
+class RealPipeline:
+    """``root`` holds the folder of the pipeline ``counting``. ``inline``: manifests lie in the records."""
+
+    def __init__(self, root: Path, *, inline: bool = False, policy: RetentionPolicy = DEFAULT_POLICY) -> None:
+        self.root = root
+        self.storage = LocalStorage(root / PIPELINE)
+        self.coordinator = Coordinator(self.storage, PIPELINE, policy=policy)
+        self.inline = inline
+
+    def run(self, n: int, attempt: str, values: dict[str, int]) -> CommitResult:
+        """Processes the n-th day: sets the values of keys, writes one output and one late file, and commits."""
+        self.prepare(n, attempt, values)
+        result = self.coordinator.commit(attempt)
+        self.coordinator.publish(None)
+        self.coordinator.clean_up()
+        return result
+
+    def prepare(self, n: int, attempt: str, values: dict[str, int]) -> Prepared:
+        interval = day(n)
+        begun = self.coordinator.begin(
+            interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
+        )
+        base = [manifest_of(ref, self.storage) for ref in begun.base.content.shards] if begun.base else []
+        work = self.root / "work" / attempt
+        manifests = []
+        for shard in range(PARALLELISM):
+            owned = range_of(shard, PARALLELISM, MAX_PARALLELISM)
+            restored = restore_shard(owned, base, self.storage, work / f"db-{shard}", EngineOptions())
+            groups = restored.key_group_states
+            state = ShardState(restored.store, key_groups=groups, descriptors=STATES, now_ms=interval.end_ms)
+            for key, value in values.items():
+                group = key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
+                if group in owned:
+                    state.set_key(group, KEYS.encode((key,)))
+                    ValueState(state, "value").update((value, key))
+            state.flush()
+            snapshot = take_snapshot(
+                state.store,
+                self.storage,
+                image=work / f"image-{shard}",
+                attempt=attempt,
+                shard=shard,
+                task=shard,
+                key_groups=owned,
+                key_group_states=state.key_group_states(),
+                opened=restored.opened,
+                opened_inline=restored.opened_inline,
+                full=False,
+                inline_budget_bytes=0,
+            )
+            state.store.close()
+            manifests.append(snapshot.manifest)
+        shutil.rmtree(work)
+        if self.inline:
+            refs = [ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests]
+        else:
+            handles = [
+                self.storage.create(paths.shared(attempt, m.shard, 0, 0, "manifest"), record_codec.encode(m))
+                for m in manifests
+            ]
+            refs = [ShardRef(shard=n, manifest=h, inline=None) for n, h in enumerate(handles)]
+        outputs = [
+            OutputFile(
+                handle=self.storage.create(
+                    paths.output(interval, attempt, 0, 0, late=late), f"{attempt} late={late}".encode()
+                ),
+                rows=1,
+                late=late,
+            )
+            for late in (False, True)
+        ]
+        made = content(
+            interval,
+            attempt,
+            begun.base.id if begun.base else None,
+            parallelism=PARALLELISM,
+            max_parallelism=MAX_PARALLELISM,
+            key_schema=KEY_SCHEMA,
+            states=STATES,
+            digest=sum(m.digest for m in manifests) % 2**64,
+            shards=tuple(refs),
+            outputs=tuple(outputs),
+        )
+        entries = sum(m.entries for m in manifests)
+        totals = replace(
+            made.totals,
+            entries=entries,
+            keys=entries,
+            state_bytes=sum(m.size_bytes for m in manifests),
+            state_files=sum(len(m.files) for m in manifests),
+        )
+        prepared = Prepared(h0=begun.h0, content=replace(made, totals=totals))
+        self.coordinator.prepare(prepared)
+        return prepared
+
+    def path(self, name: str) -> Path:
+        """Where a file of the pipeline lies on the disk."""
+        return self.root / PIPELINE / name

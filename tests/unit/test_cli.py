@@ -1,0 +1,373 @@
+"""``cairn``: what it prints and answers over a small real pipeline, and what it finds when each kind of file is damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from jobs.cli import app, parse_duration
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
+from state_backend.manifest import manifest_of
+from state_backend.values.errors import UsageError
+from state_backend.values.records import ShardRef
+from tests.support.checkpoints import PIPELINE, day
+from tests.support.real_shards import RealPipeline
+
+FAR_MS = 4_102_444_800_000  # the year 2100: everything is old
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days 1 to 5, of which 1 and 2 are dropped, with output that stays; a sweep is in the log; 3 was run again, so that 4 and 5
+    are stale; 5 is quarantined; an attempt is prepared."""
+    root = tmp_path_factory.mktemp("root")
+    pipeline = RealPipeline(root, policy=KeepLast(4))
+    for n in (1, 2, 3, 4, 5):
+        pipeline.run(n, f"a{n}", {key: n for key in "abcdefgh"})
+    pipeline.storage.create(paths.shared("crashed", 0, 0, 0, "sst"), b"x")
+    sweep(pipeline.storage, PIPELINE, now_ms=FAR_MS)
+    pipeline.run(3, "again", {key: 7 for key in "abcd"})
+    pipeline.coordinator.quarantine(5, "a test says so", ("total < 0",))
+    pipeline.prepare(4, "waiting", {"a": 1})
+    return root
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "root"))
+
+
+def cairn(root: Path, *arguments: str) -> Result:
+    command, *rest = arguments
+    return CliRunner().invoke(app, [command, "--root", str(root), "--pipeline", PIPELINE, *rest])
+
+
+def answer(root: Path, *arguments: str) -> Any:
+    result = cairn(root, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------------------
+
+
+def test_list_says_where_every_checkpoint_stands(root: Path) -> None:
+    rows = answer(root, "list")
+    assert [(r["id"], r["base"], r["state"], r["keys"]) for r in rows] == [
+        (7, 2, "completed", 8), (5, 4, "quarantined", 8), (4, 3, "stale by 7", 8), (3, 2, "completed", 8)
+    ]  # fmt: skip
+    assert (rows[0]["start"], rows[0]["end"]) == ("2024-01-03T00:00:00Z", "2024-01-04T00:00:00Z")
+    assert all(r["bytes"] > 1000 and r["files"] == 6 + 2 * (r["id"] - 3) for r in rows[1:][::-1])
+    assert all(0 <= r["age_s"] < 3600 for r in rows)
+    rest = [r for r in answer(root, "list", "--all") if r["id"] not in (3, 4, 5, 7)]
+    assert [(r["id"], r["kind"], r["state"], r["bytes"]) for r in rest] == [
+        (6, "sweep", "abandons 1", None), (2, "interval", "dropped", None), (1, "interval", "dropped", None)
+    ]  # fmt: skip
+
+
+def test_what_descends_from_a_quarantined_one_says_so(root: Path) -> None:
+    RealPipeline(root).coordinator.quarantine(3, "wrong")
+    assert {r["id"]: r["state"] for r in answer(root, "list")} == {
+        7: "completed", 5: "quarantined", 4: "descends from quarantined 3", 3: "quarantined"
+    }  # fmt: skip
+
+
+def test_the_table_is_whole_in_a_pipe(root: Path) -> None:
+    lines = cairn(root, "list").stdout.splitlines()
+    assert lines[0].split() == ["id", "interval", "kind", "base", "state", "keys", "bytes", "files", "age"]
+    assert lines[1].split()[:8] == ["7", "2024-01-03", "to", "2024-01-04", "interval", "2", "completed", "8"]
+    assert "stale by 7" in lines[3]
+    assert lines[5] == "and 3 dropped or swept: --all shows them"
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"), [((), 7), (("latest",), 7), (("4",), 4), (("2024-01-04T00:00:00+00:00",), 7)]
+)
+def test_show_finds_a_checkpoint_by_id_or_end(root: Path, which: tuple[str, ...], expected: int) -> None:
+    assert answer(root, "show", *which)["id"] == expected
+
+
+def test_show_lists_every_file_of_the_state(root: Path) -> None:
+    shown = answer(root, "show", "4")
+    assert (shown["state"], shown["attempt"], shown["totals"]["entries"]) == ("stale by 7", "a4", 8)
+    assert [s["key_groups"] for s in shown["shards"]] == [[0, 7], [8, 15]]
+    files = {f["path"] for s in shown["shards"] for f in s["files"]}
+    assert {paths.shared("a4", n, 0, 0, "manifest") for n in (0, 1)} <= files
+    assert {paths.shared(f"a{n}", shard, shard, 0, "sst") for n in (1, 2, 3, 4) for shard in (0, 1)} <= files
+    assert len(files) == 10
+    assert [o["late"] for o in shown["outputs"]] == [False, True]
+    text = cairn(root, "show", "4", "--files").stdout
+    assert all(path in text for path in files)
+
+
+def test_show_says_why_a_checkpoint_is_quarantined(root: Path) -> None:
+    shown = answer(root, "show", "5")
+    assert (shown["reason"], shown["findings"]) == ("a test says so", ["total < 0"])
+
+
+def test_diff_counts_what_is_shared_and_which_key_groups_changed(root: Path) -> None:
+    found = answer(root, "diff", "3", "4")
+    assert (found["same_state"], found["same_code"]) == (False, True)
+    assert found["files"]["shared"]["files"] == 6
+    assert (found["files"]["only_first"]["files"], found["files"]["only_second"]["files"]) == (0, 2)
+    assert found["totals"]["keys"] == [8, 8]
+    assert found["states"] == {"added": [], "removed": [], "changed": []}
+    assert found["key_groups"]
+    assert all(g["first"] == g["second"] for g in found["key_groups"])  # other values, as many of them
+    same = answer(root, "diff", "4", "4")
+    assert (same["same_state"], same["key_groups"]) == (True, [])
+    assert "key groups that differ" in cairn(root, "diff", "3", "4").stdout
+
+
+# --- sweep ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_says_what_it_did_and_a_dry_run_does_nothing(root: Path) -> None:
+    before = {p for p in root.rglob("*") if p.is_file()}
+    planned = answer(root, "sweep", "--min-age", "0s", "--dry-run")
+    assert (planned["abandoned"], planned["record"], planned["deleted_files"]) == (["waiting"], None, 0)
+    assert {p for p in root.rglob("*") if p.is_file()} == before
+    assert cairn(root, "sweep", "--dry-run").stdout.startswith("would delete 0 files")  # three days are not over
+    done = answer(root, "sweep", "--min-age", "0s")
+    assert (done["record"], done["deleted_files"]) == (8, len(planned["planned"]))
+    assert not [p for p in root.rglob("*") if p.is_file() and "waiting" in p.parts]
+    assert answer(root, "sweep", "--min-age", "0s")["deleted_files"] == 0
+    assert cairn(root, "verify").exit_code == 0
+
+
+def test_a_strange_file_is_named_and_left(root: Path) -> None:
+    stranger = root / PIPELINE / "notes [draft].txt"
+    stranger.write_text("x")
+    assert "left alone, not ours: notes [draft].txt" in cairn(root, "sweep", "--min-age", "0s").stdout
+    assert stranger.exists()
+
+
+def test_durations() -> None:
+    assert [parse_duration(t) for t in ("0s", "90m", "12h", "3d")] == [
+        timedelta(0), timedelta(minutes=90), timedelta(hours=12), timedelta(days=3)
+    ]  # fmt: skip
+    for wrong in ("", "3", "d", "-1d", "1.5h", "3 d", "9999999d"):
+        with pytest.raises(UsageError, match="duration"):
+            parse_duration(wrong)
+
+
+# --- exit codes -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "77"),
+        ("show", "yesterday"),
+        ("show", "2024-01-04T00:00:00"),
+        ("diff", "1", "4"),
+        ("sweep", "--min-age", "soon"),
+        ("verify", "77"),
+        ("list", "--no-such-option"),
+    ],
+)
+def test_a_wrong_call_is_2(root: Path, arguments: tuple[str, ...]) -> None:
+    assert cairn(root, *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["list", "show", "verify", "sweep"])
+def test_a_pipeline_that_is_not_there_is_2(tmp_path: Path, command: str) -> None:
+    result = cairn(tmp_path, command)
+    assert (result.exit_code, "look at --root and --pipeline" in result.stderr) == (2, True)
+
+
+def test_a_root_that_nothing_serves_is_2(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["list", "--root", "ftp://host", "--pipeline", PIPELINE])
+    assert (result.exit_code, "ftp://host" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "sweep"])
+def test_a_storage_that_fails_is_3(tmp_path: Path, command: str) -> None:
+    (tmp_path / PIPELINE).write_text("a file where the folder should be")
+    result = cairn(tmp_path, command)
+    assert (result.exit_code, result.stderr.startswith("StorageUnavailable")) == (3, True)
+
+
+def test_a_log_that_cannot_be_read_is_1(root: Path) -> None:
+    (root / PIPELINE / paths.record(4)).write_bytes(b"garbage")
+    for command in ("list", "show", "sweep"):
+        result = cairn(root, command)
+        assert (result.exit_code, paths.record(4) in result.stderr) == (1, True)
+
+
+def test_root_and_pipeline_come_from_the_environment(root: Path) -> None:
+    result = CliRunner().invoke(app, ["list"], env={"CAIRN_ROOT": str(root), "CAIRN_PIPELINE": PIPELINE})
+    assert (result.exit_code, "stale by 7" in result.stdout) == (0, True)
+
+
+def test_help_names_what_there_is() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"TERM": "dumb", "COLUMNS": "200"})
+    assert result.exit_code == 0
+    named = {
+        line.split()[1] for line in result.stdout.splitlines() if line.startswith("│ ") and line.split()[1].isalpha()
+    }
+    assert named == {"list", "show", "diff", "verify", "sweep"}
+
+
+def test_it_needs_neither_spark_nor_airflow() -> None:
+    probe = "import sys, jobs.cli; print([m for m in ('pyspark', 'airflow', 'great_expectations') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- verify -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_sound_is_found_sound(root: Path) -> None:
+    for fast, entries in ((False, 8), (True, None)):
+        found = answer(root, "verify", *(["--fast"] if fast else []))
+        assert (found["success"], found["newest_sound"], found["findings"]) == (True, 7, [])
+        assert [(c["id"], c["entries"], c["findings"]) for c in found["checkpoints"]] == [
+            (n, entries, []) for n in (3, 4, 5, 7)
+        ]
+    assert [c["id"] for c in answer(root, "verify", "latest")["checkpoints"]] == [7]
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def remove(file: Path) -> None:
+    file.unlink()
+
+
+STATE = {
+    "sst": paths.shared("a4", 1, 1, 0, "sst"),
+    "manifest": paths.shared("a4", 1, 0, 0, "manifest"),
+    "output": paths.output(day(4), "a4", 0, 0),
+    "late output": paths.output(day(4), "a4", 0, 0, late=True),
+}
+OUTPUT_OF_A_DROPPED = paths.output(day(1), "a1", 0, 0)
+RECORDS = {"record": 4, "tombstone": 1, "sweep": 6, "newest": 7}
+MARKS = [paths.prepared("waiting"), paths.published(day(4), 4), paths.quarantine(5)]
+
+
+def check_found(root: Path, path: str, *arguments: str) -> Any:
+    result = cairn(root, "verify", "--json", *arguments)
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert not found["success"]
+    text = cairn(root, "verify", *arguments)
+    assert text.exit_code == 1
+    assert path in text.stdout
+    return found
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
+@pytest.mark.parametrize("kind", STATE)
+def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: Callable[[Path], None]) -> None:
+    """The checkpoints that need it are refused, and only those; the newest sound one is offered."""
+    damage(root / PIPELINE / STATE[kind])
+    found = check_found(root, STATE[kind])
+    damaged = {c["id"] for c in found["checkpoints"] if c["findings"]}
+    assert damaged == ({4, 5} if kind == "sst" else {4})
+    assert all(STATE[kind] in f for c in found["checkpoints"] for f in c["findings"])
+    assert (found["findings"], found["newest_sound"]) == ([], 7)
+    if damage is not flip or kind == "manifest":  # of local files no checksum is known without reading them
+        check_found(root, STATE[kind], "--fast")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
+def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage: Callable[[Path], None]) -> None:
+    damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
+    found = check_found(root, OUTPUT_OF_A_DROPPED)
+    assert (len(found["findings"]), found["newest_sound"]) == (1, 7)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_damaged_record_is_named_and_nothing_is_vouched_for(
+    root: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    path = paths.record(RECORDS[kind])
+    damage(root / PIPELINE / path)
+    found = check_found(root, path, "--fast")
+    assert (found["checkpoints"], found["newest_sound"]) == ([], None)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty])
+@pytest.mark.parametrize("path", MARKS)
+def test_a_damaged_mark_is_named(root: Path, path: str, damage: Callable[[Path], None]) -> None:
+    damage(root / PIPELINE / path)
+    check_found(root, path, "--fast")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (paths.shared("a3", 1, 1, 0, "sst"), paths.shared("a4", 1, 1, 0, "sst")),
+        (paths.shared("a4", 0, 0, 0, "manifest"), paths.shared("a4", 1, 0, 0, "manifest")),
+        (paths.record(3), paths.record(4)),
+        (paths.published(day(4), 4), paths.published(day(5), 5)),
+    ],
+)
+def test_two_files_that_changed_places_are_named(root: Path, one: str, other: str) -> None:
+    """Each is whole in itself."""
+    a, b = root / PIPELINE / one, root / PIPELINE / other
+    data = a.read_bytes(), b.read_bytes()
+    a.write_bytes(data[1])
+    b.write_bytes(data[0])
+    check_found(root, other)
+
+
+def test_every_damaged_file_of_a_shard_is_named(root: Path) -> None:
+    damaged = [paths.shared(f"a{n}", 1, 1, 0, "sst") for n in (3, 4)]
+    for path in damaged:
+        flip(root / PIPELINE / path)
+    found = check_found(root, damaged[0])
+    by_id = {c["id"]: c["findings"] for c in found["checkpoints"]}
+    assert [sum(path in f for path in damaged) for f in by_id[4]] == [1, 1]
+
+
+def test_state_that_is_whole_but_not_the_recorded_one_is_found_by_a_deep_look_only(root: Path) -> None:
+    """Every checksum fits, and so do the sums; but the entries of a key group are not those that its manifest counted."""
+    pipeline = RealPipeline(root)
+    prepared = pipeline.prepare(4, "other", {"a": 99})
+    manifests = [manifest_of(ref, pipeline.storage) for ref in prepared.content.shards]
+    changed, *rest = manifests[1].key_group_states
+    wrong = replace(manifests[1], key_group_states=(replace(changed, digest=(changed.digest + 1) % 2**64), *rest))
+    shards = tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in (manifests[0], wrong))
+    digest = (prepared.content.digest + 1) % 2**64
+    pipeline.storage.delete(paths.prepared("other"))
+    pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, shards=shards, digest=digest)))
+    assert pipeline.coordinator.commit("other").id == 8
+    assert cairn(root, "verify", "--fast").exit_code == 0
+    found = check_found(root, f"key group {changed.key_group} has digest")
+    assert [c["id"] for c in found["checkpoints"] if c["findings"]] == [8]
+
+
+def test_sums_that_do_not_fit_the_shards_are_found_fast(root: Path) -> None:
+    pipeline = RealPipeline(root)
+    prepared = pipeline.prepare(4, "other", {"a": 99})
+    totals = replace(prepared.content.totals, entries=prepared.content.totals.entries + 1)
+    pipeline.storage.delete(paths.prepared("other"))
+    pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, totals=totals)))
+    pipeline.coordinator.commit("other")
+    check_found(root, "entries: the record says 9, its shards 8", "--fast")

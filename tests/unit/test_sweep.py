@@ -1,0 +1,445 @@
+"""The sweep over a storage that may die or lose an answer at any call, and beside attempts that wake up late."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.sweep import SweepResult, sweep
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    CorruptRecord,
+    StorageUnavailable,
+    Swept,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.records import Record, Savepoint, SweepRecord
+from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst
+
+When = Literal["before", "after"]
+HOUR_MS = 3_600_000
+MIN_AGE = timedelta(hours=2)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def pass_hours(self, hours: int) -> None:
+        self.now_ms += hours * HOUR_MS
+
+
+def make(storage: Storage, clock: Clock, **options: Any) -> SweepResult:
+    return sweep(storage, PIPELINE, now_ms=clock.now_ms, min_age=MIN_AGE, **options)
+
+
+def folder_with_clock(clock: Clock, **options: Any) -> Folder:
+    return Folder(MemoryStorage(now_ms=clock), **options)
+
+
+def memory(folder: Folder) -> MemoryStorage:
+    assert isinstance(folder.storage, MemoryStorage)
+    return folder.storage
+
+
+def copy_of(storage: MemoryStorage, clock: Clock) -> MemoryStorage:
+    """Another storage with the same files and ages."""
+    then = Clock()
+    twin = MemoryStorage(now_ms=then)
+    for info in storage.list(""):
+        then.now_ms = info.modified_ms
+        twin.create(info.path, storage.read(info.path))
+    then.now_ms = clock.now_ms
+    return twin
+
+
+def scenario(clock: Clock, inline: bool) -> tuple[Folder, set[str]]:
+    """Everything that a pipeline's folder can hold; the paths that no sweep may take."""
+    folder = folder_with_clock(clock, policy=KeepLast(2), inline=inline)
+    folder.run(day(1), "a1")
+    folder.run(day(2), "a2", keep=(sst("a1"),))
+    folder.run(day(3), "a3", keep=(sst("a1"), sst("a2")))
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    folder.run(day(4), "a4", keep=(sst("a3"),))
+    folder.run(day(1), "again")
+    folder.run(day(2), "again2", keep=(sst("again"),))
+    folder.coordinator.publish(None)  # and crashes before its clean-up
+    folder.prepare(day(3), "silent", keep=(sst("again2"),), run=run("old"))
+    folder.storage.create(sst("crashed"), b"x")
+    folder.storage.create(paths.output(day(3), "crashed", 0, 0), b"x")
+    folder.storage.create(paths.shared("again2", 0, 7, 0, "sst"), b"a task that ran twice")
+    folder.storage.create("notes/README", b"somebody's")
+    clock.pass_hours(3)
+    folder.prepare(day(3), "live", keep=(sst("again2"),), run=run("new"))
+    log = folder.coordinator.log()
+    needed = {"notes/README", *(p for p in folder.paths() if "/live/" in p or p.startswith(paths.CHECKPOINTS))}
+    for record in log.completed():
+        attempt = record.content.attempt
+        needed |= {h.path for ref in record.content.shards for h in [ref.manifest] if h is not None}
+        needed |= {sst(attempt), paths.output(record.content.interval, attempt, 0, 0), paths.prepared(attempt)}
+    needed |= {sst("again"), sst("a3")}  # shared with again2 and a4
+    needed |= {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
+    needed |= {paths.published(interval, i) for interval, (i, _) in log.current_outputs().items()}
+    assert needed <= folder.paths()
+    return folder, needed
+
+
+def check_all_there(storage: MemoryStorage, needed: set[str]) -> None:
+    assert needed <= {info.path for info in storage.list("")}
+    read_log(storage).completed()
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
+def test_a_sweep_takes_all_orphans_and_nothing_else(inline: bool) -> None:
+    """F38, F41, F58: what no record names goes when it is old, file by file."""
+    clock = Clock()
+    folder, needed = scenario(clock, inline)
+    before = folder.paths()
+    result = make(folder.storage, clock)
+    assert result.record is not None
+    assert result.record.abandoned == ("crashed", "silent")
+    assert result.plan.unknown == ("notes/README",)
+    assert folder.paths() == needed | {paths.record(result.record.id)}
+    assert result.deleted_files == len(before - folder.paths())
+    assert result.shrunk == (2, 3)
+    again = make(folder.storage, clock)
+    assert (again.record, again.deleted_files, again.plan.delete) == (None, 0, ())
+
+
+def test_a_dry_run_plans_and_touches_nothing() -> None:
+    clock = Clock()
+    folder, _ = scenario(clock, inline=False)
+    watched = FaultyStorage(memory(folder), {})
+    result = make(watched, clock, dry_run=True)
+    assert result.plan.abandon == ("crashed", "silent")
+    assert (result.record, result.deleted_files) == (None, 0)
+    assert {name for name, _ in watched.calls} <= {"list", "read", "stat"}
+    real = make(folder.storage, clock)
+    assert {f.path for f in result.plan.delete} == {f.path for f in real.plan.delete}
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: When, inline: bool) -> None:
+    clock = Clock()
+    folder, needed = scenario(clock, inline)
+    whole = FaultyStorage(copy_of(memory(folder), clock), {})
+    make(whole, clock)
+    assert {name for name, _ in whole.calls} >= {"list", "create", "delete", "replace"}
+    for at in range(len(whole.calls)):
+        storage = copy_of(memory(folder), clock)
+        with pytest.raises(StopHere):
+            make(FaultyStorage(storage, stop_at(at, when)), clock)
+        check_all_there(storage, needed)
+        make(storage, clock)
+        after = {info.path for info in storage.list("")}
+        records = {p for p in after if p.startswith(paths.CHECKPOINTS)}
+        assert after - records == needed - records, f"call {at} {whole.calls[at]}"
+        over = Folder(storage, policy=KeepLast(2)).coordinator
+        assert over.commit("live").outcome == "committed"
+        with pytest.raises(Swept):
+            over.commit("silent")
+
+
+def test_a_crash_after_any_write_on_a_disk(tmp_path: Path) -> None:
+    """Between two writes it makes no difference where: what is on the disk is the same."""
+    clock = Clock()
+    folder, needed = scenario(clock, inline=False)
+    original = tmp_path / "original"
+    disk = LocalStorage(original)
+    for info in folder.storage.list(""):
+        disk.create(info.path, folder.storage.read(info.path))
+        os.utime(original / info.path, ns=(info.modified_ms * 1_000_000, info.modified_ms * 1_000_000))
+    whole = FaultyStorage(LocalStorage(Path(shutil.copytree(original, tmp_path / "whole"))), {})
+    make(whole, clock)
+    writes = [at for at, (name, _) in enumerate(whole.calls) if name in ("create", "replace", "delete")]
+    assert len(writes) > 20
+    for at in writes:
+        copy = Path(shutil.copytree(original, tmp_path / f"call-{at}"))
+        with pytest.raises(StopHere):
+            make(FaultyStorage(LocalStorage(copy), stop_at(at, "after")), clock)
+        assert needed <= {info.path for info in LocalStorage(copy).list("")}
+        make(LocalStorage(copy), clock)
+        assert {info.path for info in LocalStorage(copy).list("")} == needed | {paths.record(7)}
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: When) -> None:
+    clock = Clock()
+    folder, needed = scenario(clock, inline=False)
+    whole = FaultyStorage(copy_of(memory(folder), clock), {})
+    make(whole, clock)
+    for at, (method, _) in enumerate(whole.calls):
+        if method not in ("create", "replace"):
+            continue
+        storage = copy_of(memory(folder), clock)
+        faulty = FaultyStorage(storage, lost_answer_at(at, when))
+        if method == "create" and when == "after":
+            assert make(faulty, clock).record is not None  # the log shows that it arrived
+        else:
+            with pytest.raises(UnknownOutcome):
+                make(faulty, clock)
+            assert storage.stat(sst("silent")) is not None
+        check_all_there(storage, needed)
+        make(storage, clock)
+        assert {info.path for info in storage.list("")} == needed | {paths.record(7)}
+
+
+def test_an_outage_at_any_call_is_told_and_made_good() -> None:
+    clock = Clock()
+    folder, needed = scenario(clock, inline=False)
+    whole = FaultyStorage(copy_of(memory(folder), clock), {})
+    make(whole, clock)
+    for at in range(len(whole.calls)):
+        storage = copy_of(memory(folder), clock)
+        with pytest.raises(StorageUnavailable, match="outage"):
+            make(FaultyStorage(storage, {at: Fault(error=StorageUnavailable("outage"), when="before")}), clock)
+        check_all_there(storage, needed)
+        make(storage, clock)
+        assert {info.path for info in storage.list("")} == needed | {paths.record(7)}
+
+
+# --- beside others ----------------------------------------------------------------------------------------------------------------
+
+
+class Before(FaultyStorage):
+    """Lets something happen just before the first call of a method on a path that begins so."""
+
+    def __init__(self, inner: Storage, method: str, start: str, action: Callable[[], object]) -> None:
+        super().__init__(inner, {})
+        self._trigger: tuple[str, str] | None = (method, start)
+        self._action = action
+
+    def _call(self, name: str, path: str, action: Callable[[], Any]) -> Any:
+        if self._trigger is not None and name == self._trigger[0] and path.startswith(self._trigger[1]):
+            self._trigger = None
+            self._action()
+        return super()._call(name, path, action)
+
+
+def silent_attempt(clock: Clock, inline: bool = True) -> Folder:
+    folder = folder_with_clock(clock, inline=inline)
+    folder.run(day(1), "a1")
+    folder.coordinator.publish(None)
+    folder.prepare(day(2), "slow", keep=(sst("a1"),))
+    clock.pass_hours(3)
+    return folder
+
+
+def test_a_sweep_between_begin_and_commit() -> None:
+    """The attempt that slept is lost; the one that is made instead has all that it needs."""
+    clock = Clock()
+    folder = silent_attempt(clock)
+    make(folder.storage, clock)
+    assert not any("slow" in p for p in folder.paths())
+    with pytest.raises(Swept, match="slow"):
+        folder.coordinator.commit("slow")
+    assert folder.run(day(2), "next", keep=(sst("a1"),)).outcome == "committed"
+    assert {sst("a1"), sst("next")} <= folder.paths()
+
+
+def test_a_zombie_that_prepares_after_the_sweep_cannot_commit_and_is_swept_next_time() -> None:
+    clock = Clock()
+    folder = folder_with_clock(clock)
+    folder.run(day(1), "a1")
+    folder.storage.create(paths.shared("zombie", 1, 0, 0, "sst"), b"an early shard")
+    h0 = folder.coordinator.log().head_id
+    clock.pass_hours(3)
+    record = make(folder.storage, clock).record
+    assert record is not None
+    assert record.abandoned == ("zombie",)
+    folder.prepare(day(2), "zombie", h0=h0, base_id=1)
+    with pytest.raises(Swept, match=f"sweep {record.id}"):
+        folder.coordinator.commit("zombie")
+    assert make(folder.storage, clock).deleted_files == 0  # young
+    clock.pass_hours(3)
+    result = make(folder.storage, clock)
+    assert (result.record, result.deleted_files) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("method", "start", "outcome"),
+    [
+        ("read", paths.ATTEMPTS, Swept),  # between the log and prepared.json
+        ("stat", paths.SHARED, Swept),  # between the decision and the look at the files
+        ("create", paths.CHECKPOINTS, Swept),  # between the look and the create
+    ],
+)
+def test_a_sweep_in_the_middle_of_a_commit(method: str, start: str, outcome: type[CairnError]) -> None:
+    clock = Clock()
+    folder = silent_attempt(clock)
+    storage = Before(folder.storage, method, start, lambda: make(folder.storage, clock))
+    with pytest.raises(outcome):
+        folder.over(storage).commit("slow")
+    assert sst("a1") in folder.paths()
+    assert folder.coordinator.record("latest").id == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "start"), [("list", ""), ("list", paths.CHECKPOINTS), ("create", paths.CHECKPOINTS)]
+)
+def test_a_commit_in_the_middle_of_a_sweep_wins(method: str, start: str) -> None:
+    """Whoever creates the next record first is right; the sweep looks again and leaves the files of the winner."""
+    clock = Clock()
+    folder = silent_attempt(clock, inline=False)
+    before = folder.paths()
+    storage = Before(folder.storage, method, start, lambda: folder.coordinator.commit("slow"))
+    result = make(storage, clock)
+    assert (result.record, result.deleted_files) == (None, 0)
+    assert folder.paths() == before | {paths.record(2)}
+    assert folder.coordinator.record("latest").content.attempt == "slow"
+
+
+def test_a_checkpoint_that_is_dropped_while_its_manifest_is_read() -> None:
+    clock = Clock()
+    folder = folder_with_clock(clock, policy=KeepLast(1), inline=False)
+    folder.run(day(1), "a1")
+    folder.coordinator.publish(None)
+    folder.storage.create(sst("crashed"), b"x")
+
+    def drop() -> None:
+        folder.run(day(2), "a2")
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+
+    clock.pass_hours(3)
+    result = make(Before(folder.storage, "read", paths.SHARED, drop), clock)
+    assert result.record is not None
+    assert result.record.abandoned == ("crashed",)
+    assert {sst("a2"), paths.output(day(2), "a2", 0, 0)} <= folder.paths()
+
+
+def test_two_sweeps_at_once() -> None:
+    clock = Clock()
+    folder, needed = scenario(clock, inline=False)
+    storage = Before(folder.storage, "create", paths.CHECKPOINTS, lambda: make(folder.storage, clock))
+    result = make(storage, clock)
+    assert result.record is None
+    assert folder.paths() == needed | {paths.record(7)}
+
+
+def test_a_file_that_was_written_anew_since_it_was_listed_stays() -> None:
+    clock = Clock()
+    folder = silent_attempt(clock)
+
+    def rewrite() -> None:
+        folder.storage.delete(sst("slow"))
+        folder.storage.create(sst("slow"), b"another file")
+
+    result = make(Before(folder.storage, "delete", sst("slow"), rewrite), clock)
+    assert folder.storage.read(sst("slow")) == b"another file"
+    assert result.deleted_files == len(result.plan.delete) - 1
+
+
+# --- in doubt -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_manifest_of_a_retained_checkpoint_stops_it() -> None:
+    clock = Clock()
+    folder = silent_attempt(clock, inline=False)
+    folder.storage.delete(paths.shared("a1", 0, 0, 0, "manifest"))
+    before = folder.paths()
+    with pytest.raises(CorruptFile, match=r"a1/0-0-0\.manifest"):
+        make(folder.storage, clock)
+    assert folder.paths() == before
+
+
+@pytest.mark.parametrize("damage", ["record", "newest record", "manifest", "quarantine"])
+def test_what_cannot_be_read_stops_it(damage: str) -> None:
+    clock = Clock()
+    folder = silent_attempt(clock, inline=False)
+    folder.run(day(2), "a2", keep=(sst("a1"),))
+    folder.coordinator.publish(None)
+    folder.coordinator.quarantine(1, "wrong")
+    path = {
+        "record": paths.record(1),
+        "newest record": paths.record(2),
+        "manifest": paths.shared("a2", 0, 0, 0, "manifest"),
+        "quarantine": paths.quarantine(1),
+    }[damage]
+    info = folder.storage.stat(path)
+    assert info is not None
+    if damage == "newest record":
+        folder.storage.delete(path)
+    else:
+        folder.storage.replace(path, b"garbage", generation=info.generation)
+    clock.pass_hours(3)
+    before = folder.paths()
+    with pytest.raises(CorruptFile, match=path):
+        make(folder.storage, clock)
+    assert folder.paths() == before
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
+def test_a_savepoint_in_the_pipelines_own_folder_stays(inline: bool) -> None:
+    clock = Clock()
+    folder = folder_with_clock(clock, inline=inline)
+    result = folder.run(day(1), "a1")
+    assert isinstance(result.record, Record)
+    kept = folder.storage.create(sst("savepoint"), b"the user's")
+    shards = tuple(folder.prepare(day(2), "tmp").content.shards)
+    saved = Savepoint(
+        savepoint="savepoint",
+        format="native",
+        checkpoint_id=1,
+        content=content(day(1), "a1", shards=shards),
+    )
+    folder.storage.create(paths.SAVEPOINT_RECORD, record_codec.encode(saved))
+    clock.pass_hours(3)
+    make(folder.storage, clock)
+    assert {paths.SAVEPOINT_RECORD, sst("tmp")} <= folder.paths()
+    assert kept.path not in folder.paths()  # no savepoint.json names it
+    info = folder.storage.stat(paths.SAVEPOINT_RECORD)
+    assert info is not None
+    folder.storage.replace(paths.SAVEPOINT_RECORD, b"{}", generation=info.generation)
+    with pytest.raises(CorruptRecord, match=paths.SAVEPOINT_RECORD):
+        make(folder.storage, clock)
+
+
+def test_an_empty_folder_and_a_negative_age() -> None:
+    clock = Clock()
+    assert make(MemoryStorage(), clock).plan.delete == ()
+    with pytest.raises(UsageError, match="negative"):
+        sweep(MemoryStorage(), PIPELINE, now_ms=0, min_age=-MIN_AGE)
+
+
+def test_a_log_that_begins_with_a_sweep_goes_on() -> None:
+    """The first interval ever crashed, and was swept before any was committed."""
+    clock = Clock()
+    folder = folder_with_clock(clock)
+    folder.prepare(day(1), "first")
+    clock.pass_hours(3)
+    make(folder.storage, clock)
+    assert isinstance(folder.coordinator.log().entries[1], SweepRecord)
+    assert [folder.run(day(n), f"a{n}").id for n in (1, 2)] == [2, 3]
+    folder.coordinator.publish(None)
+    assert [r.id for r in folder.coordinator.log().completed()] == [2, 3]
+
+
+def test_stale_marks_and_retained_are_carried_on_by_a_sweep() -> None:
+    clock = Clock()
+    folder, _ = scenario(clock, inline=True)
+    before = folder.coordinator.log().retained
+    assert any(r.stale_by is not None for r in before.values())
+    assert make(folder.storage, clock).record is not None
+    assert folder.coordinator.log().retained == before

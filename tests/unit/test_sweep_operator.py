@@ -1,0 +1,58 @@
+"""The operator around the sweep: what it returns, and which errors Airflow retries."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+# Before Airflow is imported: it would create ~/airflow otherwise.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from cairn_operators import SweepStateOperator
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.checkpoint.sweep import MIN_AGE
+from state_backend.formats import paths
+from tests.support.checkpoints import PIPELINE
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    """A folder with an attempt that crashed, and somebody's notes."""
+    storage = LocalStorage(tmp_path / PIPELINE)
+    storage.create(paths.shared("crashed", 0, 0, 0, "sst"), b"12345")
+    storage.create("notes.txt", b"x")
+    return storage
+
+
+def execute(root: Path, **options: Any) -> Any:
+    return SweepStateOperator(task_id="sweep", pipeline_name=PIPELINE, root=str(root), **options).execute({})
+
+
+def test_it_sweeps_and_says_so(storage: LocalStorage, tmp_path: Path) -> None:
+    counts = {"orphans": 1, "orphan_bytes": 5, "abandoned": ["crashed"], "deleted_files": 1, "unknown_files": 1}
+    assert execute(tmp_path)["orphans"] == 0
+    assert execute(tmp_path, min_age=timedelta(0), dry_run=True) == {**counts, "deleted_files": 0}
+    assert len([*storage.list("")]) == 2
+    assert execute(tmp_path, min_age=timedelta(0)) == counts
+    assert [info.path for info in storage.list("")] == [paths.record(1), "notes.txt"]
+    assert execute(tmp_path, min_age=timedelta(0))["orphans"] == 0
+
+
+def test_its_grace_is_that_of_the_sweep() -> None:
+    assert SweepStateOperator(task_id="sweep", pipeline_name=PIPELINE, root="/r").min_age == MIN_AGE
+
+
+def test_a_log_in_doubt_fails_for_good_and_storage_trouble_is_retried(storage: LocalStorage, tmp_path: Path) -> None:
+    storage.create(paths.record(1), b"garbage")
+    with pytest.raises(AirflowFailException, match="CorruptRecord"):
+        execute(tmp_path)
+    (tmp_path / "blocked").write_text("no folder")
+    with pytest.raises(AirflowException, match="StorageUnavailable") as caught:
+        execute(tmp_path / "blocked")
+    assert not isinstance(caught.value, AirflowFailException)

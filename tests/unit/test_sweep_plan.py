@@ -1,0 +1,144 @@
+"""What a sweep may take, as a pure decision: files with ages, the log, and the paths that are needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.sweep import SweepPlan, plan_sweep
+from state_backend.formats import paths
+from state_backend.values.errors import CorruptRecord
+from state_backend.values.handles import FileInfo, Handle, handles_in
+from state_backend.values.records import OutputFile, Quarantine, Retained, ShardRef, SweepRecord
+from tests.support.checkpoints import day, manifest, record
+
+NOW_MS = 1_000_000
+OLD_MS, YOUNG_MS = NOW_MS - 5_000, NOW_MS - 500
+MIN_AGE_MS = 1_000
+
+
+def info(path: str, modified_ms: int = OLD_MS) -> FileInfo:
+    return FileInfo(path=path, size_bytes=7, generation=1, modified_ms=modified_ms, crc32c=None)
+
+
+def plan(files: list[FileInfo], log: Log | None = None, needed: tuple[str, ...] = ()) -> SweepPlan:
+    return plan_sweep(files, log or Log(), frozenset(needed), now_ms=NOW_MS, min_age_ms=MIN_AGE_MS)
+
+
+def deleted(made: SweepPlan) -> list[str]:
+    return [f.path for f in made.delete]
+
+
+SST, LOG, MANIFEST = (paths.shared("x", 0, 0, 0, suffix) for suffix in ("sst", "log", "manifest"))
+PREPARED = paths.prepared("x")
+PART, LATE = (paths.output(day(1), "x", 0, 0, late=late) for late in (False, True))
+
+
+@pytest.mark.parametrize("path", [SST, LOG, MANIFEST, PREPARED, PART, LATE])
+def test_whatever_a_silent_attempt_wrote_goes_and_the_attempt_is_named(path: str) -> None:
+    made = plan([info(path)])
+    assert (made.abandon, deleted(made), made.unknown, made.delete_bytes) == (("x",), [path], (), 7)
+
+
+@pytest.mark.parametrize("young", [SST, MANIFEST, PREPARED, PART])
+def test_one_young_file_keeps_its_whole_attempt(young: str) -> None:
+    """A shard that takes long must not lose what another uploaded at the beginning."""
+    files = [info(p, YOUNG_MS if p == young else OLD_MS) for p in (SST, MANIFEST, PREPARED, PART)]
+    assert plan(files) == SweepPlan(abandon=(), delete=(), unknown=())
+
+
+def test_an_age_of_exactly_the_grace_is_old_enough_and_the_future_is_young() -> None:
+    assert deleted(plan([info(SST, NOW_MS - MIN_AGE_MS)])) == [SST]
+    assert deleted(plan([info(SST, NOW_MS - MIN_AGE_MS + 1)])) == []
+    assert deleted(plan([info(SST, NOW_MS + 10_000)])) == []
+
+
+def test_what_is_needed_stays_whoever_wrote_it() -> None:
+    other = paths.shared("x", 0, 0, 1, "sst")
+    made = plan([info(SST), info(other)], needed=(SST,))
+    assert deleted(made) == [other]
+
+
+def test_what_a_task_that_ran_twice_left_goes_without_abandoning_the_committed_attempt() -> None:
+    log = Log({1: record(1, day(1), attempt="x")})
+    left, young = paths.shared("x", 0, 9, 0, "sst"), paths.shared("x", 0, 9, 1, "sst")
+    made = plan([info(SST), info(left), info(young, YOUNG_MS)], log, needed=(SST,))
+    assert (made.abandon, deleted(made)) == ((), [left])
+
+
+def test_what_outlived_a_dropped_checkpoint_goes() -> None:
+    log = Log(
+        {
+            1: tombstone_of(record(1, day(1), attempt="x")),
+            2: record(2, day(2), 1, retained={2: None}),
+        }
+    )
+    made = plan([info(SST), info(PREPARED)], log)
+    assert (made.abandon, deleted(made)) == ((), [SST, PREPARED])
+
+
+def test_an_attempt_that_was_abandoned_before_is_not_named_again() -> None:
+    log = Log({1: SweepRecord(id=1, retained=(), sweep="s", abandoned=("x",))})
+    made = plan([info(SST), info(PART, YOUNG_MS)], log)
+    assert (made.abandon, deleted(made)) == ((), [SST])
+
+
+def test_the_log_and_quarantine_never_go_and_are_no_strangers() -> None:
+    log = Log({1: record(1, day(1))}, {1: Quarantine(id=1, reason="wrong")})
+    assert plan([info(paths.record(1)), info(paths.quarantine(1))], log) == SweepPlan(abandon=(), delete=(), unknown=())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "savepoint.json",
+        "claimed.json",
+        "savepoints/weekly/savepoint.json",
+        "savepoints/weekly/shared/x/0-0-0.sst",
+        "shared/mine/savepoint.json",
+        "shared/mine/shared/x/0-0-0.sst",
+        "shared/0-0-0.sst",
+        "attempts/x/notes.txt",
+        "output/x/a1/sub/part-00000-0.parquet",
+        "output/x/a1/_SUCCESS",
+        "published/day/1.json.bak",
+        "README",
+    ],
+)
+def test_what_it_does_not_know_stays(path: str) -> None:
+    assert plan([info(path)]) == SweepPlan(abandon=(), delete=(), unknown=(path,))
+
+
+def test_marks_go_when_a_later_commit_of_the_interval_replaced_them() -> None:
+    log = Log({1: record(1, day(1)), 2: record(2, day(1), attempt="again"), 3: record(3, day(2), 2)})
+    marks = [paths.published(day(1), 1), paths.published(day(1), 2), paths.published(day(2), 3)]
+    assert deleted(plan([info(m) for m in marks], log)) == marks[:1]
+    assert deleted(plan([info(marks[0], YOUNG_MS)], log)) == []
+
+
+def test_a_mark_of_another_interval_under_a_known_id_stays() -> None:
+    log = Log({1: record(1, day(1)), 2: record(2, day(1), attempt="again")})
+    assert deleted(plan([info(paths.published(day(9), 1))], log)) == []
+
+
+def test_a_log_that_lost_its_newest_record_stops_the_sweep() -> None:
+    log = Log({1: record(1, day(1))})
+    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing"):
+        plan([info(SST), info(paths.published(day(2), 2))], log)
+    with pytest.raises(CorruptRecord, match=f"{paths.record(3)} is missing"):
+        plan([info(SST), info(paths.quarantine(3))], Log(log.entries, {3: Quarantine(id=3, reason="wrong")}))
+
+
+def test_a_quarantine_mark_that_came_after_the_listing_is_no_reason_to_stop() -> None:
+    assert deleted(plan([info(SST)], Log({}, {5: Quarantine(id=5, reason="wrong")}))) == [SST]
+
+
+def test_handles_are_found_wherever_a_record_holds_them() -> None:
+    a, b, c, d = (Handle(path=p, size_bytes=1, crc32c=1) for p in "abcd")
+    inline = ShardRef(shard=0, manifest=None, inline=manifest([a, b]))
+    filed = ShardRef(shard=1, manifest=c, inline=None)
+    made = record(1, day(1), shards=(inline, filed), outputs=(OutputFile(handle=d, rows=1, late=True),))
+    assert sorted(h.path for h in handles_in(made)) == ["a", "b", "c", "d"]
+    assert [h.path for h in handles_in(tombstone_of(made))] == ["d"]
+    assert list(handles_in(Retained(id=1, stale_by=None))) == []
