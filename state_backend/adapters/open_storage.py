@@ -10,7 +10,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.ports.storage import Storage, check_path
 from state_backend.values.errors import UsageError
 
-_ACCEPTED = "file:///absolute/path, /absolute/path, or memory://name"
+_ACCEPTED = "file:///absolute/path, /absolute/path, gs://bucket/prefix, or memory://name"
 
 _memories: dict[str, MemoryStorage] = {}
 _memories_lock = threading.Lock()
@@ -20,6 +20,7 @@ def open_storage(url: str) -> Storage:
     """The storage rooted at a URL; UsageError for a URL that none serves.
 
     ``file:///absolute/path`` or the path alone: `LocalStorage`; the path is taken as it stands, without %-decoding.
+    ``gs://bucket/prefix``: `GcsStorage`, with the application's default credentials.
     ``memory://name/folder``: files of this process, the same ones at every call.
     """
     scheme, separator, rest = url.partition("://")
@@ -33,7 +34,10 @@ def open_storage(url: str) -> Storage:
             memory = _memories.setdefault(name, MemoryStorage(f"memory://{name}"))
         return memory.below(folder) if slash else memory
     if scheme == "gs":
-        raise UsageError(f"can't open {url!r}: Google Cloud Storage support is not built yet; use {_ACCEPTED}")
+        from state_backend.adapters.gcs_storage import GcsStorage  # only who uses it waits for Google's libraries
+
+        bucket, _, prefix = rest.rstrip("/").partition("/")
+        return GcsStorage(bucket, prefix)
     raise UsageError(f"not a storage URL: {url!r}; expected {_ACCEPTED}")
 
 

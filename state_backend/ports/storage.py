@@ -27,12 +27,13 @@ __all__ = ["TEMP_FOLDER", "Storage", "check_path", "check_prefix"]
 class Storage(Protocol):
     """Files under one root. Every path is relative, passes `check_path`, and raises UsageError if it does not.
 
-    Any method raises StorageUnavailable if the storage can't be reached, is full, or refuses permission.
+    Any method raises StorageUnavailable if the storage can't be reached, is full, or refuses permission. UsageError if
+    what it was opened with is wrong: a bucket that does not exist, credentials that nobody accepts.
     """
 
     @property
     def url(self) -> str:
-        """The root, for messages: ``file:///...``, ``memory://...``."""
+        """The root, for messages: ``file:///...``, ``gs://...``, ``memory://...``."""
 
     def read(self, path: str) -> bytes:
         """The whole file; for metadata, not for state. NotFound."""
@@ -67,7 +68,8 @@ class Storage(Protocol):
         sorted by path. Files that are written or deleted meanwhile may be in it or not."""
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Removes one file, never a folder; False if it is absent. PreconditionFailed on another generation."""
+        """Removes one file, never a folder; False if it is absent. PreconditionFailed on another generation;
+        UnknownOutcome."""
 
 
 def check_prefix(prefix: str) -> str:

@@ -7,15 +7,17 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
+from uuid import uuid4
 
 import google_crc32c
 import pytest
 
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -31,6 +33,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
+from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 
 
 def memory(_: Path) -> Storage:
@@ -47,11 +50,22 @@ def local(folder: Path) -> Storage:
     return LocalStorage(folder / "made" / "by" / "first write")
 
 
+def gcs(_: Path) -> Storage:
+    return GcsStorage(BUCKET, f"contract/{uuid4().hex}")
+
+
 def faultless(folder: Path) -> Storage:
     return FaultyStorage(local(folder), {})
 
 
-@pytest.fixture(params=[memory, memory_below, local, faultless])
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[GcsServer]:
+    """One for all; every storage on it has a prefix of its own."""
+    with gcs_server() as server:
+        yield server
+
+
+@pytest.fixture(params=[memory, memory_below, local, gcs, faultless])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     make: Callable[[Path], Storage] = request.param
     return make(tmp_path / "storage")
@@ -235,7 +249,7 @@ def test_upload_and_download_are_inverse(storage: Storage, tmp_path: Path, size_
 
 
 @pytest.mark.parametrize("size_bytes", [0, 2 * CHUNK_BYTES + 1])
-@pytest.mark.parametrize("from_", [memory_below, local, faultless])
+@pytest.mark.parametrize("from_", [memory_below, local, gcs, faultless])
 def test_a_copy_does_not_depend_on_its_source(
     storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage], size_bytes: int
 ) -> None:
@@ -254,7 +268,7 @@ def test_a_copy_does_not_depend_on_its_source(
     assert paths(storage, "shared/") == ["shared/two/1.sst"]
 
 
-@pytest.mark.parametrize("from_", [memory_below, local])
+@pytest.mark.parametrize("from_", [memory_below, local, gcs])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
     handle = changed(source.create("a", b"something else"), crc32c=google_crc32c.value(b"what was acked"))
@@ -549,7 +563,10 @@ def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("gs://bucket/prefix", "not built yet"),
+        ("gs://", "gs://bucket/prefix"),
+        ("gs:///prefix", "gs://bucket/prefix"),
+        ("gs://bucket/a/../b", "'..'"),
+        ("gs://bucket//a", "not a storage path"),
         ("s3://bucket", "file:///absolute/path"),
         ("relative/path", "file:///absolute/path"),
         ("file://host/path", "file:///absolute/path"),

@@ -1,0 +1,755 @@
+"""Storage on Google Cloud Storage: ``gs://bucket/prefix``, or a server named by STORAGE_EMULATOR_HOST.
+
+    gs://<bucket>/<prefix>/<path>     one object per file; its metadata holds `cairn-write`, the uuid of the write
+                                      that made this generation
+
+Every write carries a precondition on the generation (0: absent), so it can be sent again without overwriting. The
+server's answer may be lost though, and then the repeated request finds what the first one wrote, and is refused. The
+uuid tells that from somebody else's file. If neither can be shown, the outcome is unknown, and said to be.
+
+A step is a request, or `STEP_BYTES` of an upload, or `CHUNK_BYTES` of a download, with all its repeats; see `Patience`.
+Errors are told without URLs: that of an upload session is a credential.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import weakref
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
+from datetime import datetime
+from http.client import HTTPException
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import google.auth
+import google_crc32c
+import requests
+import urllib3
+from google.api_core.client_info import ClientInfo
+from google.api_core.exceptions import GoogleAPICallError, RetryError, from_http_response
+from google.api_core.retry import Retry
+from google.auth.credentials import AnonymousCredentials, Credentials, with_scopes_if_required
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud.storage import Blob, Bucket, Client
+
+from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.ports.storage import Storage, check_path, check_prefix
+from state_backend.values.errors import (
+    AlreadyExists,
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.handles import FileInfo, Handle
+
+STEP_BYTES = 8 * CHUNK_BYTES
+"""What is sent at once. The server takes multiples of 256 KiB; what is not acknowledged stays in memory."""
+
+EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+
+_WRITE_KEY = "cairn-write"
+_MAX_NAME_BYTES = 1024
+_SCOPES = ["https://www.googleapis.com/auth/devstorage.read_write"]
+_TRANSIENT = (408, 429, 500, 502, 503, 504)
+_LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait, in seconds. A step is given up ``deadline_s`` after its beginning; one request of it after
+    ``request_s``, or what is left of the deadline. Before the n-th repeat it waits a random time, up to
+    ``first_delay_s * 2**(n-1)`` and never more than ``longest_delay_s``."""
+
+    deadline_s: float = 180.0
+    request_s: float = 60.0
+    first_delay_s: float = 0.5
+    longest_delay_s: float = 20.0
+
+
+@dataclass(slots=True)
+class _Write:
+    """One write with its repeats. ``uncertain``: one of them may have taken effect though it failed."""
+
+    nonce: str = field(default_factory=lambda: uuid4().hex)
+    uncertain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the server says that a write made."""
+
+    size_bytes: int
+    crc32c: int | None
+    generation: int
+
+    @staticmethod
+    def of(blob: Blob) -> _Stored:
+        return _Stored(blob.size, _crc32c(blob.crc32c), blob.generation)
+
+
+class _Session(AuthorizedSession):  # type: ignore[misc]
+    """Reads an answer within the timeout of its request; of its own, requests lets the timeout begin again with every
+    byte that comes."""
+
+    def send(
+        self, request: requests.PreparedRequest, *, timeout: float, stream: bool = False, **options: Any
+    ) -> requests.Response:
+        until = time.monotonic() + timeout
+        response: requests.Response = super().send(request, timeout=timeout, stream=True, **options)
+        if not stream or response.status_code >= 400:
+            body = BytesIO()
+            with response:
+                while data := _received(response, CHUNK_BYTES, until, decode=True):
+                    body.write(data)
+            body.seek(0)
+            response.raw = body
+        return response
+
+
+def _received(response: requests.Response, at_most: int, until_s: float, *, decode: bool) -> bytes:
+    """What has come meanwhile, at least a byte; none if that was all."""
+    data: bytes = response.raw.read1(at_most, decode_content=decode)
+    if time.monotonic() > until_s:
+        raise requests.ReadTimeout("the answer comes too slowly")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    client: Client
+    session: _Session
+
+
+class _Connections:
+    """Connections to one endpoint as one identity, lent to one thread at a time. A forked process begins without any:
+    two processes can't speak over one socket."""
+
+    def __init__(self, emulator: str | None, credentials: Credentials | None) -> None:
+        self._emulator = emulator
+        self._credentials = credentials
+        self._idle: dict[int, list[_Connection]] = {}  # by process
+        weakref.finalize(self, _close_all, self._idle)
+
+    @contextmanager
+    def lent(self) -> Iterator[_Connection]:
+        """A connection that no other thread uses meanwhile."""
+        process = os.getpid()
+        for parent in self._idle.keys() - {process}:
+            _close_all({parent: self._idle.pop(parent, [])})  # this process's ends only
+        idle = self._idle.setdefault(process, [])
+        try:
+            connection = idle.pop()
+        except IndexError:
+            connection = self._open()
+        try:
+            yield connection
+        finally:
+            idle.append(connection)
+
+    def _open(self) -> _Connection:
+        session = _Session(self._identity())
+        client = Client(
+            project=None,
+            credentials=session.credentials,
+            _http=session,
+            client_info=ClientInfo(user_agent="cairn"),
+            client_options={"api_endpoint": self._emulator} if self._emulator else None,
+        )
+        return _Connection(client, session)
+
+    def _identity(self) -> Credentials:
+        if self._credentials is None:
+            if self._emulator:
+                self._credentials = AnonymousCredentials()
+            else:
+                try:
+                    self._credentials, _ = google.auth.default(scopes=_SCOPES)
+                except GoogleAuthError as error:
+                    problem = type(error).__name__
+                else:
+                    return self._credentials
+                raise UsageError(
+                    f"can't log in to Google Cloud Storage ({problem}): expected application default credentials; "
+                    f"set GOOGLE_APPLICATION_CREDENTIALS to a key file, run `gcloud auth application-default login`, "
+                    f"or, for a test server, set {EMULATOR_VARIABLE}"
+                )
+        return self._credentials
+
+
+def _close_all(idle: dict[int, list[_Connection]]) -> None:
+    for connections in idle.values():
+        for connection in connections:
+            connection.session.close()
+
+
+@functools.cache
+def _of_environment(emulator: str | None) -> _Connections:
+    return _Connections(emulator, None)
+
+
+class GcsStorage:
+    """Files below ``gs://<bucket>/<prefix>``; the prefix may be empty.
+
+    ``credentials`` (of google.auth) default to the application's; with STORAGE_EMULATOR_HOST set they are anonymous
+    unless given. ``project`` pays for the requests, which a bucket may demand. UsageError if there are no credentials,
+    they are refused, or the bucket does not exist; a missing permission is StorageUnavailable, as the port has it.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        credentials: Credentials | None = None,
+        project: str | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        if not bucket or quote(bucket, safe="") != bucket:
+            raise UsageError(f"not a bucket: {bucket!r}; expected gs://bucket or gs://bucket/prefix")
+        self._root = f"{check_path(prefix)}/" if prefix else ""
+        self.url = f"gs://{bucket}/{prefix}".rstrip("/")
+        self._bucket = bucket
+        self._project = project
+        self._patience = patience or Patience()
+        self._bucket_seen = False
+        emulator = os.environ.get(EMULATOR_VARIABLE) or None
+        if emulator and "://" not in emulator:
+            emulator = f"http://{emulator}"
+        if credentials is None:
+            self._connections = _of_environment(emulator)
+        else:
+            self._connections = _Connections(emulator, with_scopes_if_required(credentials, _SCOPES))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes:
+        """See `Storage.read`."""
+        with self._body(path, f"read {path!r} of {self.url}") as body:
+            data = b"".join(body)
+            if body.crc32c not in (None, google_crc32c.value(data)):
+                raise StorageUnavailable(
+                    f"can't read {path!r} of {self.url}: what arrived has crc32c {google_crc32c.value(data):08x}, "
+                    f"expected {body.crc32c:08x} as the server says; try again"
+                )
+            return data
+
+    def download(self, handle: Handle, destination: Path) -> None:
+        """See `Storage.download`."""
+        with self._body(handle.path, f"download {handle.path!r} of {self.url}") as body:
+            write_verified(body, handle, destination, url=self.url)
+
+    def stat(self, path: str) -> FileInfo | None:
+        """See `Storage.stat`."""
+        with self._connections.lent() as google:
+            blob = self._look(google, path, f"stat {path!r} of {self.url}")
+        return None if blob is None else self._info(blob)
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `Storage.list`. Names that end in ``/`` are folders of the console, not files."""
+        return self._walk(self._root + check_prefix(prefix), f"list {prefix!r} of {self.url}")
+
+    def _walk(self, start: str, doing: str) -> Iterator[FileInfo]:
+        token: str | None = None
+        while True:
+            with self._connections.lent() as google:
+                blobs, token = self._page(google, start, token, doing)
+            yield from (self._info(blob) for blob in blobs if not blob.name.endswith("/"))
+            if not token:
+                return
+
+    def _page(
+        self, google: _Connection, start: str, token: str | None, doing: str, size: int | None = None
+    ) -> tuple[Sequence[Blob], str | None]:
+        def page(timeout_s: float) -> tuple[Sequence[Blob], str | None]:
+            found = google.client.list_blobs(
+                self._bucket_of(google), prefix=start, page_token=token, fields=_LISTED, page_size=size, timeout=timeout_s,
+                retry=None,
+            )  # fmt: skip
+            return tuple(next(found.pages, ())), found.next_page_token
+
+        try:
+            answer = self._send(doing, page)
+        except NotFound:
+            raise UsageError(f"can't {doing}: the bucket {self._bucket!r} does not exist; make it first") from None
+        self._bucket_seen = True
+        return answer
+
+    def _look(self, google: _Connection, path: str, doing: str) -> Blob | None:
+        blob = self._blob(google, path)
+        try:
+            self._send(doing, lambda timeout_s: blob.reload(timeout=timeout_s, retry=None))
+        except NotFound:
+            self._require_bucket(google, doing)
+            return None
+        return blob
+
+    def _require_bucket(self, google: _Connection, doing: str) -> None:
+        """The server answers 404 for a file that is absent and for a bucket that is; only the first is no error."""
+        if not self._bucket_seen:
+            self._page(google, self._root, None, doing, size=1)
+
+    @contextmanager
+    def _body(self, path: str, doing: str) -> Iterator[_Body]:
+        with self._connections.lent() as google:
+            name = quote(self._name(path), safe="")
+            url = f"{google.client.api_endpoint}/download/storage/v1/b/{self._bucket}/o/{name}"
+            if self._project is not None:
+                url += f"?userProject={quote(self._project, safe='')}"
+            body = _Body(google.session, url, functools.partial(self._send, doing))
+            try:
+                yield body
+            except NotFound:
+                self._require_bucket(google, doing)
+                raise
+            finally:
+                body.close()
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, data: bytes) -> Handle:
+        """See `Storage.create`."""
+        return self._write(path, (data,), 0, f"create {path!r} of {self.url}")
+
+    def upload(self, path: str, local: Path) -> Handle:
+        """See `Storage.upload`. More than `STEP_BYTES` go through an upload session, which goes on after a failure."""
+        check_path(path)
+        chunks = read_chunks(local, f"read {local} to upload it to {self.url}")
+        return self._write(path, chunks, 0, f"create {path!r} of {self.url}")
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
+        """See `Storage.replace`."""
+        doing = f"replace {path!r} of {self.url}"
+        if generation <= 0:  # to the server, generation 0 means absent
+            with self._connections.lent() as google:
+                raise self._mismatch(self._look(google, path, doing), doing)
+        return self._write(path, (data,), generation, doing)
+
+    def delete(self, path: str, *, generation: int | None = None) -> bool:
+        """See `Storage.delete`; also UnknownOutcome. Without a generation, the file is looked at first: a delete that
+        is sent again must not meet a newer file."""
+        doing = f"delete {path!r} of {self.url}"
+        with self._connections.lent() as google:
+            if generation is not None and generation > 0:
+                return self._delete(google, path, generation, doing)
+            while (found := self._look(google, path, doing)) is not None:
+                if generation is not None:
+                    raise self._mismatch(found, doing)
+                with suppress(PreconditionFailed):  # rewritten since the look
+                    return self._delete(google, path, found.generation, doing)
+            return False
+
+    def _delete(self, google: _Connection, path: str, generation: int, doing: str) -> bool:
+        write, blob = _Write(), self._blob(google, path)
+
+        def remove(timeout_s: float) -> None:
+            blob.delete(if_generation_match=generation, timeout=timeout_s, retry=None)
+
+        try:
+            self._send(doing, remove, write)
+        except NotFound:
+            if not write.uncertain:
+                self._require_bucket(google, doing)
+            return write.uncertain
+        except PreconditionFailed:
+            if write.uncertain:  # the file may be gone, and another in its place
+                raise _unknown(doing) from None
+            if (found := self._look(google, path, doing)) is None:
+                return False
+            raise self._mismatch(found, doing) from None
+        return True
+
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        """See `Storage.copy_from`. By the server, if both are on it with the same credentials."""
+        check_path(path)
+        if not (isinstance(source, GcsStorage) and source._connections is self._connections):
+            with TemporaryDirectory(prefix="cairn-copy-") as folder:
+                source.download(handle, Path(folder, "file"))
+                return self.upload(path, Path(folder, "file"))
+        doing, write = f"copy {handle.path!r} of {source.url} to {path!r} of {self.url}", _Write()
+        with self._connections.lent() as google:
+            original = source._look(google, handle.path, doing)
+            if original is None:
+                raise NotFound(f"can't {doing}: there is no such file")
+            if (original.size, _crc32c(original.crc32c)) != (handle.size_bytes, handle.crc32c):
+                raise CorruptFile(
+                    f"{handle.path!r} of {source.url} is damaged: expected {handle.size_bytes} bytes with crc32c "
+                    f"{handle.crc32c:08x}, found {original.size} bytes with crc32c {_crc32c(original.crc32c) or 0:08x}; "
+                    f"restore an older checkpoint, or put the file back from a copy"
+                )
+            # Pinned: a source that is rewritten meanwhile is not found, and a refusal can only mean the destination.
+            pinned = source._bucket_of(google).blob(original.name, generation=original.generation)
+            copy, token = self._blob(google, path, write), None
+
+            def rewrite(timeout_s: float) -> str | None:
+                answer = copy.rewrite(pinned, token=token, if_generation_match=0, timeout=timeout_s, retry=None)
+                return None if answer[0] is None else str(answer[0])
+
+            try:
+                while token := self._send(doing, rewrite, write):
+                    pass
+            except PreconditionFailed:
+                return self._compared(
+                    google, self._settled(google, path, 0, write, doing), changed(handle, path=path), 0, doing
+                )
+            except NotFound:
+                if write.uncertain:
+                    raise _unknown(doing) from None
+                self._page(google, self._root, None, doing, size=1)
+                raise
+            return self._compared(google, _Stored.of(copy), changed(handle, path=path), 0, doing)
+
+    def _write(self, path: str, chunks: Iterable[bytes], generation: int, doing: str) -> Handle:
+        """Writes a file whose generation is the given one, or 0: absent."""
+        self._name(path)
+        steps, write = _steps(chunks), _Write()
+        data, whole = next(steps)
+        handle = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
+        with self._connections.lent() as google:
+            try:
+                if whole:
+                    stored = self._insert(google, data, handle, generation, write, doing)
+                else:
+                    session = self._begin(google, path, generation, write, doing)
+                    stored = self._push(google, session, data, 0, None, write, doing)
+                    for data, last in steps:
+                        at, crc32c = handle.size_bytes, google_crc32c.extend(handle.crc32c, data)
+                        handle = changed(handle, size_bytes=at + len(data), crc32c=crc32c)
+                        stored = self._push(google, session, data, at, handle if last else None, write, doing)
+            except PreconditionFailed:
+                stored = self._settled(google, path, generation, write, doing)
+            except NotFound:  # what could be absent is the bucket, or the upload session
+                if write.uncertain:
+                    stored = self._settled(google, path, generation, write, doing)
+                else:
+                    self._page(google, self._root, None, doing, size=1)
+                    raise StorageUnavailable(f"can't {doing}: the server lost the upload; try again") from None
+            return self._compared(google, stored, handle, generation, doing)
+
+    def _insert(
+        self, google: _Connection, data: bytes, handle: Handle, generation: int, write: _Write, doing: str
+    ) -> _Stored:
+        def insert(timeout_s: float) -> _Stored:
+            blob = self._blob(google, handle.path, write)
+            blob.upload_from_string(
+                data, content_type="application/octet-stream", if_generation_match=generation, checksum="crc32c",
+                timeout=timeout_s, retry=None,
+            )  # fmt: skip
+            return _Stored.of(blob)
+
+        return self._send(doing, insert, write)
+
+    def _begin(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> str:
+        """The URL of an upload session. One that is not finished leaves nothing, and the server forgets it."""
+
+        def begin(timeout_s: float) -> str:
+            url: str = self._blob(google, path, write).create_resumable_upload_session(
+                content_type="application/octet-stream", if_generation_match=generation, checksum=None,
+                timeout=timeout_s, retry=None,
+            )  # fmt: skip
+            return url
+
+        return self._send(doing, begin)
+
+    def _push(
+        self, google: _Connection, session: str, data: bytes, at: int, whole: Handle | None, write: _Write, doing: str
+    ) -> _Stored:
+        """Sends bytes of an upload session, from offset ``at``. ``whole``, with the last of them, tells what the file
+        is to be; only then the answer means something. Asks first, where a repeat has to go on.
+
+        Source: https://cloud.google.com/storage/docs/performing-resumable-uploads
+        """
+        end, total = at + len(data), "*" if whole is None else str(whole.size_bytes)
+        headers = {} if whole is None else {"x-goog-hash": f"crc32c={_base64(whole.crc32c)}"}
+        tried = False
+
+        def put(body: bytes, content_range: str, timeout_s: float) -> tuple[_Stored | None, int]:
+            """The file, if it is done; how many bytes the server has."""
+            response = google.session.put(
+                session, data=body, headers={**headers, "Content-Range": content_range}, timeout=timeout_s,
+                allow_redirects=False,
+            )  # fmt: skip
+            if response.status_code in (200, 201):
+                made = response.json()
+                return _Stored(int(made["size"]), _crc32c(made.get("crc32c")), int(made["generation"])), end
+            if response.status_code != 308:
+                raise from_http_response(response)
+            return None, int(response.headers.get("Range", "bytes=0--1").rpartition("0-")[2]) + 1
+
+        def push(timeout_s: float) -> _Stored:
+            nonlocal tried
+            has = at
+            if tried:
+                made, has = put(b"", f"bytes */{total}", timeout_s)
+                if made is not None:
+                    return made
+            tried = True
+            if not at <= has <= end:
+                raise StorageUnavailable(f"can't {doing}: the server lost a part of the upload; try again")
+            if has < end:
+                made, has = put(data[has - at :], f"bytes {has}-{end - 1}/{total}", timeout_s)
+                if made is not None:
+                    return made
+            if whole is not None or has != end:
+                raise requests.ConnectionError("the server took a part only")
+            return _Stored(end, None, 0)
+
+        return self._send(doing, push, None if whole is None else write)
+
+    def _settled(self, google: _Connection, path: str, generation: int, write: _Write, doing: str) -> _Stored:
+        """What a write made whose repeat was refused: the file with its uuid. Otherwise raises what that means: only
+        without an uncertain try before it, the refusal proves that nothing was changed."""
+        if not write.uncertain:
+            if generation == 0:
+                raise AlreadyExists(f"can't {doing}: it exists")
+            raise self._mismatch(self._look(google, path, doing), doing)
+        try:
+            found = self._look(google, path, doing)
+        except CairnError:
+            found = None
+        if found is None or (found.metadata or {}).get(_WRITE_KEY) != write.nonce:
+            raise _unknown(doing)
+        return _Stored.of(found)
+
+    def _compared(self, google: _Connection, stored: _Stored, handle: Handle, generation: int, doing: str) -> Handle:
+        """The handle, if the server has these bytes. Otherwise what was created is removed."""
+        self._bucket_seen = True
+        if (stored.size_bytes, stored.crc32c) == (handle.size_bytes, handle.crc32c):
+            return handle
+        problem = (
+            f"can't {doing}: expected {handle.size_bytes} bytes with crc32c {handle.crc32c:08x}, the server has "
+            f"{stored.size_bytes} bytes with crc32c {stored.crc32c or 0:08x}"
+        )
+        if generation != 0:
+            raise UnknownOutcome(f"{problem}; read the file before going on")
+        blob = self._blob(google, handle.path)
+
+        def remove(timeout_s: float) -> None:
+            blob.delete(if_generation_match=stored.generation, timeout=timeout_s, retry=None)
+
+        try:
+            self._send(doing, remove, _Write(uncertain=True))
+        except NotFound:
+            pass
+        except PreconditionFailed:
+            raise _unknown(doing) from None
+        raise StorageUnavailable(f"{problem}, and does not keep them; try again")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _send(self, doing: str, request: Callable[[float], R], write: _Write | None = None) -> R:
+        """One step: the request, given its timeout in seconds, repeated while that may help. NotFound and
+        PreconditionFailed are left to the caller; with an uncertain write everything else is UnknownOutcome."""
+        patience = self._patience
+        deadline = time.monotonic() + patience.deadline_s
+
+        def attempt() -> R:
+            try:
+                return request(max(0.01, min(patience.request_s, deadline - time.monotonic())))
+            except Exception as error:
+                if write is not None and not _without_effect(error):
+                    write.uncertain = True
+                raise
+
+        retry = Retry(
+            predicate=_is_transient,
+            initial=patience.first_delay_s,
+            maximum=patience.longest_delay_s,
+            multiplier=2.0,
+            timeout=patience.deadline_s,
+        )
+        try:
+            answer: R = retry(attempt)()
+            return answer
+        except RetryError as error:
+            failure = error.cause or error
+        except Exception as error:
+            failure = error
+        # Raised here, where nothing is being handled: a traceback would show the URLs of the cause.
+        raise self._translated(doing, failure, write)
+
+    def _translated(self, doing: str, error: BaseException, write: _Write | None) -> BaseException:
+        status = error.code if isinstance(error, GoogleAPICallError) else None
+        if status in (404, 410):
+            return NotFound(f"can't {doing}: there is no such file")
+        if status == 412:
+            return PreconditionFailed(f"can't {doing}: it was rewritten since it was looked at")
+        if write is not None and write.uncertain:
+            return _unknown(doing, _said(error))
+        if isinstance(error, CairnError):
+            return error
+        reason = f"can't {doing}: {_said(error)}"
+        if status == 401 or (isinstance(error, GoogleAuthError) and not _is_transient(error)):
+            return UsageError(
+                f"{reason}; the credentials are refused: renew them, or set GOOGLE_APPLICATION_CREDENTIALS to others"
+            )
+        if status == 403:
+            return StorageUnavailable(
+                f"{reason}; give this identity the role Storage Object User on the bucket {self._bucket!r}"
+            )
+        if status is not None or _is_transient(error):
+            gave_up = f" for {self._patience.deadline_s:g} s" if _is_transient(error) else ""
+            return StorageUnavailable(f"{reason}{gave_up}; check the network and the bucket, then try again")
+        return error
+
+    def _name(self, path: str) -> str:
+        name = self._root + check_path(path)
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise UsageError(f"{name!r} is longer than {_MAX_NAME_BYTES} bytes; use a shorter name")
+        return name
+
+    def _bucket_of(self, google: _Connection) -> Bucket:
+        return google.client.bucket(self._bucket, user_project=self._project)
+
+    def _blob(self, google: _Connection, path: str, write: _Write | None = None) -> Blob:
+        blob = self._bucket_of(google).blob(self._name(path))
+        if write is not None:
+            blob.metadata = {_WRITE_KEY: write.nonce}
+        return blob
+
+    def _info(self, blob: Blob) -> FileInfo:
+        self._bucket_seen = True
+        created: datetime = blob.time_created
+        return FileInfo(
+            path=blob.name.removeprefix(self._root),
+            size_bytes=blob.size,
+            generation=blob.generation,
+            modified_ms=int(created.timestamp() * 1000),
+            crc32c=_crc32c(blob.crc32c),
+        )
+
+    def _mismatch(self, found: Blob | None, doing: str) -> CairnError:
+        if found is None:
+            return NotFound(f"can't {doing}: there is no such file")
+        return PreconditionFailed(f"can't {doing}: it was rewritten since it was looked at")
+
+
+class _Body:
+    """The bytes of a file as they come, in pieces of `CHUNK_BYTES`. Where a connection breaks, the next one goes on
+    from there, with the same generation. ``crc32c`` is what the server says of the whole file, if it does."""
+
+    def __init__(self, session: AuthorizedSession, url: str, send: Callable[[Callable[[float], bytes]], bytes]) -> None:
+        self.crc32c: int | None = None
+        self._session = session
+        self._url = url
+        self._send = send
+        self._response: requests.Response | None = None
+        self._generation: str | None = None
+        self._at = 0
+        self._size_bytes: int | None = None
+        self._piece = bytearray()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self._send(self._next_piece):
+            self._piece.clear()
+            yield piece
+
+    def close(self) -> None:
+        """Gives the connection up; it is used again if nothing was left to read."""
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+    def _next_piece(self, timeout_s: float) -> bytes:
+        until = time.monotonic() + timeout_s
+        try:
+            while len(self._piece) < CHUNK_BYTES and self._at != self._size_bytes:
+                response = self._response or self._open(timeout_s)
+                data = _received(response, CHUNK_BYTES - len(self._piece), until, decode=False)
+                self._at += len(data)
+                self._piece += data
+                if not data and self._size_bytes is None:
+                    self._size_bytes = self._at
+                elif not data and self._at != self._size_bytes:
+                    raise requests.ConnectionError("the body ended early")
+        except Exception:
+            self.close()
+            raise
+        return bytes(self._piece)
+
+    def _open(self, timeout_s: float) -> requests.Response:
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={self._at}-"} if self._at else {})
+        parameters = {"alt": "media"} | ({"generation": self._generation} if self._generation else {})
+        response: requests.Response = self._session.get(
+            self._url, params=parameters, headers=headers, stream=True, timeout=timeout_s
+        )
+        self._response = response
+        if response.status_code != (206 if self._at else 200):
+            if response.status_code < 400:
+                raise StorageUnavailable("the server does not go on with a download where it broke; try again")
+            raise from_http_response(response)
+        if not self._at:
+            length = response.headers.get("Content-Length", response.headers.get("x-goog-stored-content-length"))
+            self._size_bytes = None if length is None else int(length)
+            self._generation = response.headers.get("x-goog-generation")
+            hashes = dict(h.strip().split("=", 1) for h in response.headers.get("x-goog-hash", "").split(",") if h)
+            self.crc32c = _crc32c(hashes.get("crc32c"))
+        return response
+
+
+def _steps(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """The bytes in pieces of `STEP_BYTES`, each with whether it is the last one; at least one."""
+    waiting = bytearray()
+    for chunk in chunks:
+        waiting += chunk
+        while len(waiting) > STEP_BYTES:
+            yield bytes(waiting[:STEP_BYTES]), False
+            del waiting[:STEP_BYTES]
+    yield bytes(waiting), True
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed a moment later."""
+    if isinstance(error, GoogleAPICallError):
+        return error.code in _TRANSIENT
+    if isinstance(error, GoogleAuthError):
+        return isinstance(error, TransportError) or error.retryable
+    return isinstance(
+        error, requests.RequestException | urllib3.exceptions.HTTPError | HTTPException | ConnectionError | TimeoutError
+    )
+
+
+def _without_effect(error: Exception) -> bool:
+    """Whether the request that failed surely changed nothing: it was refused, or never sent."""
+    if isinstance(error, GoogleAPICallError):
+        return error.code is not None and error.code < 500 and error.code != 408
+    if isinstance(error, requests.ConnectionError) and error.args:
+        reason = getattr(error.args[0], "reason", None)
+        return isinstance(reason, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError)
+    return isinstance(error, GoogleAuthError | CairnError)
+
+
+def _said(error: BaseException) -> str:
+    """What failed, without the URL."""
+    if not isinstance(error, GoogleAPICallError):
+        return str(error) if isinstance(error, CairnError) else type(error).__name__
+    told = next((str(e["message"]) for e in error.errors if isinstance(e, dict) and e.get("message")), "")
+    return f"HTTP {error.code}{': ' + told if told else ''}"
+
+
+def _unknown(doing: str, found: str = "the answer to it was lost") -> UnknownOutcome:
+    return UnknownOutcome(f"can't tell whether this took effect: {doing} ({found}); look before trying again")
+
+
+def _crc32c(text: str | None) -> int | None:
+    return None if text is None else int.from_bytes(b64decode(text), "big")
+
+
+def _base64(crc32c: int) -> str:
+    return b64encode(crc32c.to_bytes(4, "big")).decode()

