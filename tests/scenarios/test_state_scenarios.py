@@ -1,0 +1,113 @@
+"""Expiry and timers through restore and rescaling, as Flink and Spark show them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
+from state_backend.state.keyed_states import ListState, MapState, ValueState
+from state_backend.state.shard_state import ShardState
+from state_backend.values.key_groups import KeyGroupRange
+from tests.support.chains import Chain, Mode
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES
+
+GROUPS = 8
+NAMES = [f"k{n}" for n in range(20)]
+
+
+def choose(state: ShardState, owned: KeyGroupRange, name: str) -> bool:
+    group = key_group((name,), parse_struct(KEY_SCHEMA), GROUPS)
+    if group in owned:
+        state.set_key(group, KEYS.encode((name,)))
+    return group in owned
+
+
+def write(state: ShardState, owned: KeyGroupRange) -> None:
+    for name in NAMES:
+        if choose(state, owned, name):
+            ValueState(state, "value_ttl").update((1, None))
+            ListState(state, "list_ttl").append_value((state.now_ms, None))
+            MapState(state, "map_ttl").update_value((f"at {state.now_ms}",), (1, None))
+
+
+@pytest.mark.parametrize("mode", ["incremental", "full", "changelog", "savepoint"])
+def test_expiry_outlives_restore_and_rescaling(tmp_path: Path, mode: Mode) -> None:
+    """F88, F89, S37: written at 0, again at 50, for 100 each: at 149 all values are there and the older elements are gone; at
+    150, the very end, nothing is, and what is deleted leaves no index and no digest."""
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
+    chain.step(1, "incremental", write)
+    chain.now_ms = 50
+    chain.step(1, mode, write)
+
+    def look(state: ShardState, owned: KeyGroupRange) -> None:
+        alive = state.now_ms < 150
+        for name in NAMES:
+            if choose(state, owned, name):
+                assert ValueState(state, "value_ttl").exists() == alive
+                assert list(ListState(state, "list_ttl").get()) == [(50, None)][: int(alive)]
+                assert [u for u, _ in MapState(state, "map_ttl").iterator()] == [("at 50",)][: int(alive)]
+        state.expire()
+
+    for now_ms, parallelism, entries in ((149, 4, 60), (150, 2, 0)):
+        chain.now_ms = now_ms
+        chain.step(parallelism, mode, look)
+        assert chain.entries == entries
+    assert chain.digest == 0
+
+
+def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
+    """F89, F90, S37: an expiry that changes counts for what is written from then on; what is there keeps its own."""
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
+    chain.step(2, "incremental", write)
+    chain.states = tuple(replace(d, ttl_ms=None) for d in STATES)
+    chain.step(1, "incremental")
+    chain.now_ms = 1_000
+
+    def refresh(state: ShardState, owned: KeyGroupRange) -> None:
+        choose(state, owned, "k0")
+        assert not ValueState(state, "value_ttl").exists()
+        ValueState(state, "value_ttl").update((2, None))
+        state.expire()
+
+    chain.step(1, "incremental", refresh)
+    assert chain.entries == 1
+    chain.states, chain.now_ms = STATES, 10**9
+    chain.step(1, "incremental", lambda state, owned: state.expire() and None)
+    assert chain.entries == 1
+
+
+def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:
+    """F77, S38: many keys at one time, again registered, one deleted: after 1 -> 4 each due one fires once, in order, and those
+    that are not due stay for the next interval."""
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
+
+    def register(state: ShardState, owned: KeyGroupRange) -> None:
+        for name in NAMES:
+            choose(state, owned, name)
+            for time_ms in (-5, 10, 10, 20):
+                state.register_timer(time_ms)
+        state.delete_timer(10)
+
+    chain.step(1, "changelog", register)
+    fired: list[tuple[int, str]] = []
+
+    def fire(state: ShardState, owned: KeyGroupRange) -> None:
+        times = []
+        for due in state.due_timers(state.now_ms):
+            times.append(due.expiry_ms)
+            fired.append((due.expiry_ms, KEYS.decode(due.key)[0]))
+            state.delete_timer(due.expiry_ms)
+        assert times == sorted(times)
+
+    chain.now_ms = 10
+    chain.step(4, "incremental", fire)
+    assert sorted(fired) == sorted([(-5, n) for n in NAMES] + [(10, n) for n in NAMES[:-1]])
+    assert chain.entries == len(NAMES)
+    chain.now_ms = 20
+    chain.step(2, "full", fire)
+    assert (len(fired), chain.entries, chain.digest) == (3 * len(NAMES) - 1, 0, 0)
