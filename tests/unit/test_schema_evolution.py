@@ -201,6 +201,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_refused_changes_name_the_field_and_what_to_do(
     recorded: dict[str, Any], declared: dict[str, Any], says: str
 ) -> None:
+    """F91, S39: before the first record, on the driver."""
     with pytest.raises(StateSchemaError) as refusal:
         evolve(recorded, declared)
     assert str(refusal.value).startswith(f"pipeline 'p', state 's' {says}")
@@ -223,6 +224,7 @@ def test_refused_changes_name_the_field_and_what_to_do(
     ],
 )
 def test_kind_and_user_key_never_change(recorded: StateDescriptor, declared: StateDescriptor, says: str) -> None:
+    """F91, S39."""
     with pytest.raises(StateSchemaError) as refusal:
         plan_states("p", [recorded], [declared])
     assert str(refusal.value).startswith(f"pipeline 'p', state 's': {says}")
