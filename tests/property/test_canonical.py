@@ -79,6 +79,7 @@ def manifest_of(shard: int, parallelism: int, max_parallelism: int, groups: Any)
         key_groups=range_of(shard, parallelism, max_parallelism),
         files=(),
         inline_files=(),
+        segments=(),
         key_group_states=groups,
     )
 
