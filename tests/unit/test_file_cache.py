@@ -379,8 +379,7 @@ def test_work_on_a_restored_shard_leaves_the_cache_as_it_was(tmp_path: Path, sto
 
 
 def test_a_file_that_the_disk_damaged_is_found_and_forgotten(tmp_path: Path, storage: FaultyStorage) -> None:
-    """F81: the cache's copy goes, the storage's is used."""
-    """Neither size nor time tells. Reads and merges do, and after that the next try downloads."""
+    """F81: neither size nor time tells. Reads and merges do, and after that the next try downloads."""
     cache = FileCache(tmp_path / "cache", 1_000_000)
     manifest = checkpoint(storage, tmp_path, cache)
     (entry,) = (tmp_path / "cache").iterdir()
