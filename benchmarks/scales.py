@@ -50,7 +50,7 @@ SCALES = {
     "full": Scale(
         judged=True,
         tuned_peer=True,
-        batches=6,
+        batches=4,
         row_keys=100_000,
         steady_keys=500_000,
         steady_batches=4,
