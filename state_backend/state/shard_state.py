@@ -1,8 +1,8 @@
 """The keyed state of one shard: what processors read and write, key by key.
 
 Reads see own writes. One batch of input is one round: the entries that a batch's keys will need are prefetched by one
-multi-get, changes gather in memory and are written in one batch. Every change keeps the state digest and the entry counts
-of its key group right, which is why each write first reads what it replaces.
+multi-get or scan, changes gather in memory and are written in one batch. With the batch, not with each change, the state
+digest and the entry counts of the key groups follow, and what was replaced unread is read then.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class DueTimer:
 class ShardState:
     """State of the key groups of one shard, over a store that holds nothing else.
 
-    ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. Values, lists and maps are
-    handed out by ``value_state``, ``list_state`` and ``map_state``, and act on the key that ``set_key`` chose last.
+    ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. The states of
+    ``keyed_states`` act on the key that ``set_key`` chose last.
     """
 
     def __init__(
