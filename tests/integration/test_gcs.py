@@ -484,9 +484,10 @@ def test_credentials_go_to_the_server_and_nowhere_else(server: GcsServer) -> Non
     path = uuid4().hex
     storage.create(path, b"1")
     assert storage.read(path) == b"1"
-    for request in server.requests[-2:]:
-        assert request.headers["authorization"] == "Bearer s3cret"
-        assert "userProject=billed" in request.target
+    # The client asks for the bucket's place in a thread of its own, whenever it gets to it.
+    ours = [r for r in server.requests if not r.target.startswith(f"/storage/v1/b/{BUCKET}?") and "billed" in r.target]
+    assert len(ours) == 2
+    assert [r.headers["authorization"] for r in ours] == ["Bearer s3cret"] * 2
     with server.broken("500", times=100), pytest.raises(UnknownOutcome) as caught:
         storage.create("b", b"")
     assert "s3cret" not in "".join(traceback.format_exception(caught.value)) + repr(storage)
