@@ -17,13 +17,16 @@ from state_backend.values.records import KeyGroupState, ShardChanges, ShardManif
 INLINE_MANIFESTS_BYTES = 40 * 1024
 
 
-def write_manifests(manifests: Sequence[ShardManifest], attempt: str, storage: Storage) -> tuple[ShardRef, ...]:
-    """What a record says of an attempt's shards, none of which it shares with a checkpoint before."""
+def write_manifests(
+    manifests: Sequence[ShardManifest], attempt: str, storage: Storage, *, task: int = 0
+) -> tuple[ShardRef, ...]:
+    """What a record says of an attempt's shards, none of which it shares with a checkpoint before. ``task`` is the number in the
+    names of the files; a try that finds files of an earlier one takes another."""
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
         return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
     handles = [
-        storage.create(paths.shared(attempt, m.shard, 0, 0, "manifest"), data)
+        storage.create(paths.shared(attempt, m.shard, task, 0, "manifest"), data)
         for m, data in zip(manifests, encoded, strict=True)
     ]
     return tuple(ShardRef(shard=m.shard, manifest=h, inline=None) for m, h in zip(manifests, handles, strict=True))

@@ -19,18 +19,16 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
 from state_backend.canonical import read_canonical
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.rewind import as_restored, take_over
 from state_backend.checkpoint.savepoints import native_manifest
-from state_backend.formats import paths
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import write_manifests
 from state_backend.ports.storage import Storage
 from state_backend.restore import check_whole
 from state_backend.snapshot import INLINE_RECORD_BYTES, take_snapshot
-from state_backend.transfer import copy_all
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
-    LocalFile,
     Permissions,
     Prepared,
     RunRef,
@@ -87,13 +85,10 @@ class RestoreTask:
 
     def _link(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
         manifest = native_manifest(self.savepoint, shard, source)
-        new = [paths.shared(self.attempt, shard, task, n, "sst") for n in range(len(manifest.files))]
         try:
-            handles = copy_all(source, storage, [(f.handle, path) for f, path in zip(manifest.files, new, strict=True)])
+            return take_over(manifest, source, storage, self.attempt, task)
         except NotFound as error:
             raise CorruptFile(f"a file of the savepoint is missing from {source.url}: {error}") from error
-        files = tuple(LocalFile(name=f.name, handle=h) for f, h in zip(manifest.files, handles, strict=True))
-        return replace(manifest, files=files)
 
     def _read(self, source: Storage, storage: Storage, shard: int, task: int) -> ShardManifest:
         content, owned = self.savepoint.content, range_of(shard, self.parallelism, self.max_parallelism)
@@ -144,32 +139,28 @@ class RestoreTask:
                 f"the savepoint in {self.source} records {recorded.totals.entries} entries with digest "
                 f"{recorded.digest:016x}; restored were {entries} with {digest:016x}. Restore another one"
             )
+        made = as_restored(
+            recorded,
+            pipeline=self.pipeline,
+            run=self.run,
+            attempt=self.attempt,
+            base_id=None,
+            permissions=Permissions(),
+            shards=write_manifests(manifests, self.attempt, storage),
+        )
         totals = replace(
-            recorded.totals,
-            input_rows=0,
-            output_rows=0,
-            late_rows=0,
-            keys_touched=0,
-            changed_bytes=0,
+            made.totals,
             uploaded_bytes=sum(a.written_bytes for a in acks),
             uploaded_files=sum(a.written_files for a in acks),
             state_bytes=sum(m.size_bytes for m in manifests),
             state_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
         )
         content = replace(
-            recorded,
-            kind="restore",
-            pipeline=self.pipeline,
+            made,
             pipeline_start_ms=self.pipeline_start_ms,
-            run=self.run,
-            attempt=self.attempt,
-            base_id=None,
-            permissions=Permissions(),
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
             totals=totals,
-            shards=write_manifests(manifests, self.attempt, storage),
-            outputs=(),
             durations_us={"restore": max(a.duration_us for a in acks)},
             worker_pids=tuple(a.pid for a in acks),
         )

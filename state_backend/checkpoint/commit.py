@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
+from state_backend.checkpoint.lineage import is_forgiven, plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.retention import RetentionPolicy, plan_retention
 from state_backend.values.errors import BaseMoved, CairnError, Fenced, Swept
@@ -106,8 +106,16 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         return  # from a savepoint: nothing of the log is its base
     if content.kind != "interval":
         # A rewind or consolidation acts on a checkpoint that it names, not on the one that its interval starts from.
-        if content.base_id is None or log.quarantine_above(content.base_id) is not None:
+        allowed = content.permissions
+        if content.base_id is None or (
+            log.quarantine_above(content.base_id) is not None and not allowed.allow_quarantined
+        ):
             raise BaseMoved(f"{_who(content)}: {_checkpoint(content.base_id)} can't be used any more")
+        stale_by = log.retained[content.base_id].stale_by
+        if content.kind == "restore" and not is_forgiven(stale_by, allowed, prepared.h0):
+            raise BaseMoved(
+                f"{_who(content)}: checkpoint {stale_by} made {_checkpoint(content.base_id)} stale meanwhile"
+            )
         return
     try:
         base = plan_base(

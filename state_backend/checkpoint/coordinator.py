@@ -21,7 +21,7 @@ from typing import Literal
 
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.log import Log, descriptors_hash, outputs_of, read_log
+from state_backend.checkpoint.log import Log, descriptors_hash, outputs_of, read_log, vouched_base_of
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
@@ -102,6 +102,16 @@ class Coordinator:
         self._policy = policy
         self._protected = protected
 
+    @property
+    def storage(self) -> Storage:
+        """The storage of the pipeline's folder."""
+        return self._storage
+
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's name."""
+        return self._pipeline
+
     def log(self) -> Log:
         """The log as it is now."""
         return read_log(self._storage)
@@ -116,7 +126,8 @@ class Coordinator:
         return Begun(attempt=attempt, h0=now.head_id, base=base)
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
-        """Begins to restore a savepoint with this content, as the state at its interval's end. Nothing durable.
+        """Begins to restore state with this content, a savepoint's or another pipeline's, as that at its interval's end. Nothing
+        durable.
 
         Raises: UsageError if no interval of this pipeline could start from it, or if the pipeline has state by another key.
         """
@@ -125,13 +136,13 @@ class Coordinator:
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
                 f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "
-                f"there starts empty; the savepoint holds the state at {format_instant(content.interval.end)}, so that none "
+                f"there starts empty; what is restored is the state at {format_instant(content.interval.end)}, so that none "
                 "would start from it: set the pipeline's start to an earlier instant"
             )
         for entry in now.completed()[-1:]:
             if parse_struct(entry.content.key_schema) != parse_struct(content.key_schema):
                 raise UsageError(
-                    f"pipeline {self._pipeline!r} has state by {parse_struct(entry.content.key_schema)}, the savepoint by "
+                    f"pipeline {self._pipeline!r} has state by {parse_struct(entry.content.key_schema)}, what is restored by "
                     f"{parse_struct(content.key_schema)}; restore it under another name"
                 )
         return Begun(attempt=attempt, h0=now.head_id, base=None)
@@ -390,7 +401,7 @@ def tombstone_of(record: Record) -> Tombstone:
         interval=content.interval,
         run=content.run,
         attempt=content.attempt,
-        base_id=content.base_id,
+        base_id=vouched_base_of(record),
         digest=content.digest,
         watermark_ms=content.time.watermark_ms,
         descriptors_hash=descriptors_hash(content),

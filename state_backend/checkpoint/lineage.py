@@ -32,7 +32,7 @@ def plan_base(
         )
     if interval.start_ms == pipeline_start_ms:
         return None
-    completed = [c for c in log.completed() if not _superseded(log, c)]
+    completed = [c for c in log.completed() if not is_superseded(log, c)]
     candidates = [c for c in completed if c.content.interval.end == interval.start]
     if not candidates and permissions.allow_gap:
         candidates = [c for c in completed if c.content.interval.end <= interval.start]
@@ -45,13 +45,13 @@ def plan_base(
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
         raise StateUnusable(_refused(log, pipeline, interval, candidates))
-    fresh = [c for c in usable if _forgiven(log.retained[c.id].stale_by, permissions, as_of)]
+    fresh = [c for c in usable if is_forgiven(log.retained[c.id].stale_by, permissions, as_of)]
     if not fresh:
         raise StaleStateError(_stale(log, pipeline, interval, max(usable, key=lambda c: c.id)))
     return max(fresh, key=lambda c: (c.content.interval.end, c.id))
 
 
-def _superseded(log: Log, candidate: Record) -> bool:
+def is_superseded(log: Log, candidate: Record) -> bool:
     """Whether a later commit of the same interval left another state. It counts also when it was dropped: retention must not
     bring back the result that it replaced. One that validation refused does not count."""
     return any(
@@ -64,7 +64,8 @@ def _superseded(log: Log, candidate: Record) -> bool:
     )
 
 
-def _forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
+def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
+    """Whether a mark does not keep anybody from the checkpoint that it lies on; ``as_of`` as in ``plan_base``."""
     if stale_by is None:
         return True
     return permissions.allow_stale_base and (as_of is None or stale_by <= as_of)

@@ -93,7 +93,8 @@ class Log:
         return current
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
-        """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable."""
+        """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable. Ancestors end at a rewind that
+        was allowed to go back to a quarantined one."""
         at: int | None = checkpoint_id
         while at is not None:
             if at in self.quarantined:
@@ -103,7 +104,7 @@ class Log:
                 raise CorruptRecord(
                     f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log"
                 )
-            at = base_of(entry)
+            at = vouched_base_of(entry)
         return None
 
 
@@ -124,6 +125,13 @@ def attempt_of(entry: Record | Tombstone) -> str:
 
 def base_of(entry: Record | Tombstone) -> int | None:
     return entry.base_id if isinstance(entry, Tombstone) else entry.content.base_id
+
+
+def vouched_base_of(entry: Record | Tombstone) -> int | None:
+    """The base whose marks count for this one too: none, if whoever went back to it vouched for the state."""
+    if isinstance(entry, Record) and entry.content.permissions.allow_quarantined:
+        return None
+    return base_of(entry)
 
 
 def run_of(entry: Record | Tombstone) -> RunRef | None:

@@ -162,10 +162,12 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What the caller allowed at begin; recorded, since it explains the state."""
+    """What the caller allowed at begin; recorded, since it explains the state. ``allow_quarantined`` is for rewinds and forks:
+    somebody vouches for the state, so that marks on what it was made from count no more."""
 
     allow_gap: bool = False
     allow_stale_base: bool = False
+    allow_quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +287,8 @@ class SweepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output."""
+    """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
+    is None also where its marks count no more."""
 
     id: int
     kind: Kind

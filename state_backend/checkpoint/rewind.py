@@ -1,0 +1,327 @@
+"""Going back to a checkpoint, and going on from one under another name: `restore` records, without Spark.
+
+A **rewind** references the files of its target: one more record in the same log. A **fork** has files of its own in the other
+pipeline's folder, linked or copied by the storage, so that neither folder ever depends on the other. What is on disk if one
+stops, line by line:
+
+    copy        files of the attempt in the fork's folder that no record names (for the sweeper)
+    prepare     attempts/<uuid>/prepared.json, whole or not at all
+    commit      up to the create: as before. After it: done
+
+The same call with the same attempt goes on from there, and is a no-op once it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.lineage import backfill_command, is_superseded, stale_marks
+from state_backend.checkpoint.log import Log, fingerprint, interval_of, read_log
+from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
+from state_backend.formats import paths
+from state_backend.manifest import manifest_of, write_manifests
+from state_backend.ports.storage import Storage
+from state_backend.transfer import copy_all
+from state_backend.values.errors import CorruptFile, NotFound, StaleStateError, StateUnusable, Swept, UsageError
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import (
+    Content,
+    Permissions,
+    Prepared,
+    Record,
+    RunRef,
+    Savepoint,
+    Segment,
+    ShardManifest,
+    ShardRef,
+    SweepRecord,
+    Tombstone,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """A checkpoint that no interval starts from any more after a rewind."""
+
+    id: int
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindPlan:
+    """What a rewind to ``target`` would do: ``discards`` by id. Output of the discarded intervals stays current until they are
+    run again."""
+
+    target: Record
+    discards: tuple[Discarded, ...]
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """The intervals to run again afterwards, in their order; the target's own is not among them."""
+        return tuple(sorted({d.interval for d in self.discards} - {self.target.content.interval}))
+
+    @property
+    def command(self) -> str | None:
+        """The command that runs those intervals again, or None if there are none."""
+        if not self.intervals:
+            return None
+        return backfill_command(
+            self.target.content.pipeline, self.intervals[0], format_instant(self.intervals[-1].start)
+        )
+
+    def __str__(self) -> str:
+        """For the person who has to agree."""
+        content = self.target.content
+        text = f"{content.pipeline}: back to checkpoint {self.target.id}, the state at {format_instant(content.interval.end)}."
+        if not self.discards:
+            return f"{text} Nothing is discarded."
+        listed = ", ".join(f"{d.id} of {d.interval}" for d in self.discards)
+        text = f"{text} It discards {len(self.discards)} checkpoint(s): {listed}."
+        return f"{text} Then run again: {self.command}" if self.command else text
+
+
+def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions()) -> RewindPlan:  # noqa: B008
+    """Whether the state can go back to checkpoint ``target``, and what no interval would start from afterwards.
+
+    Raises: UsageError if there never was such a checkpoint; StateUnusable if it was dropped, or is quarantined or descends from
+    one that is (without ``allow_quarantined``); StaleStateError if it is stale (without ``allow_stale_base``).
+    """
+    record = restorable(log, target, permissions)
+    content = record.content
+    marked = stale_marks(log, content, log.head_id + 1).keys()
+    discards = tuple(
+        Discarded(id=c.id, interval=c.content.interval)
+        for c in log.completed()
+        if c.id in marked or _is_replaced(log, c, record)
+    )
+    return RewindPlan(target=record, discards=discards)
+
+
+def restorable(log: Log, target: int, permissions: Permissions) -> Record:
+    """The completed checkpoint ``target``, if it may be used. Raises as ``plan_rewind``."""
+    entry = log.entries.get(target)
+    usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
+    there = f"usable are {', '.join(map(str, usable[-10:])) or 'none'}"
+    if entry is None or isinstance(entry, SweepRecord):
+        raise UsageError(f"there is no checkpoint {target} in the log; {there}")
+    if target not in log.retained or not isinstance(entry, Record):
+        raise StateUnusable(f"checkpoint {target} was dropped by retention, and its files with it; {there}")
+    refused = log.quarantine_above(target)
+    if refused is not None and not permissions.allow_quarantined:
+        what = "is quarantined" if refused == target else f"descends from checkpoint {refused}, which is quarantined"
+        raise StateUnusable(
+            f"checkpoint {target} {what} ({log.quarantined[refused].reason}); {there}. To use it all the same: allow_quarantined"
+        )
+    stale_by = log.retained[target].stale_by
+    if stale_by is not None and not permissions.allow_stale_base:
+        raise StaleStateError(
+            f"checkpoint {target} is stale: checkpoint {stale_by} changed what it was made from. To go back to the state before "
+            f"that change: allow_stale_base; else run the intervals since then again. {there[0].upper()}{there[1:]}"
+        )
+    return entry
+
+
+def rewind(
+    coordinator: Coordinator,
+    target: int,
+    *,
+    run: RunRef,
+    attempt: str,
+    permissions: Permissions = Permissions(),  # noqa: B008
+    agreed: frozenset[int] | None = None,
+) -> CommitResult:
+    """Makes checkpoint ``target`` the state at its interval's end again; what came after it is stale. No file is copied.
+
+    ``attempt``: a uuid of this call; the same again completes it, once. ``agreed``: the ids that a person agreed to lose; None:
+    whatever it takes. With ``allow_quarantined`` the new checkpoint is usable whatever mark lies on its target. Clean up and
+    publish as after any commit.
+
+    Raises: as ``plan_rewind``; UsageError if it would discard more than was agreed, or if the attempt was begun for another
+    target; Fenced or BaseMoved if somebody else committed that interval, dropped or changed the target meanwhile.
+    """
+    begun = _begun(coordinator, attempt)
+    if begun is None:
+        now = coordinator.log()
+        plan = plan_rewind(now, target, permissions)
+        more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
+        if more:
+            raise UsageError(
+                f"{plan} That is more than was agreed to: {', '.join(map(str, more))}; look again, and agree again"
+            )
+        content = as_restored(
+            plan.target.content,
+            pipeline=plan.target.content.pipeline,
+            run=run,
+            attempt=attempt,
+            base_id=target,
+            permissions=permissions,
+            shards=plan.target.content.shards,
+        )
+        coordinator.prepare(Prepared(h0=now.head_id, content=content))
+    elif begun.base_id != target:
+        raise UsageError(f"attempt {attempt} goes back to checkpoint {begun.base_id}, not {target}; take a new uuid")
+    return coordinator.commit(attempt)
+
+
+def fork(
+    source: Storage,
+    target: int | Savepoint,
+    into: Coordinator,
+    *,
+    run: RunRef,
+    attempt: str,
+    pipeline_start_ms: int | None = None,
+    permissions: Permissions = Permissions(),  # noqa: B008
+    parallelism: int = 8,
+) -> CommitResult:
+    """Makes a checkpoint of the pipeline in ``source``, or the native savepoint whose folder ``source`` is, the state of the
+    pipeline ``into``. Files are linked or copied by the storage, ``parallelism`` at a time; the source is only read.
+
+    ``pipeline_start_ms``: the start of the new pipeline; None: the source's. ``attempt``: as for ``rewind``.
+
+    Raises: as ``plan_rewind`` about the source; UsageError if ``into`` has checkpoints that the fork would make stale or replace,
+    is the source itself, or can't take that state; CorruptFile naming a file of the source that is missing or damaged.
+    Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
+    """
+    if _begun(into, attempt) is None:
+        if into.storage.url == source.url:
+            raise UsageError(f"{source.url} can't be forked into itself; go back with a rewind, or take another name")
+        content, manifests = _source(source, target, into.storage.url, permissions)
+        start_ms = content.pipeline_start_ms if pipeline_start_ms is None else pipeline_start_ms
+        begun = into.begin_restore(content, pipeline_start_ms=start_ms, attempt=attempt)
+        _check_free(into, content)
+        # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
+        task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
+        try:
+            taken = [take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()]
+        except NotFound as error:
+            raise CorruptFile(
+                f"a file of what is forked is missing from {source.url}: {error}. If retention dropped the checkpoint meanwhile, "
+                "fork a newer one"
+            ) from error
+        made = as_restored(
+            content,
+            pipeline=into.pipeline,
+            run=run,
+            attempt=attempt,
+            base_id=None,
+            permissions=permissions,
+            shards=write_manifests(taken, attempt, into.storage, task=task),
+        )
+        into.prepare(Prepared(h0=begun.h0, content=replace(made, pipeline_start_ms=start_ms)))
+    return into.commit(attempt)
+
+
+def as_restored(
+    content: Content,
+    *,
+    pipeline: str,
+    run: RunRef,
+    attempt: str,
+    base_id: int | None,
+    permissions: Permissions,
+    shards: tuple[ShardRef, ...],
+) -> Content:
+    """The content of a ``restore`` record: the state, time and source position of ``content``, and nothing that an interval did."""
+    totals = replace(
+        content.totals,
+        input_rows=0,
+        output_rows=0,
+        late_rows=0,
+        keys_touched=0,
+        changed_bytes=0,
+        uploaded_bytes=0,
+        uploaded_files=0,
+        downloaded_bytes=0,
+        cached_bytes=0,
+    )
+    return replace(
+        content,
+        kind="restore",
+        pipeline=pipeline,
+        run=run,
+        attempt=attempt,
+        base_id=base_id,
+        permissions=permissions,
+        totals=totals,
+        shards=shards,
+        outputs=(),
+        durations_us={},
+        worker_pids=(),
+    )
+
+
+def take_over(
+    manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
+) -> ShardManifest:
+    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``. NotFound; else as ``copy_all``."""
+    old = list(dict.fromkeys(manifest.handles))
+    names = [paths.shared(attempt, manifest.shard, task, n, h.path.rpartition(".")[2]) for n, h in enumerate(old)]
+    copies = copy_all(source, storage, list(zip(old, names, strict=True)), parallelism=parallelism)
+    new = dict(zip(old, copies, strict=True))
+
+    def moved(segment: Segment) -> Segment:
+        return segment if segment.handle is None else replace(segment, handle=new[segment.handle])
+
+    return replace(
+        manifest,
+        files=tuple(replace(f, handle=new[f.handle]) for f in manifest.files),
+        segments=tuple(map(moved, manifest.segments)),
+    )
+
+
+def _is_replaced(log: Log, candidate: Record, target: Record) -> bool:
+    """Whether the interval's present result is the candidate and would be the target, with another state."""
+    return (
+        candidate.content.interval == target.content.interval
+        and fingerprint(candidate) != fingerprint(target)
+        and log.retained[candidate.id].stale_by is None
+        and not is_superseded(log, candidate)
+    )
+
+
+def _begun(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
+    """What an earlier call with this attempt prepared or committed. Swept if a sweep abandoned it: it is never committed."""
+    now = coordinator.log()
+    entry = now.of_attempt(attempt)
+    if entry is not None:
+        return entry.content if isinstance(entry, Record) else entry
+    if attempt in now.abandoned:
+        raise Swept(
+            f"{coordinator.pipeline}: sweep {now.abandoned[attempt]} abandoned attempt {attempt}; take a new uuid"
+        )
+    if coordinator.storage.stat(paths.prepared(attempt)) is None:
+        return None
+    return coordinator.load_prepared(attempt).content
+
+
+def _source(
+    source: Storage, target: int | Savepoint, into: str, permissions: Permissions
+) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
+    """What is forked, and the manifests of its shards, read one by one."""
+    if isinstance(target, int):
+        content = restorable(read_log(source), target, permissions).content
+        return content, lambda: (manifest_of(ref, source) for ref in content.shards)
+    if target.format != "native":
+        raise UsageError(
+            f"the savepoint in {source.url} is {target.format}: its state is read and written anew, which a fork does not do; "
+            "restore it with restore_savepoint"
+        )
+    check_unclaimed(source, into)
+    return target.content, lambda: (native_manifest(target, n, source) for n in range(target.content.parallelism))
+
+
+def _check_free(into: Coordinator, content: Content) -> None:
+    """UsageError if the pipeline has results that the fork would replace or make stale."""
+    overlapping = [
+        e for e in into.log().commits() if (i := interval_of(e)) is not None and content.interval.start < i.end
+    ]
+    if overlapping:
+        newest = max(overlapping, key=lambda e: e.id)
+        raise UsageError(
+            f"pipeline {into.pipeline!r} has {len(overlapping)} checkpoint(s) at or after {content.interval} already, the newest "
+            f"is {newest.id} of {interval_of(newest)}; nothing was copied. Fork under another name, rewind this pipeline if it is "
+            "about its own past, or restore a savepoint to replace its state"
+        )
