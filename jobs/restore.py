@@ -14,7 +14,16 @@ from jobs.runtime.routing import ticks
 from jobs.runtime.shipping import ship
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.savepoints import check_unclaimed, claim_savepoint, delete_savepoint, read_savepoint
+from state_backend.checkpoint.savepoints import (
+    check_unclaimed,
+    claim_savepoint,
+    delete_savepoint,
+    read_claim,
+    read_savepoint,
+    remove_leftovers,
+)
+from state_backend.formats import paths
+from state_backend.ports.storage import Storage
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Claim, Content, Record, RunRef, Savepoint
@@ -51,11 +60,10 @@ def restore_savepoint(
         raise UsageError(f"claim mode {claim!r} is not one of {', '.join(CLAIM_MODES)}")
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
     owner = join_url(root, pipeline.name)
+    if claim == "CLAIM" and (finished := _finish_claim(source, open_storage(owner).url, coordinator)) is not None:
+        return finished
     savepoint = read_savepoint(source)
-    earlier = check_unclaimed(source, open_storage(owner).url)
-    if claim == "CLAIM" and earlier is not None and coordinator.log().of_attempt(earlier.attempt) is not None:
-        delete_savepoint(source, savepoint)
-        return _committed(coordinator, earlier.attempt)
+    check_unclaimed(source, open_storage(owner).url)
     attempt = str(uuid.uuid4())
     task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt)
     if claim == "CLAIM":
@@ -72,6 +80,20 @@ def restore_savepoint(
         *(record.content.interval, record.content.totals.entries),
     )
     return record
+
+
+def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:
+    """What an earlier try of this CLAIM committed, its savepoint deleted; None if there is no such try."""
+    earlier = read_claim(source)
+    if earlier is None or earlier.owner != owner or coordinator.log().of_attempt(earlier.attempt) is None:
+        return None
+    if source.stat(paths.SAVEPOINT_RECORD) is not None:
+        savepoint = read_savepoint(source)
+        if savepoint.savepoint != earlier.savepoint:
+            return None  # another one that was taken here since
+        delete_savepoint(source, savepoint)
+    remove_leftovers(source, None)
+    return _committed(coordinator, earlier.attempt)
 
 
 def _run(spark: SparkSession, task: RestoreTask) -> None:

@@ -18,6 +18,7 @@ from jobs.runtime.interval_task import rare_garbage_collection, work_folder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.canonical import write_canonical
+from state_backend.checkpoint.savepoints import remove_leftovers
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
@@ -113,8 +114,6 @@ class SavepointTask:
             )
         storage = open_storage(self.destination)
         files = tuple(f for a in acks for f in a.files)
-        if self.format == "canonical":
-            self._remove_unnamed(storage, {f.handle.path for f in files})
         shards = tuple(ShardRef(shard=a.shard, manifest=None, inline=a.manifest) for a in acks if a.manifest)
         # The outputs stay with the pipeline; a savepoint is state.
         content = replace(self.content, shards=shards, outputs=())
@@ -122,9 +121,4 @@ class SavepointTask:
             savepoint=self.savepoint, format=self.format, checkpoint_id=self.checkpoint_id, content=content, files=files
         )
         storage.create(paths.SAVEPOINT_RECORD, record_codec.encode(record))
-
-    def _remove_unnamed(self, storage: Storage, named: set[str]) -> None:
-        """What task attempts left that failed: whoever reads a folder of Parquet files reads all that is there."""
-        for info in list(storage.list(f"{self.savepoint}/")):
-            if info.path not in named:
-                storage.delete(info.path)
+        remove_leftovers(storage, record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -27,19 +27,36 @@ class Fault:
     when: Literal["before", "after"]
 
 
+@dataclass(slots=True)
+class _Process:
+    """What the storages of one process share."""
+
+    plan: Mapping[int, Fault]
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    dead: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class FaultyStorage:
     """Numbers the calls 0, 1, ... over all threads and raises the faults that are planned for their numbers.
 
-    After a StopHere every later call raises it too and does nothing: the dead don't clean up. ``calls`` lists
-    (method, path or prefix) of all calls that were made, those that failed included.
+    After a StopHere every later call raises it too and does nothing: the dead don't clean up.
     """
 
     def __init__(self, inner: Storage, plan: Mapping[int, Fault]) -> None:
         self.inner = inner
-        self.calls: list[tuple[str, str]] = []
-        self._plan = plan
-        self._dead = False
-        self._lock = threading.Lock()
+        self._process = _Process(plan)
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """(method, path or prefix) of all calls that the process made, those that failed included."""
+        return self._process.calls
+
+    def beside(self, other: Storage) -> FaultyStorage:
+        """Another storage that the same process uses: one numbering for both, and one death."""
+        twin = FaultyStorage(other, {})
+        twin._process = self._process
+        return twin
 
     @property
     def url(self) -> str:
@@ -85,12 +102,13 @@ class FaultyStorage:
         return self._call("delete", path, lambda: self.inner.delete(path, generation=generation))
 
     def _call(self, name: str, path: str, action: Callable[[], R]) -> R:
-        with self._lock:
-            if self._dead:
+        process = self._process
+        with process.lock:
+            if process.dead:
                 raise StopHere(f"{name} {path!r} after the process died")
-            fault = self._plan.get(len(self.calls))
-            self.calls.append((name, path))
-            self._dead = fault is not None and isinstance(fault.error, StopHere)
+            fault = process.plan.get(len(process.calls))
+            process.calls.append((name, path))
+            process.dead = fault is not None and isinstance(fault.error, StopHere)
         if fault is None:
             return action()
         if fault.when == "after":

@@ -5,7 +5,7 @@ CLAIM stops:
 
     claimed       nobody else restores it; the same pipeline may try again
     committed     the pipeline has files of its own, so that the savepoint is only in the way; trying again deletes it
-    deleting      ``savepoint.json`` goes first: the folder is no savepoint any more, whatever files are left in it
+    deleting      ``savepoint.json`` goes first: the folder is no savepoint any more; trying again deletes what is left in it
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from state_backend.values.handles import handles_in
 from state_backend.values.key_groups import check_parallelism, range_of
 from state_backend.values.records import Claim, Savepoint, ShardManifest
 
@@ -136,3 +137,17 @@ def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:
     handles += [ref.manifest for ref in savepoint.content.shards if ref.manifest is not None]
     deleted = storage.delete(paths.SAVEPOINT_RECORD)
     return deleted + sum(storage.delete(handle.path) for handle in handles)
+
+
+def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
+    """Deletes what tries that stopped left in a savepoint's folder; how many files. ``savepoint``: the one that is there, written
+    already: of two tries at once the other's might have become it. None: none is there any more, it was claimed and deleted.
+
+    Whoever reads a folder of Parquet files reads all that is in it. Files with names that no savepoint has are the owner's, and
+    stay; in a pipeline's own folder all do, since its state has such names too.
+    """
+    found = [info.path for info in storage.list("")]
+    if any(path.startswith(paths.CHECKPOINTS) for path in found):
+        return 0
+    named = {handle.path for handle in handles_in(savepoint)}
+    return sum(storage.delete(path) for path in found if path not in named and paths.is_of_savepoint(path))

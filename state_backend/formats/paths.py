@@ -36,8 +36,11 @@ QUARANTINE = "quarantine/"
 SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 
-_ID = re.compile(r"(\d{20})\.json")
-_MARK = re.compile(r"published/[^/]+/(\d{1,20})\.json")
+_ID = re.compile(r"([0-9]{20})\.json")
+_MARK = re.compile(r"published/[^/]+/([0-9]{1,20})\.json")
+_OF_SAVEPOINT = re.compile(
+    r"shared/[^/]+/[0-9]+-[0-9]+-[0-9]+\.sst|[^/]+/(state-[^/]+|timers)/[0-9]{5,}-[0-9]+-[0-9]+\.parquet"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -83,6 +86,11 @@ def canonical(savepoint: str, state: str | None, shard: int, task: int, number: 
     """A file of a state's rows, or of the timers (None). Names of states may be any text; in paths they are %-encoded."""
     folder = "timers" if state is None else f"state-{quote(state, safe='')}"
     return f"{savepoint}/{folder}/{shard:05d}-{task}-{number}.parquet"
+
+
+def is_of_savepoint(path: str) -> bool:
+    """Whether files of that name, in a savepoint's folder, are written by this system: state, native or canonical."""
+    return _OF_SAVEPOINT.fullmatch(path) is not None
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:

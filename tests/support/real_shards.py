@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
@@ -14,8 +15,9 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
 from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.snapshot import ChangelogOptions, append_segment, record_changes, take_snapshot
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.key_groups import range_of
@@ -26,12 +28,25 @@ from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 MAX_PARALLELISM, PARALLELISM = 16, 2
 
 
-class RealPipeline:
-    """``root`` holds the folder of the pipeline ``counting``. ``inline``: manifests lie in the records."""
+def output_of(n: int, values: dict[str, int], *, late: bool = False) -> bytes:
+    """What the n-th day puts out; the same in every try."""
+    return f"day {n}: {sorted(values.items())} late={late}".encode()
 
-    def __init__(self, root: Path, *, inline: bool = False, policy: RetentionPolicy = DEFAULT_POLICY) -> None:
+
+class RealPipeline:
+    """``root`` holds the folder of the pipeline ``counting``, unless that is another ``storage``, and local work.
+    ``inline``: manifests lie in the records."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        inline: bool = False,
+        policy: RetentionPolicy = DEFAULT_POLICY,
+        storage: Storage | None = None,
+    ) -> None:
         self.root = root
-        self.storage = LocalStorage(root / PIPELINE)
+        self.storage: Storage = storage if storage is not None else LocalStorage(root / PIPELINE)
         self.coordinator = Coordinator(self.storage, PIPELINE, policy=policy)
         self.inline = inline
 
@@ -43,7 +58,10 @@ class RealPipeline:
         self.coordinator.clean_up()
         return result
 
-    def prepare(self, n: int, attempt: str, values: dict[str, int]) -> Prepared:
+    def prepare(
+        self, n: int, attempt: str, values: dict[str, int], *, mode: Literal["incremental", "changelog"] = "incremental"
+    ) -> Prepared:
+        """What the process task does of the n-th day. A changelog's segments lie in files."""
         interval = day(n)
         begun = self.coordinator.begin(
             interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
@@ -54,30 +72,47 @@ class RealPipeline:
         for shard in range(PARALLELISM):
             owned = range_of(shard, PARALLELISM, MAX_PARALLELISM)
             restored = restore_shard(owned, base, self.storage, work / f"db-{shard}", EngineOptions())
-            groups = restored.key_group_states
-            state = ShardState(restored.store, key_groups=groups, descriptors=STATES, now_ms=interval.end_ms)
-            for key, value in values.items():
-                group = key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
-                if group in owned:
-                    state.set_key(group, KEYS.encode((key,)))
-                    ValueState(state, "value").update((value, key))
-            state.flush()
-            snapshot = take_snapshot(
-                state.store,
-                self.storage,
-                image=work / f"image-{shard}",
-                attempt=attempt,
-                shard=shard,
-                task=shard,
-                key_groups=owned,
-                key_group_states=state.key_group_states(),
-                opened=restored.opened,
-                opened_inline=restored.opened_inline,
-                full=False,
-                inline_budget_bytes=0,
-            )
-            state.store.close()
-            manifests.append(snapshot.manifest)
+            with restored.store:
+                changes = None
+                if mode == "changelog" and restored.base is not None:
+                    changes = record_changes(
+                        restored.store, restored.base, work / f"changes-{shard}", ChangelogOptions()
+                    )
+                groups = restored.key_group_states
+                state = ShardState(restored.store, key_groups=groups, descriptors=STATES, now_ms=interval.end_ms)
+                for key, value in values.items():
+                    group = key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
+                    if group in owned:
+                        state.set_key(group, KEYS.encode((key,)))
+                        ValueState(state, "value").update((value, key))
+                state.flush()
+                if changes is not None and restored.base is not None:
+                    snapshot = append_segment(
+                        changes,
+                        self.storage,
+                        base=restored.base,
+                        local=work / f"segment-{shard}",
+                        attempt=attempt,
+                        task=shard,
+                        key_group_states=state.key_group_states(),
+                        inline_budget_bytes=0,
+                    )
+                else:
+                    snapshot = take_snapshot(
+                        state.store,
+                        self.storage,
+                        image=work / f"image-{shard}",
+                        attempt=attempt,
+                        shard=shard,
+                        task=shard,
+                        key_groups=owned,
+                        key_group_states=state.key_group_states(),
+                        opened=restored.opened,
+                        opened_inline=restored.opened_inline,
+                        full=False,
+                        inline_budget_bytes=0,
+                    )
+                manifests.append(snapshot.manifest)
         shutil.rmtree(work)
         if self.inline:
             refs = [ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests]
@@ -90,7 +125,7 @@ class RealPipeline:
         outputs = [
             OutputFile(
                 handle=self.storage.create(
-                    paths.output(interval, attempt, 0, 0, late=late), f"{attempt} late={late}".encode()
+                    paths.output(interval, attempt, 0, 0, late=late), output_of(n, values, late=late)
                 ),
                 rows=1,
                 late=late,
