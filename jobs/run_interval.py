@@ -28,6 +28,7 @@ from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef
+from state_backend.verify import offering_sound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,7 +159,7 @@ def process_interval(
     )
     spark.dataSource.register(KeyedState)
     option = ship(task, pipeline.processor)
-    with first_cause():
+    with offering_sound(open_storage(pipeline_root), begun.base), first_cause():
         routed.write.format("keyed_state").mode("append").option("task", option).save()
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals

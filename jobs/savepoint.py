@@ -15,6 +15,7 @@ from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record, Savepoint
+from state_backend.verify import offering_sound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,8 @@ def take_savepoint(
 
     native: compacted SSTs, to restore soon and as they are. canonical: Parquet files per state
     (``state_backend.formats.canonical``), which any tool reads and which restore at another max parallelism.
+
+    Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; UsageError for a folder in use.
     """
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
@@ -57,7 +60,8 @@ def take_savepoint(
         content=content,
         engine=pipeline.engine,
     )
-    _run(spark, task)
+    with offering_sound(open_storage(pipeline_root), record):
+        _run(spark, task)
     return read_savepoint(destination)
 
 

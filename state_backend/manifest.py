@@ -9,7 +9,7 @@ import google_crc32c
 
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptFile, CorruptRecord
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
 from state_backend.values.records import KeyGroupState, ShardChanges, ShardManifest, ShardRef
 
 # Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
@@ -47,6 +47,15 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
         )
     manifest = record_codec.decode(data, handle.path, ShardManifest)
     return changed(manifest, ref.changes) if ref.changes is not None else manifest
+
+
+def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
+    """As ``manifest_of`` for a checkpoint that is restored: there a file that is gone is a damage. CorruptFile."""
+    try:
+        return manifest_of(ref, storage)
+    except NotFound as error:
+        path = ref.manifest.path if ref.manifest is not None else "inline"
+        raise CorruptFile(f"the manifest of shard {ref.shard}, {path}, is missing from {storage.url}") from error
 
 
 def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:

@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.lineage import backfill_command, plan_base
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths, record_codec
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.restore import check_whole, restore_shard
 from state_backend.state.verify import verify_shard
-from state_backend.values.errors import CorruptRecord, NotFound, StateUnusable, StorageError
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound, StateUnusable, StorageError
 from state_backend.values.handles import FileInfo, Handle, handles_in
+from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
+    Permissions,
     Prepared,
     Published,
     Quarantine,
@@ -79,7 +83,7 @@ def verify_pipeline(
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
-    findings += [*_marks(storage, files), *_end_of_log(files)]
+    findings += [*_marks(storage, files), *_end_of_log(storage, files)]
     if log is None:
         return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=())
     findings += [
@@ -96,6 +100,51 @@ def verify_pipeline(
                 continue  # it was dropped, and its files with it, while we looked
             checkpoints.append(verified)
     return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints))
+
+
+def sound_before(storage: Storage, damaged: Content) -> Record | None:
+    """The newest restore point up to the start of the damaged checkpoint's interval that an interval would start from and whose
+    files verify by metadata; None if there is none. The log has to be readable."""
+    log, files = read_log(storage), {info.path: info for info in storage.list("")}
+    ends = {r.content.interval.end for r in log.completed() if r.content.interval.end <= damaged.interval.start}
+    for end in sorted(ends, reverse=True):
+        following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
+        with suppress(StateUnusable):  # stale, or quarantined
+            base = plan_base(log, damaged.pipeline, following, Permissions(), damaged.pipeline_start_ms)
+            if base is not None and not _checkpoint(base, storage, files, None).findings:
+                return base
+    return None
+
+
+@contextmanager
+def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
+    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored instead."""
+    try:
+        yield
+    except CorruptFile as error:
+        try:
+            offer = _offer(storage, restored)
+        except CairnError as problem:
+            offer = f"whether another checkpoint is sound can't be told now: {problem}"
+        raise type(error)(f"{error}\n{offer}") from error
+
+
+def _offer(storage: Storage, damaged: Record | None) -> str:
+    if damaged is None:
+        return "put the file back from a copy, then try again"
+    content, sound = damaged.content, sound_before(storage, damaged.content)
+    start = sound.content.interval.end if sound is not None else from_ms(content.pipeline_start_ms)
+    first = Interval(start, start + (content.interval.end - content.interval.start))
+    command = backfill_command(content.pipeline, first, format_instant(content.interval.start))
+    text = f"It was to be restored from checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
+    if sound is None:
+        text += "No earlier checkpoint verifies. Put the file back from a copy, restore a savepoint, or begin at the pipeline's start"
+    else:
+        text += (
+            f"The newest checkpoint before it that verifies, by its metadata, is {sound.id}, the state at {format_instant(start)}. "
+            "Put the file back from a copy, or go back to that one and make the other again"
+        )
+    return f"{text}: {command}"
 
 
 # --- the log and the marks ----------------------------------------------------------------------------------------------------------
@@ -133,14 +182,15 @@ def _path_of(value: Record | SweepRecord | Tombstone | Quarantine | Published | 
     return paths.quarantine(value.id) if isinstance(value, Quarantine) else paths.record(value.id)
 
 
-def _end_of_log(files: Mapping[str, FileInfo]) -> Iterator[str]:
+def _end_of_log(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
     """A record that is missing at the end leaves no hole; marks that speak of it give it away."""
     head_id = max((paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)), default=0)
     for path in files:
         spoken_of = paths.published_id(path) or 0
         if path.startswith(paths.QUARANTINE):
             spoken_of = paths.record_id(path.removeprefix(paths.QUARANTINE)) or 0
-        if spoken_of > head_id:
+        # A look at the record itself: it may have been committed while the files were listed.
+        if spoken_of > head_id and storage.stat(paths.record(spoken_of)) is None:
             yield f"{paths.record(spoken_of)} is missing: {path} speaks of it, but the log ends at {head_id}"
 
 

@@ -45,7 +45,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import INLINE_MANIFESTS_BYTES, changes_bytes, changes_since, manifest_of, plan_refs
+from state_backend.manifest import INLINE_MANIFESTS_BYTES, changes_bytes, changes_since, needed_manifest, plan_refs
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import (
@@ -155,7 +155,7 @@ class IntervalTask:
         with rare_garbage_collection(), work_folder(f"{self.pipeline}-{shard}-") as work:
             try:
                 with clock.phase("restore"):
-                    manifests = [manifest_of(ref, storage) for ref in self._overlapping(owned)]
+                    manifests = [needed_manifest(ref, storage) for ref in self._overlapping(owned)]
                     restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
                 try:
                     return self._process(batches, shard, task, owned, restored, storage, work, clock)
@@ -364,7 +364,7 @@ class IntervalTask:
             )
         storage = open_storage(self.root)
         previous = {ref.shard: ref for ref in self.base}
-        manifests = [ack.manifest or manifest_of(previous[ack.shard], storage) for ack in acks]
+        manifests = [ack.manifest or needed_manifest(previous[ack.shard], storage) for ack in acks]
         check_whole(manifests, self.max_parallelism)
         outputs = tuple(file for ack in acks for file in (ack.output, ack.late) if file is not None)
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)

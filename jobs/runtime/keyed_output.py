@@ -20,7 +20,8 @@ from pyspark.sql.types import StructType
 from jobs.runtime.interval_task import work_folder
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import read_log
-from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CairnError, CorruptFile, NotFound, StateUnusable, StorageUnavailable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile
@@ -92,6 +93,22 @@ class _OutputReader(DataSourceReader):
         if not isinstance(partition, _File):
             return  # Spark asks once, with nothing, when there are no partitions
         with work_folder("output-") as work:
-            local = work / "file.parquet"
-            open_storage(self._root).download(partition.handle, local)
+            local, storage = work / "file.parquet", open_storage(self._root)
+            try:
+                storage.download(partition.handle, local)
+            except NotFound as error:
+                raise _gone(partition.handle, storage) from error
             yield from pq.ParquetFile(local).iter_batches(batch_size=10_000)
+
+
+def _gone(handle: Handle, storage: Storage) -> CairnError:
+    """Why a file that was current when the query was planned is not there: rows of two results of an interval are never mixed,
+    so a query that a re-run overtook fails as a whole."""
+    current = read_log(storage).current_outputs().values()
+    if any(file.handle == handle for _, files in current for file in files):
+        return CorruptFile(
+            f"{handle.path} is missing from {storage.url}; put it back from a copy, or run its interval again"
+        )
+    return StorageUnavailable(
+        f"{handle.path} of {storage.url} was replaced by a re-run while this query ran; query again"
+    )

@@ -42,7 +42,7 @@ from state_backend.formats.canonical import read_tables, state_schema, timers_sc
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
+from state_backend.manifest import needed_manifest
 from state_backend.restore import restore_shard
 from state_backend.state.entries import StoredEntry, read_entries, read_timers
 from state_backend.state.verify import verify_shard
@@ -218,7 +218,7 @@ class _StateReader(DataSourceReader):
             if self._state == CHECK:
                 yield _batch(list(_findings(partition, storage, work)), arrow)
                 return
-            manifest = manifest_of(partition.ref, storage)
+            manifest = needed_manifest(partition.ref, storage)
             restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", EngineOptions())
             try:
                 rows: list[tuple[Any, ...]] = []
@@ -264,7 +264,7 @@ def _findings(partition: _Shard, storage: Any, work: Any) -> Iterator[tuple[Any,
 
     shard, pid = partition.ref.shard, os.getpid()
     try:
-        manifest = manifest_of(partition.ref, storage)
+        manifest = needed_manifest(partition.ref, storage)
         restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", EngineOptions())
     except StateUnusable as error:
         yield shard, 0, pid, str(error)

@@ -21,7 +21,7 @@ from state_backend.canonical import write_canonical
 from state_backend.checkpoint.savepoints import remove_leftovers
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
+from state_backend.manifest import needed_manifest
 from state_backend.ports.storage import Storage
 from state_backend.restore import restore_shard
 from state_backend.snapshot import take_snapshot
@@ -57,7 +57,7 @@ class SavepointTask:
             pass
         source, destination = open_storage(self.root), open_storage(self.destination)
         started_ns = time.monotonic_ns()
-        manifest = manifest_of(self.content.shards[shard], source)
+        manifest = needed_manifest(self.content.shards[shard], source)
         written: ShardManifest | None = None
         files: tuple[CanonicalFile, ...] = ()
         with rare_garbage_collection(), work_folder(f"savepoint-{shard}-") as work:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from state_backend.checkpoint.lineage import is_forgiven, plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.retention import RetentionPolicy, plan_retention
-from state_backend.values.errors import BaseMoved, CairnError, Fenced, Swept
+from state_backend.formats import paths
+from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept
 from state_backend.values.records import Content, Prepared, Record, RunRef, SweepRecord, Tombstone
 
 
@@ -44,8 +45,14 @@ class Adopted:
 def plan_commit(
     log: Log, prepared: Prepared, policy: RetentionPolicy, protected: frozenset[int] = frozenset()
 ) -> Create | AlreadyCommitted | Adopted:
-    """What to do next. Raises Swept, Fenced (the caller deletes the attempt's files), or BaseMoved."""
+    """What to do next. Raises Swept, Fenced (the caller deletes the attempt's files), BaseMoved, or CorruptRecord for a log that
+    lost its newest record since the attempt began."""
     content = prepared.content
+    if log.head_id < prepared.h0:
+        raise CorruptRecord(
+            f"{paths.record(prepared.h0)} is missing: {_who(content)} began after it, but the log ends at {log.head_id}; nothing is "
+            "committed, put the record back from a copy"
+        )
     mine = log.of_attempt(content.attempt)
     if mine is not None:
         return AlreadyCommitted(id=mine.id)

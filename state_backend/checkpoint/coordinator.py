@@ -21,7 +21,7 @@ from typing import Literal
 
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.log import Log, descriptors_hash, outputs_of, read_log, vouched_base_of
+from state_backend.checkpoint.log import Log, check_end_of_log, descriptors_hash, outputs_of, read_log, vouched_base_of
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
@@ -30,6 +30,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
+    CorruptRecord,
     Fenced,
     NotFound,
     PreconditionFailed,
@@ -119,8 +120,10 @@ class Coordinator:
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
     ) -> Begun:
-        """Picks the base. Nothing durable. Raises as ``plan_base``, and UsageError if ``start`` is not the recorded one."""
+        """Picks the base. Nothing durable. Raises as ``plan_base``; UsageError if ``start`` is not the recorded one;
+        CorruptRecord for a log that can't be read, or that marks of a later checkpoint show to have lost its end."""
         now = self.log()
+        check_end_of_log(self._storage, now.head_id)
         self._check_start(now, pipeline_start_ms)
         base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
         return Begun(attempt=attempt, h0=now.head_id, base=base)
@@ -173,7 +176,10 @@ class Coordinator:
             raise StateUnusable(
                 f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again"
             ) from None
-        return record_codec.decode(data, path, Prepared)
+        prepared = record_codec.decode(data, path, Prepared)
+        if prepared.content.attempt != attempt:
+            raise CorruptRecord(f"{path}: it says that it is of attempt {prepared.content.attempt}")
+        return prepared
 
     # --- commit --------------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,9 @@ class Log:
             return {}
         head = self.entries[self.head_id]
         if isinstance(head, Tombstone):
-            raise CorruptRecord(f"{paths.record(head.id)}: the newest record is a tombstone; a newer one is missing")
+            raise CorruptRecord(
+                f"{paths.record(head.id + 1)} is missing: {paths.record(head.id)} is a tombstone, which the newest record never is"
+            )
         return {r.id: r for r in head.retained}
 
     def completed(self) -> list[Record]:
@@ -160,6 +162,19 @@ def descriptors_hash(content: Content) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def check_end_of_log(storage: Storage, head_id: int) -> None:
+    """A newest record that was lost leaves no hole, and what it replaced or made stale would count again. Publishing marks
+    that speak of it give it away: CorruptRecord."""
+    for info in storage.list(paths.PUBLISHED):
+        spoken_of = paths.published_id(info.path) or 0
+        # A look at the record itself: it may have been committed since the log was read.
+        if spoken_of > head_id and storage.stat(paths.record(spoken_of)) is None:
+            raise CorruptRecord(
+                f"{paths.record(spoken_of)} is missing: {info.path} speaks of it, but the log ends at {head_id}; put the record "
+                "back from a copy"
+            )
+
+
 _READ_ROUNDS = 10
 
 
@@ -171,7 +186,12 @@ def read_log(storage: Storage) -> Log:
     again, until what it saw fits together.
     """
     for attempt in range(_READ_ROUNDS):
-        log = _read_once(storage)
+        try:
+            log = _read_once(storage)
+        except CorruptRecord as error:
+            raise CorruptRecord(
+                f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
+            ) from error
         try:
             log.completed()
         except CorruptRecord:
@@ -215,5 +235,7 @@ def _read_once(storage: Storage) -> Log:
     quarantined = {}
     for info in storage.list(paths.QUARANTINE):
         mark = record_codec.decode(storage.read(info.path), info.path, Quarantine)
+        if paths.quarantine(mark.id) != info.path:
+            raise CorruptRecord(f"{info.path}: it says that it is of checkpoint {mark.id}")
         quarantined[mark.id] = mark
     return Log(entries, quarantined)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
+from state_backend.manifest import manifest_of, needed_manifest
 from state_backend.ports.storage import Storage
 from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
 from state_backend.values.errors import (
@@ -76,7 +76,7 @@ def _problem(savepoint: Savepoint) -> str | None:
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
     """The manifest of a native savepoint's shard. CorruptRecord if it is not that shard's, or names a file elsewhere."""
     content = savepoint.content
-    manifest = manifest_of(content.shards[shard], storage)
+    manifest = needed_manifest(content.shards[shard], storage)
     where = f"{storage.url}, manifest of shard {shard}"
     if manifest.shard != shard or manifest.key_groups != range_of(shard, content.parallelism, content.max_parallelism):
         raise CorruptRecord(f"{where}: it is of shard {manifest.shard}, {manifest.key_groups}")

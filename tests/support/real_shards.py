@@ -14,7 +14,7 @@ from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
+from state_backend.manifest import needed_manifest
 from state_backend.ports.storage import Storage
 from state_backend.restore import restore_shard
 from state_backend.snapshot import ChangelogOptions, append_segment, record_changes, take_snapshot
@@ -66,7 +66,7 @@ class RealPipeline:
         begun = self.coordinator.begin(
             interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
         )
-        base = [manifest_of(ref, self.storage) for ref in begun.base.content.shards] if begun.base else []
+        base = [needed_manifest(ref, self.storage) for ref in begun.base.content.shards] if begun.base else []
         work = self.root / "work" / attempt
         manifests = []
         for shard in range(PARALLELISM):

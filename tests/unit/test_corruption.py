@@ -1,0 +1,317 @@
+"""Every kind of durable file, damaged in every way: whoever needs it refuses and names it, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.runtime.keyed_output import _File, _OutputReader
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.savepoints import check_unclaimed, claim_savepoint
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
+from state_backend.values.records import Claim
+from state_backend.verify import offering_sound, verify_pipeline
+from tests.support.checkpoints import PIPELINE, day
+from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
+from tests.support.real_shards import RealPipeline
+
+OTHER = "other savepoint"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Days 1 to 5, the last one of a changelog; 1 and 2 are dropped, a sweep is in the log, two marks of quarantine on what nothing
+    descends from; two prepared attempts; two savepoints of each format, and claimed ones."""
+    root = tmp_path_factory.mktemp("original")
+    made = RealPipeline(root, policy=KeepLast(5))
+    for n in (1, 2, 3, 4, 5):
+        made.prepare(n, f"a{n}", values_of(n), mode="changelog" if n == 5 else "incremental")
+        made.coordinator.commit(f"a{n}")
+        made.coordinator.publish(None)
+    made.storage.create(paths.shared("crashed", 0, 0, 0, "sst"), b"x")
+    sweep(made.storage, PIPELINE, now_ms=FAR_MS)
+    made = RealPipeline(root, policy=KeepLast(6))
+    for n in (7, 8):  # dead ends: day 2 was made from the first try of day 1
+        made.run(1, f"again{n}", values_of(1))
+        made.coordinator.quarantine(n, "a test says so")
+    for attempt in ("waiting", "another"):
+        made.prepare(6, attempt, values_of(6), mode="changelog")
+    for format in ("native", "canonical"):
+        for name in (SAVED, OTHER):
+            folders = {HOME: made.storage, SAVED: LocalStorage(root / format / name)}
+            take(Try(folders, root, "take"), format)  # type: ignore[arg-type]
+    claim_savepoint(LocalStorage(root / "native" / OTHER), Claim(savepoint="s", owner="file:///theirs", attempt="a"))
+    return root
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "root"))
+
+
+# --- what is done to a file ---------------------------------------------------------------------------------------------------------
+
+
+def flip(file: Path, _: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def truncate(file: Path, _: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def empty(file: Path, _: Path) -> None:
+    file.write_bytes(b"")
+
+
+def remove(file: Path, _: Path) -> None:
+    file.unlink()
+
+
+def swap(file: Path, other: Path) -> None:
+    mine, theirs = file.read_bytes(), other.read_bytes()
+    assert mine != theirs
+    file.write_bytes(theirs)
+    other.write_bytes(mine)
+
+
+DAMAGES = (flip, truncate, empty, remove, swap)
+
+
+# --- who needs it -------------------------------------------------------------------------------------------------------------------
+
+
+def process(root: Path) -> None:
+    """What the next interval does: begin, restore, capture, prepare."""
+    RealPipeline(root, policy=KeepLast(6)).prepare(6, "next", values_of(6))
+
+
+def commit(root: Path) -> None:
+    Coordinator(LocalStorage(root / PIPELINE), PIPELINE).commit("waiting")
+
+
+def read_output(root: Path) -> None:
+    (_, files) = read_log(LocalStorage(root / PIPELINE)).current_outputs()[day(5)]
+    reader = _OutputReader(str(root / PIPELINE), list(files))
+    for file in files:
+        list(reader.read(_File(file.handle)))
+
+
+def sweep_all(root: Path) -> None:
+    sweep(LocalStorage(root / PIPELINE), PIPELINE, now_ms=FAR_MS, min_age=timedelta(0))
+
+
+def restore_saved(format: str) -> Callable[[Path], None]:
+    def into_new(root: Path) -> None:
+        source = LocalStorage(root / format / SAVED)
+        restore(Try({SAVED: source, NEW: LocalStorage(root / NEW)}, root, "new"), "NO_CLAIM")
+
+    return into_new
+
+
+def look_at_claim(root: Path) -> None:
+    check_unclaimed(LocalStorage(root / "native" / OTHER), "file:///ours")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """``path`` and ``other``: patterns of a file and of one to change places with, below the root. ``refuse``: who needs it.
+    ``told``: the ways to damage it that can be told; what the others mean is in docs/cli.md. ``verified``: whether ``verify``
+    looks at it. ``names``: what an error may tell instead: the record of another savepoint is whole, but its files are not here."""
+
+    path: str
+    other: str
+    refuse: tuple[Callable[[Path], None], ...]
+    told: tuple[Callable[[Path, Path], None], ...] = DAMAGES
+    verified: bool = True
+    names: str = ""
+
+
+HERE, LOG = f"{PIPELINE}/", (process, commit, sweep_all)
+KINDS = {
+    "base's record": Kind(path=HERE + paths.record(5), other=HERE + paths.record(4), refuse=LOG),
+    "record": Kind(path=HERE + paths.record(4), other=HERE + paths.record(3), refuse=LOG),
+    "newest record": Kind(path=HERE + paths.record(8), other=HERE + paths.record(5), refuse=LOG),
+    "tombstone": Kind(path=HERE + paths.record(1), other=HERE + paths.record(2), refuse=LOG),
+    "sweep record": Kind(path=HERE + paths.record(6), other=HERE + paths.record(5), refuse=LOG),
+    "prepared": Kind(path=HERE + paths.prepared("waiting"), other=HERE + paths.prepared("another"), refuse=(commit,)),
+    "manifest": Kind(
+        path=HERE + paths.shared("a5", 0, 0, 0, "manifest"),
+        other=HERE + paths.shared("a5", 1, 0, 0, "manifest"),
+        refuse=(process, sweep_all),
+    ),
+    "sst": Kind(
+        path=HERE + paths.shared("a4", 1, 1, 0, "sst"),
+        other=HERE + paths.shared("a3", 1, 1, 0, "sst"),
+        refuse=(process,),
+    ),
+    "segment": Kind(
+        path=HERE + paths.shared("a5", 0, 0, 0, "log"),
+        other=HERE + paths.shared("a5", 1, 1, 0, "log"),
+        refuse=(process,),
+    ),
+    "output": Kind(
+        path=HERE + paths.output(day(5), "a5", 0, 0),
+        other=HERE + paths.output(day(4), "a4", 0, 0),
+        refuse=(read_output,),
+    ),
+    "quarantine mark": Kind(
+        path=HERE + paths.quarantine(7),
+        other=HERE + paths.quarantine(8),
+        refuse=LOG,
+        told=(flip, truncate, empty, swap),
+    ),
+    # Its content is for people: that it is there is what counts.
+    "published mark": Kind(
+        path=HERE + paths.published(day(4), 4),
+        other=HERE + paths.published(day(5), 5),
+        refuse=(),
+        told=(flip, truncate, empty, swap),
+    ),
+    "savepoint record": Kind(
+        path=f"native/{SAVED}/{paths.SAVEPOINT_RECORD}",
+        other=f"native/{OTHER}/{paths.SAVEPOINT_RECORD}",
+        refuse=(restore_saved("native"),),
+        verified=False,
+        names=r"(sst|parquet)' of .* No such file",
+    ),
+    "savepoint's sst": Kind(
+        path=f"native/{SAVED}/shared/*/0-*.sst",
+        other=f"native/{SAVED}/shared/*/1-*.sst",
+        refuse=(restore_saved("native"),),
+        verified=False,
+    ),
+    "canonical record": Kind(
+        path=f"canonical/{SAVED}/{paths.SAVEPOINT_RECORD}",
+        other=f"canonical/{OTHER}/{paths.SAVEPOINT_RECORD}",
+        refuse=(restore_saved("canonical"),),
+        verified=False,
+        names=r"(sst|parquet)' of .* No such file",
+    ),
+    "canonical file": Kind(
+        path=f"canonical/{SAVED}/*/state-value/00000-*.parquet",
+        other=f"canonical/{SAVED}/*/state-value/00001-*.parquet",
+        refuse=(restore_saved("canonical"),),
+        verified=False,
+    ),
+    "claim": Kind(
+        path=f"native/{OTHER}/{paths.CLAIM}",
+        other=f"native/{OTHER}/{paths.SAVEPOINT_RECORD}",
+        refuse=(look_at_claim,),
+        told=(flip, truncate, empty, swap),
+        verified=False,
+    ),
+}
+CASES = [
+    pytest.param(kind, damage, id=f"{name}, {damage.__name__}") for name, kind in KINDS.items() for damage in kind.told
+]
+
+
+@pytest.mark.parametrize(("kind", "damage"), CASES)
+def test_a_damaged_file_is_named_by_whoever_needs_it(root: Path, kind: Kind, damage: Any) -> None:
+    """F41, F50, F65, S5, S32: begin, restore, commit, sweep and reading refuse, and nothing is deleted; a deep ``verify`` names it
+    too. Of two files that changed places either may be named."""
+    file, other = next(root.glob(kind.path)), next(root.glob(kind.other))
+    damage(file, other)
+    before = {path for path in root.rglob("*") if path.is_file()}
+    for need in kind.refuse:
+        with pytest.raises((StateUnusable, UsageError)) as raised:
+            need(root)
+        said = str(raised.value)
+        named = any(f.name in said and f.parent.name in said for f in (file, other))
+        assert named or (damage is swap and kind.names and re.search(kind.names, said)), said
+    assert all(path.exists() for path in before)
+    if kind.verified and (kind.refuse != (commit,) or damage is not remove):  # an attempt may not have got so far
+        (root / "deep").mkdir()
+        found = verify_pipeline(LocalStorage(root / PIPELINE), work=root / "deep")
+        told = [*found.findings, *(f for c in found.checkpoints for f in c.findings)]
+        assert any(file.relative_to(root / PIPELINE).as_posix() in f for f in told), told
+
+
+@pytest.mark.parametrize(("kind", "damage"), CASES)
+def test_no_damage_is_answered_with_other_state(root: Path, kind: Kind, damage: Any) -> None:
+    """F50: the next interval makes exactly what it makes of the whole folder, or an error."""
+    whole = RealPipeline(root, policy=KeepLast(6)).prepare(6, "whole", values_of(6)).content.digest
+    damage(next(root.glob(kind.path)), next(root.glob(kind.other)))
+    made = RealPipeline(root, policy=KeepLast(6))
+    try:
+        found = made.prepare(6, "next", values_of(6)).content.digest
+    except CairnError as error:
+        assert isinstance(error, CorruptFile)
+        return
+    assert found == whole
+
+
+def test_an_output_that_a_re_run_took_away_is_no_damage(root: Path) -> None:
+    """A query that was planned before: it fails as a whole and says to ask again, it does not show rows of two results."""
+    made = RealPipeline(root, policy=KeepLast(1))
+    (_, files) = read_log(made.storage).current_outputs()[day(5)]
+    reader = _OutputReader(str(root / PIPELINE), list(files))
+    made.run(5, "again5", {"a": 50})
+    with pytest.raises(CairnError, match="replaced by a re-run while this query ran; query again"):
+        list(reader.read(_File(files[0].handle)))
+
+
+# --- what can be restored instead ---------------------------------------------------------------------------------------------------
+
+
+def refused(root: Path) -> str:
+    made = RealPipeline(root, policy=KeepLast(6))
+    base = read_log(made.storage).entries[5]
+    with pytest.raises(CorruptFile) as raised, offering_sound(made.storage, base):  # type: ignore[arg-type]
+        process(root)
+    return str(raised.value)
+
+
+def test_the_newest_checkpoint_that_verifies_is_offered(root: Path) -> None:
+    """With the command that goes back to it; each damaged one makes the next older the newest."""
+    segment = root / PIPELINE / paths.shared("a5", 0, 0, 0, "log")
+    segment.unlink()
+    said = refused(root)
+    assert segment.name in said
+    assert "by its metadata, is 4, the state at 2024-01-05T00:00:00Z" in said
+    assert "--from-date 2024-01-05T00:00:00Z --to-date 2024-01-05T00:00:00Z" in said
+    (root / PIPELINE / paths.shared("a4", 0, 0, 0, "manifest")).unlink()
+    said = refused(root)
+    assert "by its metadata, is 3, the state at 2024-01-04T00:00:00Z" in said
+    assert "--from-date 2024-01-04T00:00:00Z --to-date 2024-01-05T00:00:00Z" in said
+    for file in (root / PIPELINE / "shared").rglob("*.manifest"):
+        file.unlink()
+    said = refused(root)
+    assert "No earlier checkpoint verifies" in said
+    assert "--from-date 2024-01-01T00:00:00Z" in said
+
+
+def test_going_back_to_the_one_that_is_offered_mends_it(root: Path) -> None:
+    """What the command does: the days after it are run again, and the next one starts from what they made."""
+    made = RealPipeline(root, policy=KeepLast(6))
+    whole = made.prepare(6, "whole", values_of(6)).content.digest
+    (root / PIPELINE / paths.shared("a5", 0, 0, 0, "log")).unlink()
+    with pytest.raises(CorruptFile):
+        process(root)
+    made.prepare(5, "mended", values_of(5))
+    made.coordinator.commit("mended")
+    assert made.prepare(6, "next", values_of(6)).content.digest == whole
+
+
+def test_a_log_that_lost_its_end_commits_nothing(root: Path) -> None:
+    """Also without a mark that speaks of the lost record: the attempt knows what it began after."""
+    (root / PIPELINE / paths.record(8)).unlink()
+    for mark in (root / PIPELINE / "published").rglob("*.json"):
+        mark.unlink()
+    with pytest.raises(CorruptRecord, match=paths.record(8)):
+        commit(root)
