@@ -83,29 +83,22 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
 
 def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import coordinator_of
-    from jobs.savepoint import take_savepoint
+    from jobs.savepoint import check_destination, consolidate_checkpoint, describe_savepoint, take_savepoint
     from jobs.spark import connect
 
     pipeline = load_pipeline(options.pipeline)
+    folder = join_url(options.root, pipeline.name)
     record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
+    check_destination(folder, options.to, options.format)
     spark = connect(options.spark, f"cairn {pipeline.name} savepoint", shared_as=f"{pipeline.name}/savepoint")
-    savepoint = take_savepoint(
-        spark, pipeline, join_url(options.root, pipeline.name), record, options.to, options.format
-    )
-    manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
-    files = sum(len(m.files) for m in manifests) + len(savepoint.files)
-    size_bytes = sum(m.size_bytes for m in manifests) + sum(f.handle.size_bytes for f in savepoint.files)
+    if options.consolidate:
+        record = consolidate_checkpoint(spark, pipeline, options.root, record)
+    said = describe_savepoint(take_savepoint(spark, pipeline, folder, record, options.to, options.format), options.to)
     log.info(
         "%s savepoint of checkpoint %d: %d files, %d bytes in %s",
-        *(savepoint.format, record.id, files, size_bytes, options.to),
+        *(said["format"], record.id, said["files"], said["bytes"], options.to),
     )
-    return {
-        "savepoint": options.to,
-        "format": savepoint.format,
-        "checkpoint": record.id,
-        "files": files,
-        "bytes": size_bytes,
-    }
+    return said
 
 
 def _restore(options: argparse.Namespace) -> dict[str, Any]:
@@ -204,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     savepoint.add_argument("--checkpoint", default="latest")
     savepoint.add_argument("--to", required=True)
     savepoint.add_argument("--format", default="native")
+    savepoint.add_argument("--consolidate", action="store_true")
     restore = command("restore", _restore)
     restore.add_argument("--savepoint", required=True)
     restore.add_argument("--claim", default="NO_CLAIM")

@@ -1,26 +1,32 @@
-"""Taking a savepoint of a committed checkpoint."""
+"""Taking a savepoint of a committed checkpoint, and consolidating the checkpoint itself first."""
 
 from __future__ import annotations
 
+import logging
 import uuid
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from jobs.run_interval import coordinator_of
+from jobs.runtime.consolidation_task import ConsolidationTask
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.keyed_state import KeyedState
 from jobs.runtime.routing import ticks
 from jobs.runtime.savepoint_task import SavepointTask
 from jobs.runtime.shipping import ship
-from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
 from state_backend.values.errors import UsageError
-from state_backend.values.records import Record, Savepoint
+from state_backend.values.records import Record, RunRef, Savepoint
 from state_backend.verify import offering_sound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from jobs.pipeline import Pipeline
+
+log = logging.getLogger("cairn")
 
 FORMATS = ("native", "canonical")
 
@@ -41,16 +47,14 @@ def take_savepoint(
 
     Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; UsageError for a folder in use.
     """
-    if format not in FORMATS:
-        raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
-    destination = open_storage(to)
+    check_destination(pipeline_root, to, format)
+    destination, content = open_storage(to), record.content
     if destination.stat(paths.SAVEPOINT_RECORD) is not None:
         there = read_savepoint(destination)
-        if (there.content.attempt, there.format) == (record.content.attempt, format):
+        if (there.content.attempt, there.format) == (content.attempt, format):
             remove_leftovers(destination, there)
             return there
-        raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
-    content = record.content
+        check_free(to)
     task = SavepointTask(
         root=pipeline_root,
         destination=to,
@@ -65,9 +69,86 @@ def take_savepoint(
     return read_savepoint(destination)
 
 
-def _run(spark: SparkSession, task: SavepointTask) -> None:
-    """All shards, up to the record."""
+def check_destination(pipeline_root: str, to: str, format: str) -> None:
+    """UsageError if savepoints can't be written there: inside the pipeline's own folder one would not outlive the pipeline, and no
+    sweep would know it."""
+    if format not in FORMATS:
+        raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
+    destination, owner = open_storage(to), open_storage(pipeline_root)
+    if f"{destination.url.rstrip('/')}/".startswith(f"{owner.url.rstrip('/')}/"):
+        raise UsageError(
+            f"{to} lies inside the pipeline's own folder {owner.url}; choose one elsewhere, so that the savepoint outlives it"
+        )
+
+
+def check_free(to: str) -> None:
+    """UsageError if a savepoint lies there already."""
+    if open_storage(to).stat(paths.SAVEPOINT_RECORD) is not None:
+        raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
+
+
+def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, record: Record) -> Record:
+    """Puts an equal checkpoint in the place of this one, whose shards are rewritten without what is obsolete; returns its record,
+    or ``record`` if there was nothing to rewrite. It inherits what made the old one stale. The old one goes with the commit
+    after it, since an interval that started from it may be under way.
+
+    Only intervals that begin after it start from the rewritten files.
+
+    Raises: UsageError if a re-run of the interval has taken the checkpoint's place already, Fenced if one does so meanwhile.
+    """
+    coordinator = coordinator_of(pipeline, root)
+    now = coordinator.log()
+    if record.id not in now.retained or is_superseded(now, record):
+        raise UsageError(
+            f"checkpoint {record.id} of {pipeline.name!r} was dropped, or another run of {record.content.interval} took its "
+            "place: consolidated it would be the newest again; leave consolidate out, or choose the newest one"
+        )
+    earlier = [c for c in now.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
+    if earlier and now.quarantine_above(earlier[-1].id) is None:
+        return earlier[-1]  # a try before this one got so far
+    attempt = str(uuid.uuid4())
+    task = ConsolidationTask(
+        root=join_url(root, pipeline.name),
+        attempt=attempt,
+        h0=now.head_id,
+        checkpoint_id=record.id,
+        content=record.content,
+        run=RunRef(run_id=f"consolidate__{attempt}", clear_number=0, try_number=1),
+        engine=pipeline.engine,
+    )
+    _run(spark, task)
+    if all(prepared.content.attempt != attempt for prepared in coordinator.prepared()):
+        log.info("%s: checkpoint %d has nothing to consolidate", pipeline.name, record.id)
+        return record
+    consolidated = coordinator.commit(attempt).record
+    coordinator.clean_up()
+    if consolidated is None:
+        raise UsageError(f"the consolidation of checkpoint {record.id} was dropped by retention at once; leave it out")
+    before, after = record.content.totals, consolidated.content.totals
+    log.info(
+        "%s: checkpoint %d is checkpoint %d consolidated: %d files with %d bytes instead of %d with %d",
+        *(pipeline.name, consolidated.id, record.id),
+        *(after.state_files, after.state_bytes, before.state_files, before.state_bytes),
+    )
+    return consolidated
+
+
+def describe_savepoint(savepoint: Savepoint, to: str) -> dict[str, Any]:
+    """What there is to say of one that was just taken, as JSON values."""
+    manifests = [ref.inline for ref in savepoint.content.shards if ref.inline is not None]
+    return {
+        "savepoint": to,
+        "format": savepoint.format,
+        "checkpoint": savepoint.checkpoint_id,
+        "files": sum(len(m.files) for m in manifests) + len(savepoint.files),
+        "bytes": sum(m.size_bytes for m in manifests) + sum(f.handle.size_bytes for f in savepoint.files),
+    }
+
+
+def _run(spark: SparkSession, task: SavepointTask | ConsolidationTask) -> None:
+    """All shards, and what is made of them."""
+    content = task.content
     spark.dataSource.register(KeyedState)
-    shards = ticks(spark, parallelism=task.content.parallelism, max_parallelism=task.content.max_parallelism)
+    shards = ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism)
     with first_cause():
         shards.write.format("keyed_state").mode("append").option("task", ship(task, None)).save()

@@ -163,5 +163,6 @@ class RestoreTask:
             totals=totals,
             durations_us={"restore": max(a.duration_us for a in acks)},
             worker_pids=tuple(a.pid for a in acks),
+            restored_from=self.savepoint.savepoint,
         )
         Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))

@@ -29,6 +29,7 @@ def stateful_pipeline(
     savepoints: str | None = None,
     expectations_every: timedelta | None = None,
     savepoint_every: timedelta | None = timedelta(days=7),
+    consolidate: bool = False,
     pipeline_name: str | None = None,
     spark_conn_id: str = "cairn_spark",
     process: dict[str, Any] | None = None,
@@ -39,7 +40,8 @@ def stateful_pipeline(
 
     ``schedule`` has to give data intervals: `CronDataIntervalTimetable`. ``pipeline_name`` is the name in the `Pipeline`;
     ``dag_id`` if left out. Without ``docs_dir`` nothing is validated, without ``savepoints`` (a directory URL) none are
-    taken. ``process`` and ``checkpoint`` are further arguments of those tasks, ``dag_arguments`` of the DAG.
+    taken; with ``consolidate`` each of them first rewrites the checkpoint without what is obsolete. ``process`` and
+    ``checkpoint`` are further arguments of those tasks, ``dag_arguments`` of the DAG.
     """
     where: dict[str, Any] = {"pipeline": pipeline, "root": root, "spark_conn_id": spark_conn_id}
     permissions = {
@@ -92,6 +94,7 @@ def stateful_pipeline(
                 # With the id of the checkpoint: a re-run of the day is another savepoint, the user's one stays as it is.
                 to=f"{savepoints.rstrip('/')}/{{{{ data_interval_end | ds }}}}-{_CHECKPOINT}",
                 every=savepoint_every,
+                consolidate=consolidate,
                 retries=2,
                 retry_delay=timedelta(seconds=5),
                 **where,

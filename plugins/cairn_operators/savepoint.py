@@ -16,6 +16,7 @@ class SavepointOperator(DriverOperator):
     """Copies ``checkpoint`` to the new directory ``to``: self-contained, never deleted by the system.
 
     ``format``: "native" (compacted SSTs), or "canonical" (Parquet: read by any tool, restored at any max parallelism).
+    ``consolidate`` first rewrites the checkpoint itself without what is obsolete; intervals that begin afterwards start from that.
     ``every`` does so only for the intervals that end a whole number of it after the DAG's start date; None for all.
     """
 
@@ -28,6 +29,7 @@ class SavepointOperator(DriverOperator):
         to: str,
         format: Literal["native", "canonical"] = "native",
         every: timedelta | None = timedelta(days=7),
+        consolidate: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -35,11 +37,11 @@ class SavepointOperator(DriverOperator):
         self.checkpoint = checkpoint
         self.to = to
         self.every = every
+        self.consolidate = consolidate
 
     def execute(self, context: Any) -> dict[str, Any]:
         _, end = data_interval(context)
         if not is_due(end, context["dag"].start_date, self.every):
             raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
-        return self.run_driver(
-            "savepoint", "--checkpoint", str(self.checkpoint), "--to", self.to, "--format", self.format
-        )
+        arguments = ["--checkpoint", str(self.checkpoint), "--to", self.to, "--format", self.format]
+        return self.run_driver("savepoint", *arguments, *(["--consolidate"] if self.consolidate else []))

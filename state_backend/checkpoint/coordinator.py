@@ -21,7 +21,15 @@ from typing import Literal
 
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.log import Log, check_end_of_log, descriptors_hash, outputs_of, read_log, vouched_base_of
+from state_backend.checkpoint.log import (
+    Log,
+    attempt_of,
+    check_end_of_log,
+    descriptors_hash,
+    outputs_of,
+    read_log,
+    vouched_base_of,
+)
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
@@ -180,6 +188,17 @@ class Coordinator:
         if prepared.content.attempt != attempt:
             raise CorruptRecord(f"{path}: it says that it is of attempt {prepared.content.attempt}")
         return prepared
+
+    def prepared(self) -> list[Prepared]:
+        """What lies prepared and is not committed: of attempts under way, and of some that were lost."""
+        committed = {attempt_of(entry) for entry in self.log().commits()}
+        files = [info.path for info in self._storage.list(paths.ATTEMPTS)]
+        found = []
+        for path in files:
+            if paths.attempt_of(path) not in committed:
+                with suppress(NotFound):  # fenced or swept meanwhile
+                    found.append(record_codec.decode(self._storage.read(path), path, Prepared))
+        return found
 
     # --- commit --------------------------------------------------------------------------------------------------------------
 

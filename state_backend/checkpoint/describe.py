@@ -79,6 +79,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "end": format_instant(content.interval.end),
         "base": content.base_id,
         "reproduces": record.reproduces,
+        "restored_from": content.restored_from,
         "attempt": content.attempt,
         "run": _plain(content.run),
         "permissions": _plain(content.permissions),

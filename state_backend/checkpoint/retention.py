@@ -65,10 +65,13 @@ def plan_retention(
 
     Never dropped: ``new``, which is the newest usable one since its base was checked, the one that reaches furthest in time
     (a re-run of an old day must not cost today's state), and ``protected``. Quarantined ones
-    and their descendants neither count nor stay, unless they are protected.
+    and their descendants neither count nor stay, unless they are protected. Nor does what a usable consolidation took the place
+    of, from the commit after that one on: until then an interval that started from it may be under way.
     """
     before = log.completed()
     usable = [c for c in [*before, new] if c is new or log.quarantine_above(c.id) is None]
+    replaced = {c.content.base_id for c in usable if c.content.kind == "consolidate" and c is not new}
+    usable = [c for c in usable if c.id not in replaced]
     latest = max(usable, key=lambda c: (c.content.interval.end, c.id))
     keep = {new.id, latest.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
     inherited = log.retained

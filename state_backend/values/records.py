@@ -219,6 +219,7 @@ class Content:
 
     ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase; ``code_hash`` is over the
     sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
+    ``restored_from``: the id of the savepoint whose state a ``restore`` record is.
     """
 
     kind: Kind
@@ -242,6 +243,7 @@ class Content:
     outputs: tuple[OutputFile, ...]
     durations_us: dict[str, int]
     worker_pids: tuple[int, ...]
+    restored_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
