@@ -237,7 +237,8 @@ class AirflowServer:
     """``with AirflowServer(repo_root, home=...) as airflow: airflow.client``. ``start`` alone does not wait until it is
     healthy: other things can start meanwhile, until ``wait_until_ready``.
 
-    ``home`` is AIRFLOW_HOME, for its database and logs; configuration, DAGs and plugins are always the repository's.
+    ``home`` is AIRFLOW_HOME, for its database and logs; configuration, DAGs and plugins are always the repository's. ``env`` is
+    what its components run with, and whoever calls its command line needs.
     """
 
     def __init__(
@@ -253,7 +254,7 @@ class AirflowServer:
         self.port = free_port(port)
         self.client = AirflowClient(f"http://127.0.0.1:{self.port}")
         self.processes = OwnedProcesses(log_dir or home / "logs" / "components")
-        self._env = {
+        self.env = {
             **os.environ,
             "AIRFLOW_HOME": str(home),
             "AIRFLOW_CONFIG": str(repo_root / "airflow.cfg"),
@@ -277,13 +278,13 @@ class AirflowServer:
     def start(self) -> None:
         """Creates or migrates the database (some seconds), starts the components."""
         migrate = [sys.executable, "-c", "from airflow.utils.db import initdb; initdb()"]
-        self.processes.start("database", migrate, env=self._env, cwd=self.repo_root)
+        self.processes.start("database", migrate, env=self.env, cwd=self.repo_root)
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
         for name, arguments in _COMPONENTS.items():
             command = [sys.executable, "-m", "airflow", *arguments]
-            self.processes.start(name, command, env=self._env, cwd=self.repo_root)
+            self.processes.start(name, command, env=self.env, cwd=self.repo_root)
 
     def wait_until_ready(self, timeout_s: float = 180) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -1,4 +1,6 @@
-"""``cairn``: what a pipeline's folder holds, whether it is sound, and the sweep. Needs neither Spark nor Airflow.
+"""``cairn``: what a pipeline's folder holds, whether it is sound, the sweep; savepoints, restores and forks.
+
+Needs neither Spark nor Airflow, but for taking and restoring savepoints, and for stopping a DAG.
 
 Exit codes: 0 all well, 1 something was found or can't be used, 2 the call is wrong, 3 the storage failed.
 """
@@ -7,11 +9,9 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.which_checkpoint import parse_checkpoint
+from jobs import moving_state
+from jobs.which_checkpoint import parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.describe import describe_checkpoint, describe_difference, describe_log
@@ -258,6 +259,11 @@ def sweep_(
     return 0
 
 
+app.command()(_exit_codes(moving_state.savepoint))
+app.command()(_exit_codes(moving_state.restore))
+app.command()(_exit_codes(moving_state.fork))
+
+
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -277,14 +283,6 @@ def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
         return [manifest_of(ref, storage) for ref in record.content.shards]
     except NotFound as error:
         raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}") from error
-
-
-def parse_duration(text: str) -> timedelta:
-    """``90s``, ``30m``, ``12h`` or ``3d``; UsageError otherwise."""
-    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if match is None:
-        raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
-    return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
 
 
 def _now_ms() -> int:

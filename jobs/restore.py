@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.run_interval import coordinator_of
 from jobs.runtime.first_cause import first_cause
@@ -14,18 +14,20 @@ from jobs.runtime.routing import ticks
 from jobs.runtime.shipping import ship
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.lineage import stale_marks
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
     claim_savepoint,
     delete_savepoint,
     read_claim,
     read_savepoint,
+    release_claim,
     remove_leftovers,
 )
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import UsageError
-from state_backend.values.intervals import to_ms
+from state_backend.values.errors import Fenced, UsageError
+from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Claim, Content, Record, RunRef, Savepoint
 
 if TYPE_CHECKING:
@@ -56,8 +58,7 @@ def restore_savepoint(
     Raises: UsageError for a savepoint that does not fit the pipeline or that another one has claimed; CorruptFile for one
     that is damaged or not what it records; Fenced if the interval is committed meanwhile. Nothing is committed then.
     """
-    if claim not in CLAIM_MODES:
-        raise UsageError(f"claim mode {claim!r} is not one of {', '.join(CLAIM_MODES)}")
+    _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
     owner = join_url(root, pipeline.name)
     if claim == "CLAIM" and (finished := _finish_claim(source, open_storage(owner).url, coordinator)) is not None:
@@ -69,7 +70,12 @@ def restore_savepoint(
     if claim == "CLAIM":
         claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
     _run(spark, task)
-    coordinator.commit(attempt)
+    try:
+        coordinator.commit(attempt)
+    except Fenced:
+        # It is sure that this attempt never counts, so the savepoint is anybody's again.
+        release_claim(source, attempt)
+        raise
     if claim == "CLAIM":
         delete_savepoint(source, savepoint)
     coordinator.clean_up()
@@ -94,6 +100,41 @@ def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Reco
         delete_savepoint(source, savepoint)
     remove_leftovers(source, None)
     return _committed(coordinator, earlier.attempt)
+
+
+def plan_restore_savepoint(
+    pipeline: Pipeline, root: str, savepoint_path: str, *, claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
+) -> dict[str, Any]:
+    """What ``restore_savepoint`` would do, as JSON values: ``discards`` are the checkpoints that no interval would start from any
+    more. Reads records only, and raises as that does before it begins."""
+    _check_mode(claim)
+    source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
+    owner = join_url(root, pipeline.name)
+    savepoint = read_savepoint(source)
+    check_unclaimed(source, open_storage(owner).url)
+    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()))
+    content, now = savepoint.content, coordinator.log()
+    stale = stale_marks(now, content, now.head_id + 1).keys()
+    replaced = {c.id for c in now.completed() if c.content.interval == content.interval}
+    return {
+        "dry_run": True,
+        "savepoint": savepoint_path,
+        "format": savepoint.format,
+        "of": {"pipeline": content.pipeline, "checkpoint": savepoint.checkpoint_id},
+        "end": format_instant(content.interval.end),
+        "entries": content.totals.entries,
+        "parallelism": task.parallelism,
+        "max_parallelism": task.max_parallelism,
+        "discards": [
+            {"id": c.id, "interval": str(c.content.interval)} for c in now.completed() if c.id in stale | replaced
+        ],
+        "deletes_savepoint": claim == "CLAIM",
+    }
+
+
+def _check_mode(claim: str) -> None:
+    if claim not in CLAIM_MODES:
+        raise UsageError(f"claim mode {claim!r} is not one of {', '.join(CLAIM_MODES)}")
 
 
 def _run(spark: SparkSession, task: RestoreTask) -> None:

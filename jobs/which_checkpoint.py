@@ -1,8 +1,9 @@
-"""How a person names a checkpoint: in options of Spark's reader and on the command line."""
+"""How a person names a checkpoint, in options of Spark's reader and on the command line, and a duration there."""
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from datetime import datetime, timedelta
 
 from state_backend.values.errors import UsageError
 
@@ -22,3 +23,11 @@ def parse_checkpoint(text: str) -> str | int | datetime:
     if instant.tzinfo is None:
         raise UsageError(f"checkpoint {text!r} has no time zone")
     return instant
+
+
+def parse_duration(text: str) -> timedelta:
+    """``90s``, ``30m``, ``12h`` or ``3d``; UsageError otherwise."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
+    return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})

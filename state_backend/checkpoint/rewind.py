@@ -186,12 +186,9 @@ def fork(
     Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
     """
     if _begun(into, attempt) is None:
-        if into.storage.url == source.url:
-            raise UsageError(f"{source.url} can't be forked into itself; go back with a rewind, or take another name")
-        content, manifests = _source(source, target, into.storage.url, permissions)
-        start_ms = content.pipeline_start_ms if pipeline_start_ms is None else pipeline_start_ms
-        begun = into.begin_restore(content, pipeline_start_ms=start_ms, attempt=attempt)
-        _check_free(into, content)
+        content = plan_fork(source, target, into, pipeline_start_ms=pipeline_start_ms, permissions=permissions)
+        _, manifests = _source(source, target, into.storage.url, permissions)
+        begun = into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
         # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
@@ -210,8 +207,28 @@ def fork(
             permissions=permissions,
             shards=write_manifests(taken, attempt, into.storage, task=task),
         )
-        into.prepare(Prepared(h0=begun.h0, content=replace(made, pipeline_start_ms=start_ms)))
+        saved = target.savepoint if isinstance(target, Savepoint) else None
+        into.prepare(Prepared(h0=begun.h0, content=replace(made, restored_from=saved)))
     return into.commit(attempt)
+
+
+def plan_fork(
+    source: Storage,
+    target: int | Savepoint,
+    into: Coordinator,
+    *,
+    pipeline_start_ms: int | None = None,
+    permissions: Permissions = Permissions(),  # noqa: B008
+) -> Content:
+    """What a fork would give to ``into``, with its start. Only reads; raises as ``fork`` does before it copies."""
+    if into.storage.url == source.url:
+        raise UsageError(f"{source.url} can't be forked into itself; go back with a rewind, or take another name")
+    content, _ = _source(source, target, into.storage.url, permissions)
+    if pipeline_start_ms is not None:
+        content = replace(content, pipeline_start_ms=pipeline_start_ms)
+    into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt="")
+    _check_free(into, content)
+    return content
 
 
 def as_restored(

@@ -10,6 +10,8 @@ CLAIM stops:
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of, needed_manifest
@@ -20,6 +22,7 @@ from state_backend.values.errors import (
     CorruptRecord,
     NotFound,
     PreconditionFailed,
+    RetryableError,
     UnknownOutcome,
     UsageError,
 )
@@ -128,6 +131,15 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
         storage.replace(paths.CLAIM, data, generation=info.generation)
     except (NotFound, PreconditionFailed) as error:
         raise UnknownOutcome(f"{storage.url}: another try claims it at the same time; try again: {error}") from error
+
+
+def release_claim(storage: Storage, attempt: str) -> None:
+    """Takes back the claim of an attempt that can never be committed; somebody's later claim stays. If that fails, the owner's next
+    CLAIM replaces it all the same."""
+    with suppress(PreconditionFailed, RetryableError):
+        info, claim = storage.stat(paths.CLAIM), read_claim(storage)
+        if info is not None and claim is not None and claim.attempt == attempt:
+            storage.delete(paths.CLAIM, generation=info.generation)
 
 
 def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:

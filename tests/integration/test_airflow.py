@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +19,10 @@ from benchmarks.airflow_server import AirflowServer
 from benchmarks.demo import DAG, FIRST_DAY, DriverKiller, pipeline_env
 from benchmarks.owned_process import command_line
 from benchmarks.spark_server import SparkConnectServer
+from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.savepoints import read_savepoint
 from tests.oracles.aircraft import expected, row_order
 from tests.support.reading import read_output, read_state
 
@@ -35,12 +40,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def airflow(data: Path) -> Iterator[AirflowServer]:
-    with SparkConnectServer(ROOT, log_dir=data / "logs") as spark:
-        env = pipeline_env(data, data / "flights", spark)
-        with AirflowServer(ROOT, home=data / "home", log_dir=data / "logs", env=env) as server:
-            server.wait_for_dag(DAG)
-            yield server
+def connect(data: Path) -> Iterator[SparkConnectServer]:
+    with SparkConnectServer(ROOT, log_dir=data / "logs") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
+    env = pipeline_env(data, data / "flights", connect)
+    with AirflowServer(ROOT, home=data / "home", log_dir=data / "logs", env=env) as server:
+        server.wait_for_dag(DAG)
+        yield server
 
 
 def day(number: int) -> str:
@@ -169,3 +179,52 @@ def test_a_run_without_date_is_refused(airflow: AirflowServer) -> None:
     run = airflow.client.trigger(DAG)["dag_run_id"]
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=60) == {run: "failed"}
     assert "this run has no data interval" in "\n".join(airflow.client.log(DAG, run, "process", 1))
+
+
+def test_stopping_with_a_savepoint_loses_no_interval(
+    airflow: AirflowServer, data: Path, connect: SparkConnectServer
+) -> None:
+    """F47, F76: `cairn savepoint --stop` while an interval is under way: the DAG is paused, the interval ends and is committed, the
+    savepoint has it. Unpaused, the run's own `checkpoint` finds that done, and the run succeeds."""
+    airflow.client.backfill(DAG, day(5), day(5))
+    run = run_of(airflow, 5)
+    wait_until(lambda: drivers(airflow), 60, "a driver runs")
+    (driver, *_) = drivers(airflow)
+    os.kill(driver, signal.SIGSTOP)  # so that it ends after the pause, however fast the machine is
+    folder = data / "stopped"
+    where = ["--root", f"file://{data}/state", "--code", "jobs.pipelines.aircraft:AIRCRAFT", "--spark", connect.url]
+    command = [sys.executable, "-m", "jobs.cli", "savepoint", *where, "--to", str(folder), "--stop", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, env=airflow.env, stdout=subprocess.PIPE, text=True) as stopping:
+        try:
+            wait_until(lambda: airflow.client.call("GET", f"/api/v2/dags/{DAG}")["is_paused"], 60, "the DAG is paused")
+        finally:
+            os.kill(driver, signal.SIGCONT)
+        said, _ = stopping.communicate(timeout=180)
+    assert stopping.returncode == 0
+    answer = json.loads(said)
+    assert (answer["committed"], answer["checkpoint"], answer["paused"]) == ([7], 7, DAG)
+    assert read_savepoint(LocalStorage(folder)).content.interval.start.isoformat() == day(5)
+    assert states(airflow, run)["process"] == "success" and states(airflow, run)["checkpoint"] != "success"
+    assert airflow.client.call("GET", f"/api/v2/dags/{DAG}")["is_paused"]
+
+    airflow.client.pause(DAG, False)
+    assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
+    assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == log_of(data).head_id == 7
+
+
+def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -> None:
+    """All that Airflow knows of the DAG is gone, its runs and XComs too; every file of the pipeline is there as it was."""
+
+    def files() -> dict[str, tuple[int, int]]:
+        found = [path.stat() for path in sorted((data / "state").rglob("*")) if path.is_file()]
+        names = [str(path) for path in sorted((data / "state").rglob("*")) if path.is_file()]
+        return dict(zip(names, [(f.st_size, f.st_mtime_ns) for f in found], strict=True))
+
+    before = files()
+    airflow.client.pause(DAG, True)
+    airflow.client.call("DELETE", f"/api/v2/dags/{DAG}")
+    # The DAG processor finds the file again, and makes a DAG without a past of it.
+    airflow.wait_for_dag(DAG)
+    assert airflow.client.dag_runs(DAG) == []
+    assert files() == before and len(before) > 50
+    assert log_of(data).head_id == 7

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from jobs import driver
+from jobs.cli import app
 from jobs.pipeline import Pipeline
 from jobs.restore import restore_savepoint
 from jobs.run_interval import coordinator_of, run_interval
@@ -308,3 +310,52 @@ def test_the_driver_takes_and_restores(spark: SparkSession, tmp_path: Path) -> N
     assert restored["checkpoint"] == 1 and restored["interval"] == str(day(0))
     refused = drive("restore", "new", "--savepoint", folder, "--claim", "STEAL")["error"]
     assert refused["type"] == "UsageError" and "STEAL" in refused["message"]
+
+
+def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path) -> None:
+    """`cairn savepoint` with its dry run and --consolidate after two intervals of changelog: the pipeline's own checkpoint has no
+    segments any more and the same digest; `cairn restore` into another root says what it would do, does it, and deletes."""
+    root, folder = tmp_path / "root", str(tmp_path / "savepoint")
+    for n in range(3):
+        before = run_interval(spark, counting(), day(n), str(root), "changelog" if n else "incremental")
+    assert any(ref.inline.segments for ref in before.content.shards if ref.inline)
+    code = ["--code", "tests.support.counting:COUNTING", "--json"]
+
+    def cairn(*arguments: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, [*arguments, *code])
+        assert result.exit_code == 0, result.output
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
+    take = ["savepoint", "--root", str(root), "--to", folder, "--consolidate", "--spark", "local[2]"]
+    planned = cairn(*take, "--dry-run")
+    assert (planned["checkpoint"], planned["entries"]) == (3, before.content.totals.entries)
+    assert not Path(folder).exists() and coordinator_of(counting(), str(root)).log().head_id == 3
+    taken = cairn(*take)
+    assert (taken["checkpoint"], taken["paused"], taken["committed"]) == (4, None, [])
+    made = coordinator_of(counting(), str(root)).record(4)
+    assert (made.content.kind, made.content.digest) == ("consolidate", before.content.digest)
+    assert not any(ref.inline.segments for ref in made.content.shards if ref.inline)
+    assert validate_checkpoint(spark, counting(), str(root), made).success
+    again = CliRunner().invoke(app, [*take, *code])
+    assert again.exit_code == 2 and "holds a savepoint already" in again.output
+
+    back = [
+        "restore",
+        "--root",
+        str(tmp_path / "new"),
+        "--savepoint",
+        folder,
+        "--claim",
+        "CLAIM",
+        "--spark",
+        "local[2]",
+    ]
+    planned = cairn(*back, "--dry-run")
+    assert (planned["discards"], planned["deletes_savepoint"]) == ([], True)
+    assert planned["of"] == {"pipeline": "counting", "checkpoint": 4}
+    restored = cairn(*back)
+    assert (restored["checkpoint"], restored["entries"]) == (1, before.content.totals.entries)
+    assert not (Path(folder) / "savepoint.json").exists()
+    assert run_interval(spark, counting(), day(3), str(tmp_path / "new")).content.base_id == 1
+    assert run_interval(spark, counting(), day(3), str(root)).content.base_id == 4

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from jobs.cli import app, parse_duration
+from jobs.cli import app
+from jobs.which_checkpoint import parse_duration
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -218,7 +219,7 @@ def test_help_names_what_there_is() -> None:
     named = {
         line.split()[1] for line in result.stdout.splitlines() if line.startswith("│ ") and line.split()[1].isalpha()
     }
-    assert named == {"list", "show", "diff", "verify", "sweep"}
+    assert named == {"list", "show", "diff", "verify", "sweep", "savepoint", "restore", "fork"}
 
 
 def test_it_needs_neither_spark_nor_airflow() -> None:
@@ -371,3 +372,74 @@ def test_sums_that_do_not_fit_the_shards_are_found_fast(root: Path) -> None:
     pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, totals=totals)))
     pipeline.coordinator.commit("other")
     check_found(root, "entries: the record says 9, its shards 8", "--fast")
+
+
+# --- moving state ---------------------------------------------------------------------------------------------------------------
+
+
+def test_going_back_says_what_it_discards_and_waits_for_a_yes(root: Path) -> None:
+    """Without --yes nothing is done; with it the named checkpoint is the state again, and what came after it is stale."""
+    asked = answer(root, "restore", "--checkpoint", "3", "--dry-run")
+    assert (asked["target"], [d["id"] for d in asked["discards"]]) == (3, [7])
+    refused = cairn(root, "restore", "--checkpoint", "3")
+    assert refused.exit_code == 2 and "agree to that with --yes" in refused.output
+    head = RealPipeline(root).coordinator.log().head_id
+    assert head == 7
+    done = answer(root, "restore", "--checkpoint", "3", "--yes")
+    log = RealPipeline(root).coordinator.log()
+    assert done["checkpoint"] == log.head_id == 8
+    (made,) = [c for c in log.completed() if c.id == 8]
+    assert (made.content.kind, made.content.base_id, made.reproduces) == ("restore", 3, None)
+    assert answer(root, "verify", "8")["success"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--checkpoint", "4", "--yes"], 1, "is stale"),
+        (["--checkpoint", "5", "--yes"], 1, "is quarantined"),
+        (["--checkpoint", "1", "--yes"], 1, "dropped by retention"),
+        (["--checkpoint", "77", "--yes"], 2, "no checkpoint 77"),
+        ([], 2, "one of --savepoint URL and --checkpoint ID"),
+        (["--savepoint", "/nowhere"], 2, "--code module:NAME"),
+        (["--savepoint", "/nowhere", "--code", "tests.support.nothing:P"], 2, "can't load the pipeline"),
+    ],
+)
+def test_what_restore_refuses(root: Path, arguments: list[str], code: int, says: str) -> None:
+    result = cairn(root, "restore", *arguments)
+    assert result.exit_code == code and says in result.output
+    assert RealPipeline(root).coordinator.log().head_id == 7
+
+
+def test_a_fork_is_a_pipeline_of_its_own(root: Path, tmp_path: Path) -> None:
+    """The forked pipeline is deleted: the fork is whole, and says so."""
+    other = tmp_path / "other"
+    where = ["--to", "twin", "--to-root", str(other)]
+    planned = answer(root, "fork", *where, "--checkpoint", "7", "--dry-run")
+    assert (planned["entries"], planned["end"]) == (8, "2024-01-04T00:00:00Z") and not other.exists()
+    done = answer(root, "fork", *where, "--checkpoint", "7")
+    assert done["checkpoint"] == 1
+    again = cairn(root, "fork", *where, "--checkpoint", "7")
+    assert again.exit_code == 2 and "nothing was copied" in again.output
+    shutil.rmtree(root)
+    result = CliRunner().invoke(app, ["verify", "--root", str(other), "--pipeline", "twin", "--json"])
+    assert json.loads(result.stdout)["success"]
+    shown = CliRunner().invoke(app, ["show", "--root", str(other), "--pipeline", "twin", "--json"])
+    assert (json.loads(shown.stdout)["kind"], json.loads(shown.stdout)["restored_from"]) == ("restore", None)
+
+
+def test_a_savepoint_of_another_checkpoint_than_the_stopped_one_is_refused(root: Path, tmp_path: Path) -> None:
+    arguments = [
+        "savepoint",
+        "--root",
+        str(root),
+        "--code",
+        "m:P",
+        "--to",
+        str(tmp_path / "s"),
+        "--stop",
+        "--checkpoint",
+        "3",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "not checkpoint 3" in result.output

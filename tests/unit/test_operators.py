@@ -398,6 +398,9 @@ def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None
     run(savepoint(every=None))
     asked = json.loads((folder / "arguments.json").read_text())
     assert asked[0] == "savepoint" and asked[7:13] == ["--checkpoint", "5", "--to", "file:///s", "--format", "native"]
+    assert "--consolidate" not in asked
+    run(savepoint(every=None, consolidate=True))
+    assert json.loads((folder / "arguments.json").read_text())[13] == "--consolidate"
 
 
 def test_a_savepoint_off_the_cadence_is_skipped() -> None:

@@ -31,6 +31,7 @@ from state_backend.checkpoint.savepoints import (
     delete_savepoint,
     read_claim,
     read_savepoint,
+    release_claim,
 )
 from state_backend.formats import paths, record_codec
 from state_backend.formats.canonical import state_schema
@@ -40,7 +41,7 @@ from state_backend.ports.storage import Storage
 from state_backend.state.keyed_states import ListState, ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
-from state_backend.values.records import Claim, Permissions, Savepoint
+from state_backend.values.records import Claim, Permissions, Record, Savepoint
 from tests.support.checkpoints import START, Folder, content, day, run, start_ms
 from tests.support.savepoints import (
     MAX_PARALLELISM,
@@ -461,6 +462,43 @@ def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: For
             assert findings(folder / "new" / "p", completed[-1].content, folder) == []
             shutil.rmtree(folder)
     assert outcomes == {1}  # a commit that took effect is never made twice
+
+
+def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
+    """A re-run of the interval is committed before the restore: the savepoint is whole, and anybody's again."""
+    origin = SmallPipeline(tmp_path / "origin")
+    origin.take(tmp_path / "savepoint", "native")
+    source, root = LocalStorage(tmp_path / "savepoint"), tmp_path / "new" / "p"
+    claimed = []
+
+    def rerun(spark: Any, task: Any) -> None:
+        prepare(task)
+        claimed.append(read_claim(source))
+        restore(root, tmp_path / "savepoint", "meanwhile")
+
+    with mock.patch("jobs.restore._run", rerun), pytest.raises(Fenced):
+        restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
+    assert claimed[0] is not None and read_claim(source) is None
+    saved = read_savepoint(source)
+    assert findings(tmp_path / "savepoint", saved.content, tmp_path) == []
+    assert check_unclaimed(source, "file:///somebody/else") is None
+
+
+def test_only_ones_own_claim_is_given_back() -> None:
+    storage = MemoryStorage()
+    claim_savepoint(storage, claim("mine", "later"))
+    release_claim(storage, "earlier")
+    assert read_claim(storage) == claim("mine", "later")
+    release_claim(storage, "later")
+    release_claim(storage, "later")
+    assert read_claim(storage) is None
+
+
+def test_a_restored_checkpoint_says_which_savepoint_it_is(tmp_path: Path) -> None:
+    saved = SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", "canonical")
+    record = restore(tmp_path / "root" / "q", tmp_path / "savepoint")
+    assert record.content.restored_from == saved.savepoint
+    assert record_codec.decode(record_codec.encode(record), "p", Record).content.restored_from == saved.savepoint
 
 
 # --- in the log ------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,153 @@
+"""Stopping a DAG: what is waited for, what is committed in its place, and that a failure leaves it as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from jobs.stop import AirflowCli, StopPlan, commit_prepared, plan_stop, stopped
+from state_backend.values.errors import StorageUnavailable, UsageError
+from tests.support.checkpoints import Folder, day, run
+
+Runs = Mapping[str, Mapping[str, str | None]]
+RUNNING: Runs = {"r": {"process": "running", "checkpoint": None}}
+PROCESSED: Runs = {"r": {"process": "success", "checkpoint": None}}
+
+
+class FakeDag:
+    """Its runs are one of ``looks`` after the other; the last one stays."""
+
+    def __init__(self, *looks: Runs, paused: bool = False) -> None:
+        self.looks, self.paused, self.calls = list(looks), paused, 0
+
+    def is_paused(self, dag_id: str) -> bool:
+        return self.paused
+
+    def pause(self, dag_id: str, paused: bool) -> None:
+        self.paused = paused
+
+    def running(self, dag_id: str) -> Runs:
+        assert self.paused, "looked before it was paused"
+        self.calls += 1
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "under_way", "uncommitted"),
+    [
+        ({"process": "running", "checkpoint": None}, ["r/process"], []),
+        ({"process": "queued", "checkpoint": None}, ["r/process"], []),
+        ({"process": "up_for_retry", "checkpoint": None}, [], []),
+        ({"process": "scheduled", "checkpoint": None}, [], []),
+        ({"process": "success", "checkpoint": None}, [], ["r"]),
+        ({"process": "success", "checkpoint": "scheduled"}, [], ["r"]),
+        ({"process": "success", "checkpoint": "up_for_retry"}, [], ["r"]),
+        ({"process": "success", "checkpoint": "running"}, ["r/checkpoint"], []),
+        ({"process": "success", "checkpoint": "success", "validate": "running"}, ["r/validate"], []),
+        ({"process": "success", "checkpoint": "success", "validate": None}, [], []),
+        ({"process": "success", "checkpoint": "failed"}, [], []),
+        ({"process": "failed", "checkpoint": "upstream_failed"}, [], []),
+    ],
+)
+def test_what_a_paused_run_waits_for(
+    tasks: dict[str, str | None], under_way: list[str], uncommitted: list[str]
+) -> None:
+    assert plan_stop({"r": tasks}) == StopPlan(under_way=tuple(under_way), uncommitted=tuple(uncommitted))
+
+
+def test_it_waits_until_it_was_quiet_twice_and_stays_paused() -> None:
+    """The scheduler may have chosen a task just before the pause, so one quiet look is not enough."""
+    dag = FakeDag({}, RUNNING, RUNNING, PROCESSED)
+    with stopped(dag, "d", timeout_s=10, wait=lambda s: None) as runs:
+        assert dag.paused
+        assert (runs, dag.calls) == (("r",), 5)
+    assert dag.paused
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_task_that_does_not_end_is_named_and_the_dag_as_before(paused: bool) -> None:
+    dag, now = FakeDag(RUNNING, paused=paused), iter(range(0, 1000, 5))
+    with (
+        pytest.raises(StorageUnavailable, match="not at rest after 10 s: r/process"),
+        stopped(dag, "d", timeout_s=10, wait=lambda s: None, monotonic=lambda: float(next(now))),
+    ):
+        raise AssertionError("not reached")
+    assert dag.paused == paused
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_if_the_savepoint_fails_the_dag_is_as_before(paused: bool, error: type[BaseException]) -> None:
+    dag = FakeDag({}, paused=paused)
+    with pytest.raises(error), stopped(dag, "d", timeout_s=10, wait=lambda s: None):
+        raise error
+    assert dag.paused == paused
+
+
+def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_done() -> None:
+    """Two tries prepared day 2; another run's attempt and one that was committed before are left alone."""
+    folder = Folder()
+    folder.run(day(1), "a1")
+    folder.prepare(day(2), "first", run=run("r", try_number=1))
+    folder.prepare(day(2), "second", run=run("r", try_number=2))
+    folder.prepare(day(2), "other", run=run("q"))
+    assert commit_prepared(folder.coordinator, ["r", "unknown"]) == [2]
+    assert folder.coordinator.record(2).content.attempt == "second"
+    assert folder.coordinator.commit("second").outcome == "already"
+    assert commit_prepared(folder.coordinator, []) == []
+
+
+# --- Airflow's command line ----------------------------------------------------------------------------------------------------
+
+
+def airflow(tmp_path: Path, script: str) -> AirflowCli:
+    program = tmp_path / "airflow"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n{script}\n')
+    program.chmod(0o755)
+    return AirflowCli([os.fspath(program)], timeout_s=20)
+
+
+def test_answers_are_found_among_warnings(tmp_path: Path) -> None:
+    runs = json.dumps([{"run_id": "scheduled__1"}])
+    tasks = json.dumps([{"task_id": "process", "state": "running"}, {"task_id": "checkpoint", "state": None}])
+    cli = airflow(
+        tmp_path,
+        f"""echo '[warning] a plugin says something'
+case "$2" in
+  details) echo '[{{"is_paused": "True"}}]';;
+  list-runs) echo '{runs}';;
+  states-for-dag-run) echo '{tasks}';;
+esac""",
+    )
+    assert cli.is_paused("d")
+    assert cli.running("d") == {"scheduled__1": {"process": "running", "checkpoint": None}}
+    cli.pause("d", False)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [
+        "dags details d --output json",
+        "dags list-runs d --state running --output json",
+        "tasks states-for-dag-run d scheduled__1 --output json",
+        "dags unpause d --yes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "says"),
+    [
+        ("echo \"DAG: d does not exist in 'dag' table\" >&2; exit 1", UsageError, "--dag names"),
+        ("echo 'no such table: dag' >&2; exit 1", StorageUnavailable, "no such table"),
+        ("echo 'no json'", StorageUnavailable, "answered no JSON"),
+    ],
+)
+def test_what_airflow_refuses(tmp_path: Path, script: str, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        airflow(tmp_path, script).is_paused("d")
+
+
+def test_without_airflow() -> None:
+    with pytest.raises(UsageError, match="--stop needs Airflow's command line"):
+        AirflowCli(["/nowhere/airflow"]).is_paused("d")
