@@ -114,7 +114,7 @@ def walk(chain: Chain) -> None:
 
 
 def test_up_and_down_with_every_kind_of_state(tmp_path: Path) -> None:
-    """F67, F68, F71, F86, S36: 1 -> 2 -> 8 -> 7 -> 3 -> 1, a tenth of the keys written anew at each step, over incremental, full,
+    """F67, F68, F71, S36: 1 -> 2 -> 8 -> 7 -> 3 -> 1, a tenth of the keys written anew at each step, over incremental, full,
     changelog and savepoint checkpoints: the same digest as without rescaling, every key in exactly one shard."""
     keys = Keys(KEY_COUNT)
     entries = sum(KINDS[n % len(KINDS)] for n in range(KEY_COUNT))

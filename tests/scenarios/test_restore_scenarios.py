@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from state_backend.adapters.faulty_storage import Fault, FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
 from state_backend.restore import restore_shard
-from state_backend.state.keyed_states import ValueState
+from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import CorruptFile
-from state_backend.values.key_groups import KeyGroupRange
-from tests.support.chains import Chain
-from tests.support.shards import KEYS
+from state_backend.values.errors import CorruptFile, StorageUnavailable
+from state_backend.values.key_groups import KeyGroupRange, range_of
+from tests.support.chains import Chain, Change
+from tests.support.shards import KEY_SCHEMA, KEYS
 
 EDGES = [0, 1, 126, 127, 128, 129, 254, 255, 256, 257, 32_766, 32_767]
 
 
-def every_group(groups: list[int], per_group: int = 20) -> object:
+def every_group(groups: list[int], per_group: int = 20) -> Change:
     def change(state: ShardState, owned: KeyGroupRange) -> None:
         values = ValueState(state, "value")
         for group in groups:
@@ -36,7 +40,7 @@ def every_group(groups: list[int], per_group: int = 20) -> object:
 def test_only_the_range_is_there(tmp_path: Path, first: int, last: int, parallelism: int) -> None:
     """F69: where one byte of a key group ends and the next begins, and at the very last; from one shard and from three."""
     chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=32_768)
-    chain.step(parallelism, "incremental", every_group(EDGES))  # type: ignore[arg-type]
+    chain.step(parallelism, "incremental", every_group(EDGES))
     target = KeyGroupRange(first=first, last=last)
     restored, state = chain.open(target, "clipped")
     with restored.store as store:
@@ -48,10 +52,10 @@ def test_only_the_range_is_there(tmp_path: Path, first: int, last: int, parallel
 @pytest.mark.parametrize("mode", ["incremental", "changelog", "savepoint"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "shorter", "flipped"])
 def test_one_bad_file_among_three_shards_refuses_the_restore(tmp_path: Path, mode: str, damage: str) -> None:
-    """F7, S31, S32: the file is named, no folder of the three is left, and an undamaged range still restores."""
+    """F7, S32: the file is named, no folder of the three is left, and an undamaged range still restores."""
     storage = MemoryStorage()
     chain = Chain(tmp_path / "chain", storage, max_parallelism=6)
-    chain.step(3, "incremental", every_group([*range(6)]))  # type: ignore[arg-type]
+    chain.step(3, "incremental", every_group([*range(6)]))
     chain.step(3, mode, every_group([*range(6)], 30))  # type: ignore[arg-type]
     handle = chain.manifests[2].handles[-1]
     data = storage.read(handle.path)
@@ -64,3 +68,100 @@ def test_one_bad_file_among_three_shards_refuses_the_restore(tmp_path: Path, mod
         restore_shard(KeyGroupRange(first=0, last=5), chain.manifests, storage, into, EngineOptions())
     assert not into.parent.exists() or list(into.parent.iterdir()) == []
     restore_shard(KeyGroupRange(first=0, last=3), chain.manifests, storage, into, EngineOptions()).store.close()
+
+
+def test_sums_by_subtask_after_rescaling(tmp_path: Path) -> None:
+    """F72: 42 keys of 13 key groups get 1000 elements each at 4 (or 3) shards, then 500 at 3 (or 4): every sum is 1500 times its
+    key, in the shard that its key group says."""
+    for number, (first, second) in enumerate([(4, 3), (3, 4)]):
+        chain = Chain(tmp_path / str(number), MemoryStorage(), max_parallelism=13)
+        found: dict[int, tuple[int, int]] = {}
+
+        def add(elements: int) -> Change:
+            def change(state: ShardState, owned: KeyGroupRange) -> None:
+                sums, seen = ValueState(state, "value"), ListState(state, "list")
+                for key in range(42):
+                    group = key_group((str(key),), parse_struct(KEY_SCHEMA), 13)
+                    if group in owned:
+                        state.set_key(group, KEYS.encode((str(key),)))
+                        before = sums.get()
+                        sums.update(((before[0] if before else 0) + elements * key, None))
+                        seen.append_list([(key, None)] * elements)
+                        found[key] = sum(n for n, _ in seen.get()), owned.first  # noqa: B023
+
+            return change
+
+        chain.step(first, "incremental", add(1000))
+        chain.step(second, "incremental", add(500))
+        for key in range(42):
+            group = key_group((str(key),), parse_struct(KEY_SCHEMA), 13)
+            assert found[key] == (1500 * key, range_of(group * second // 13, second, 13).first)
+        assert chain.entries == 42 + 42 * 1500
+
+
+def test_deletions_in_segments_are_deletions_after_rescaling(tmp_path: Path) -> None:
+    """F86: of values, elements, map entries and timers that lie in files every third is deleted in segments; 2 -> 3 -> 1 shards
+    have exactly the others, and what was deleted can be written anew."""
+    names = [f"k{n}" for n in range(60)]
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=8)
+
+    def for_keys(act: Callable[[ShardState, str], None]) -> Change:
+        def change(state: ShardState, owned: KeyGroupRange) -> None:
+            for name in names:
+                group = key_group((name,), parse_struct(KEY_SCHEMA), 8)
+                if group in owned:
+                    state.set_key(group, KEYS.encode((name,)))
+                    act(state, name)
+
+        return change
+
+    def fill(state: ShardState, name: str) -> None:
+        ValueState(state, "value").update((1, name))
+        ListState(state, "list").append_list([(1, None), (2, None)])
+        for user in ("a", "b"):
+            MapState(state, "map").update_value((user,), (1, None))
+        state.register_timer(7)
+
+    def delete(state: ShardState, name: str) -> None:
+        if name in names[::3]:
+            ValueState(state, "value").clear()
+            ListState(state, "list").clear()
+            MapState(state, "map").remove_key(("a",))
+            state.delete_timer(7)
+
+    left: dict[str, tuple[object, ...]] = {}
+
+    def look(state: ShardState, name: str) -> None:
+        left[name] = (
+            ValueState(state, "value").get(),
+            len(list(ListState(state, "list").get())),
+            [user for (user,), _ in MapState(state, "map").iterator()],
+            state.timers(),
+        )
+
+    chain.step(2, "incremental", for_keys(fill))
+    chain.step(2, "changelog", for_keys(delete))
+    assert all(m.segments for m in chain.manifests)
+    for parallelism in (3, 1):
+        chain.step(parallelism, "incremental", for_keys(look))
+        assert left == {n: (None, 0, ["b"], []) if n in names[::3] else ((1, n), 2, ["a", "b"], [7]) for n in names}
+    chain.step(1, "changelog", for_keys(fill))
+    assert chain.entries == sum(6 if n in names[::3] else 8 for n in names)
+
+
+def test_a_rescaling_that_dies_is_no_state(tmp_path: Path) -> None:
+    """S36, and where we differ: rescaling is part of an interval, so one that dies in the middle leaves the checkpoint that it
+    started from, and the next try may take that or any other number of shards."""
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=6)
+    chain.step(2, "incremental", every_group([*range(6)]))
+    inner, base, digest = chain.storage, chain.manifests, chain.digest
+    # The second of three shards has been restored and changed when its upload fails.
+    chain.storage = FaultyStorage(inner, {6: Fault(error=StorageUnavailable("gone"), when="before")})
+    with pytest.raises(StorageUnavailable, match="gone"):
+        chain.step(3, "incremental", every_group([*range(6)], 25))
+    assert chain.manifests == base and any("attempt-2/0-" in i.path for i in inner.list("shared/"))
+    chain.storage = inner
+    for parallelism in (5, 3, 2):
+        chain.manifests = base
+        chain.step(parallelism, "incremental")
+        assert chain.digest == digest

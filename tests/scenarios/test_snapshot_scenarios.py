@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.snapshot import ChangelogOptions
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import StorageUnavailable
+from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
-from tests.support.chains import Chain, Change
+from tests.support.chains import ENGINE, Chain, Change, Mode
 from tests.support.shards import KEY_SCHEMA, KEYS
 
 GROUPS = 4
@@ -105,8 +112,8 @@ def test_state_that_nobody_touched_goes_on(chain: Chain, parallelism: int) -> No
     assert values(chain, *names) == [7, 7, 7]
 
 
-def test_writes_after_the_capture_are_not_in_it(chain: Chain) -> None:
-    """F12, F20, S1: an older checkpoint is what it was, whatever was captured after it, or written and never captured."""
+def test_what_is_never_captured_is_rolled_back(chain: Chain) -> None:
+    """S1, S4: an older checkpoint is what it was, whatever was captured after it, or written and never captured."""
     chain.step(1, "incremental", put("a", n=1))
     first = chain.manifests
     chain.step(1, "incremental", put("a", n=2))
@@ -120,17 +127,96 @@ def test_writes_after_the_capture_are_not_in_it(chain: Chain) -> None:
     assert values(chain, "a") == [1]
 
 
+class DuringUploads(MemoryStorage):
+    """Does something else at each upload, before it takes effect."""
+
+    def __init__(self, files: Storage, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act = act
+        for info in files.list(""):
+            self.create(info.path, files.read(info.path))
+
+    def upload(self, path: str, local: Path) -> Handle:
+        self.act()
+        return super().upload(path, local)
+
+
+@pytest.mark.parametrize("mode", ["incremental", "full", "savepoint"])
+def test_writes_during_the_upload_are_not_in_it(chain: Chain, mode: Mode) -> None:
+    """F12: the store is written to, flushed and compacted between the capture and the end of the upload; the checkpoint has what
+    was there when it was captured, and nothing stays open."""
+    chain.step(1, "incremental", put("a", "b", n=1))
+    opened: list[ShardState] = []
+
+    def change(state: ShardState, owned: KeyGroupRange) -> None:
+        put("a", n=2)(state, owned)
+        opened.append(state)
+
+    def write() -> None:
+        (state,) = opened
+        put("a", "b", "c", n=3)(state, KeyGroupRange(first=0, last=GROUPS - 1))
+        state.flush()
+        state.store.compact()
+
+    storage = DuringUploads(chain.storage, write)
+    chain.storage = storage
+    chain.step(1, mode, change)
+    assert chain.manifests[0].files_bytes > 0
+    storage.act = lambda: None
+    assert values(chain, "a", "b", "c") == [2, 1, None]
+    assert not any(thread.name.startswith("transfer") for thread in threading.enumerate())
+
+
+def test_two_snapshots_at_once_end_in_any_order(tmp_path: Path) -> None:
+    """F20: the first is held up in its upload; the second, from the same base, begins later and ends first; both are whole."""
+    storage, reached, go_on = MemoryStorage(), threading.Event(), threading.Event()
+
+    class Held(MemoryStorage):
+        """The same files, by a way that is slow."""
+
+        def upload(self, path: str, local: Path) -> Handle:
+            reached.set()
+            assert go_on.wait(30)
+            return storage.upload(path, local)
+
+        def download(self, handle: Handle, destination: Path) -> None:
+            storage.download(handle, destination)
+
+    slow, fast = (Chain(tmp_path / name, storage, max_parallelism=GROUPS) for name in ("slow", "fast"))
+    fast.step(1, "incremental", put("a", "b", n=1))
+    slow.manifests, slow.runs, slow.storage = fast.manifests, 100, Held()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(slow.step, 1, "incremental", put("a", n=2))
+        assert reached.wait(30)
+        fast.step(1, "incremental", put("a", n=3))
+        assert not first.done()
+        go_on.set()
+        first.result(30)
+    slow.storage = storage
+    assert values(slow, "a", "b") == [2, 1]
+    assert values(fast, "a", "b") == [3, 1]
+
+
 @pytest.mark.parametrize("mode", ["incremental", "full", "savepoint", "changelog"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_upload_that_fails_costs_nothing_of_what_was(chain: Chain, mode: str, when: str) -> None:
-    """F2, F18, S3, S5: the error surfaces, the storage is as before, the checkpoint before restores, and the retry succeeds."""
+    """F2, F18, S3, S5: the error surfaces, the storage is as before, no thread runs and no store stays locked, the checkpoint
+    before restores, and the retry succeeds."""
     chain.step(1, "incremental", put("a", "b", n=1))
     inner, before = chain.storage, stored(chain)
     calls = len(chain.manifests[0].files)
     fault = Fault(error=StorageUnavailable("no space"), when="before" if when == "before" else "after")
     chain.storage = FaultyStorage(inner, {calls: fault})
+    opened: list[ShardState] = []
+
+    def change(state: ShardState, owned: KeyGroupRange) -> None:
+        put("a", n=2)(state, owned)
+        opened.append(state)
+
     with pytest.raises(StorageUnavailable, match="no space"):
-        chain.step(1, mode, put("a", n=2))  # type: ignore[arg-type]
+        chain.step(1, mode, change)  # type: ignore[arg-type]
+    assert not any(thread.name.startswith("transfer") for thread in threading.enumerate())
+    RocksStore(opened[0].store.directory).close()
     chain.storage = inner
     if when == "before":
         assert stored(chain) == before
@@ -141,8 +227,8 @@ def test_an_upload_that_fails_costs_nothing_of_what_was(chain: Chain, mode: str,
 
 
 def test_branches_of_one_checkpoint_do_not_mix(chain: Chain) -> None:
-    """F37, S2, S13, S14, S16, S18: two restores of one checkpoint write files of one name and other bytes. Each goes on with its
-    own, and the first branch is what it was after the second has written."""
+    """F37, S2, S16, S18: two restores of one checkpoint write files of one name and other bytes. Each goes on with its own, and the
+    first branch is what it was after the second has written."""
     chain.step(1, "incremental", put("a", n=1))
     base = chain.manifests
     chain.step(1, "incremental", put("a", "b", n=2))
@@ -159,8 +245,40 @@ def test_branches_of_one_checkpoint_do_not_mix(chain: Chain) -> None:
         assert values(chain, "a", "b", "c") == [n, n, n]
 
 
+def test_files_that_are_merged_away_stay_for_the_checkpoints_that_name_them(chain: Chain) -> None:
+    """S17: a merge between two checkpoints removes local files that the first one shared; that one restores and goes on all the
+    same, into files of its own, beside what came after it."""
+    for n in range(3):
+        chain.step(1, "incremental", put("a", f"k{n}", n=n))
+    before = chain.manifests
+
+    def change(state: ShardState, owned: KeyGroupRange) -> None:
+        state.store.compact()
+        put("a", n=10)(state, owned)
+
+    chain.step(1, "incremental", change)
+    after = chain.manifests
+    assert {h.path for h in before[0].handles}.isdisjoint(h.path for h in after[0].handles)
+    chain.manifests = before
+    assert values(chain, "a", "k0", "k2") == [2, 0, 2]
+    chain.step(1, "incremental", put("a", n=20))
+    assert {*before[0].handles} < {*chain.manifests[0].handles}
+    assert values(chain, "a", "k0", "k2") == [20, 0, 2]
+    chain.manifests = after
+    assert values(chain, "a", "k0", "k2") == [10, 0, 2]
+
+
+def test_many_small_checkpoints_leave_few_files(tmp_path: Path) -> None:
+    """F17: 49 checkpoints of one key each; never more than 25 files, nor more than the limit of 12 runs."""
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS, consolidates=True)
+    for n in range(49):
+        chain.step(1, "incremental", put(f"k{n}", n=n))
+        assert len(chain.manifests[0].files) <= min(25, n + 1, ENGINE.most_sorted_runs)
+    assert values(chain, *(f"k{n}" for n in range(49))) == [*range(49)]
+
+
 def test_back_and_forth_between_the_modes(chain: Chain) -> None:
-    """F84, F85, S20, S26, S30: five intervals of changelog between files; every checkpoint restores to what it was."""
+    """F85, S26, S30: five intervals of changelog between files; every checkpoint restores to what it was."""
     history = []
     for n in range(12):
         chain.step(1, "incremental" if n % 6 == 0 else "changelog", put(f"k{n % 4}", "last", n=n))
@@ -169,3 +287,26 @@ def test_back_and_forth_between_the_modes(chain: Chain) -> None:
     for n, manifests in history:
         chain.manifests = manifests
         assert values(chain, "last", f"k{n % 4}") == [n, n]
+
+
+def test_segments_become_files_when_there_are_three(tmp_path: Path) -> None:
+    """F84, S20: with at most three segments every fourth checkpoint of a changelog writes files, exactly; so do those whose first
+    try to write them failed, and a segment that could not be written is tried again as one."""
+    options = ChangelogOptions(max_segments=3)
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS, changelog=options)
+    found = []
+    for n in range(22):
+        inner, base = chain.storage, chain.manifests
+        if base:
+            calls = len(base[0].handles)  # the first upload
+            chain.storage = FaultyStorage(inner, {calls: Fault(error=StorageUnavailable("gone"), when="before")})
+            before = stored(chain)
+            with pytest.raises(StorageUnavailable):
+                chain.step(1, "changelog", put("a", f"k{n}", n=n))
+            chain.storage = inner
+            assert (stored(chain), chain.manifests) == (before, base)
+        chain.step(1, "changelog", put("a", f"k{n}", n=n))
+        found.append(len(chain.manifests[0].segments))
+        assert values(chain, "a", "k0", f"k{n}") == [n, 0, n]
+    assert [n for n, segments in enumerate(found) if not segments] == [0, 4, 8, 12, 16, 20]
+    assert max(found) == 3

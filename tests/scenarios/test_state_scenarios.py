@@ -20,6 +20,10 @@ GROUPS = 8
 NAMES = [f"k{n}" for n in range(20)]
 
 
+def owner_of(name: str) -> int:
+    return key_group((name,), parse_struct(KEY_SCHEMA), GROUPS)
+
+
 def choose(state: ShardState, owned: KeyGroupRange, name: str) -> bool:
     group = key_group((name,), parse_struct(KEY_SCHEMA), GROUPS)
     if group in owned:
@@ -61,7 +65,9 @@ def test_expiry_outlives_restore_and_rescaling(tmp_path: Path, mode: Mode) -> No
 
 
 def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
-    """F89, F90, S37: an expiry that changes counts for what is written from then on; what is there keeps its own."""
+    """F89, F90, S37: an expiry that changes counts for what is written from then on; what is there keeps its own. Switched off, what
+    is written is permanent, but what has an expiry still expires (Flink makes that permanent too); switched on again, a permanent
+    value stays until it is written."""
     chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
     chain.step(2, "incremental", write)
     chain.states = tuple(replace(d, ttl_ms=None) for d in STATES)
@@ -80,10 +86,25 @@ def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
     chain.step(1, "incremental", lambda state, owned: state.expire() and None)
     assert chain.entries == 1
 
+    def touch(state: ShardState, owned: KeyGroupRange) -> None:
+        choose(state, owned, "k0")
+        assert ValueState(state, "value_ttl").get() == (2, None)
+        ValueState(state, "value_ttl").update((3, None))
+        state.expire()
+
+    chain.step(2, "incremental", lambda state, owned: touch(state, owned) if owner_of("k0") in owned else None)
+    chain.now_ms += 99
+    chain.step(1, "incremental", lambda state, owned: state.expire() and None)
+    assert chain.entries == 1
+    chain.now_ms += 1
+    chain.step(1, "incremental", lambda state, owned: state.expire() and None)
+    assert (chain.entries, chain.digest) == (0, 0)
+
 
 def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:
-    """F77, S38: many keys at one time, again registered, one deleted: after 1 -> 4 each due one fires once, in order, and those
-    that are not due stay for the next interval."""
+    """F77, S38 in processing time: many keys at one time, one in the past, again registered, one deleted: after 1 -> 4 each due one
+    fires once, in order, and those that are not due stay for the next interval. (S38's late watermark and its reader:
+    tests/integration/test_event_time.py, test_savepoints.py.)"""
     chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
 
     def register(state: ShardState, owned: KeyGroupRange) -> None:
@@ -111,3 +132,38 @@ def test_timers_fire_once_in_order_after_rescaling(tmp_path: Path) -> None:
     chain.now_ms = 20
     chain.step(2, "full", fire)
     assert (len(fired), chain.entries, chain.digest) == (3 * len(NAMES) - 1, 0, 0)
+
+
+def test_iterating_while_it_changes_is_safe(tmp_path: Path) -> None:
+    """F23: each of 10,000 map entries and list elements is seen once, though the loop removes what it sees, adds others behind
+    and appends; a snapshot afterwards has what is left."""
+    chain = Chain(tmp_path / "chain", MemoryStorage(), max_parallelism=GROUPS)
+    users = [f"{n:05d}" for n in range(10_000)]
+
+    def change(state: ShardState, owned: KeyGroupRange) -> None:
+        choose(state, owned, "k0")
+        entries, elements = MapState(state, "map"), ListState(state, "list")
+        for n, user in enumerate(users):
+            entries.update_value((user,), (n, None))
+        elements.append_list([(n, None) for n in range(10_000)])
+        state.flush()
+        seen = []
+        for (user,), (n, _) in entries.iterator():
+            assert user == users[n]
+            seen.append(user)
+            entries.remove_key((user,))
+            entries.update_value((f"~{n % 3}",), (n, None))
+            if len(seen) % 1000 == 0:
+                state.flush()
+        assert seen[:10_000] == users and {*seen[10_000:]} <= {"~0", "~1", "~2"}
+        numbers = []
+        for n, _ in elements.get():
+            numbers.append(n)
+            if n % 1000 == 0:
+                elements.append_value((-1, None))
+                state.flush()
+        assert [n for n in numbers if n >= 0] == [*range(10_000)]
+
+    chain.step(1, "incremental", change)
+    assert chain.entries <= 3 + 10_010
+    assert chain.entries == sum(chain.manifests[0].key_group_states[0].entries.values())

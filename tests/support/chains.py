@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Literal
 
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.consolidation import consolidate
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
-from state_backend.snapshot import ChangelogOptions, Snapshot, append_segment, record_changes, take_snapshot
+from state_backend.snapshot import (
+    ChangelogOptions,
+    Snapshot,
+    append_segment,
+    plan_changelog,
+    record_changes,
+    take_snapshot,
+)
 from state_backend.state.shard_state import ShardState
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest, StateDescriptor
@@ -25,7 +33,8 @@ Change = Callable[[ShardState, KeyGroupRange], None]
 class Chain:
     """A pipeline's shards; ``manifests`` is its last checkpoint, and ``snapshots`` what taking that cost per shard.
 
-    A savepoint here is the native one: compacted, everything written anew, nothing inline.
+    A savepoint here is the native one: compacted, everything written anew, nothing inline. With ``consolidates`` files are merged
+    as in a pipeline's interval.
     """
 
     def __init__(
@@ -37,12 +46,16 @@ class Chain:
         states: Sequence[StateDescriptor] = STATES,
         engine: EngineOptions = ENGINE,
         inline_budget_bytes: int = 0,
+        changelog: ChangelogOptions = ChangelogOptions(),  # noqa: B008
+        consolidates: bool = False,
     ) -> None:
         self.storage = storage
         self.max_parallelism = max_parallelism
         self.states = states
         self.engine = engine
         self.inline_budget_bytes = inline_budget_bytes
+        self.changelog = changelog
+        self.consolidates = consolidates
         self.manifests: list[ShardManifest] = []
         self.snapshots: list[Snapshot] = []
         self.now_ms = 0
@@ -88,11 +101,11 @@ class Chain:
             recorder = None
             if mode == "changelog" and restored.base is not None:
                 base = replace(restored.base, shard=shard)
-                recorder = record_changes(store, base, scratch / "changes", ChangelogOptions())
+                recorder = record_changes(store, base, scratch / "changes", self.changelog)
             if change is not None:
                 change(state, owned)
             states = state.key_group_states()
-            if recorder is not None:
+            if recorder is not None and plan_changelog(base, recorder.content_bytes(), self.changelog):
                 snapshot = append_segment(
                     recorder,
                     self.storage,
@@ -106,6 +119,16 @@ class Chain:
             else:
                 if mode == "savepoint":
                     store.compact()
+                elif self.consolidates:
+                    consolidate(
+                        store,
+                        key_groups=states,
+                        descriptors=self.states,
+                        options=self.engine,
+                        shard=shard,
+                        parallelism=len(self.manifests) or 1,
+                        sequence=self.runs,
+                    )
                 snapshot = take_snapshot(
                     store,
                     self.storage,
