@@ -18,12 +18,12 @@ from typing import Any, Self
 from benchmarks.owned_process import OwnedProcesses, free_port
 
 _ENDED = ("success", "failed")
-# Nothing here defers, so no triggerer. The log servers bind to every interface and can't be told not to; task logs lie
-# on this machine, so they are not needed either.
+# The log servers bind to every interface and can't be told not to; task logs lie on this machine, so they are not needed.
 _COMPONENTS = {
     "api-server": ["api-server"],
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
+    "triggerer": ["triggerer", "--skip-serve-logs"],
 }
 
 
@@ -77,12 +77,13 @@ class AirflowClient:
         return self._token
 
     def healthy(self) -> bool:
-        """Whether API server, scheduler and DAG processor all say so."""
+        """Whether API server, scheduler, DAG processor and triggerer all say so."""
         try:
             health = self.call("GET", "/api/v2/monitor/health")
         except (OSError, RestError):
             return False
-        return all(health[part]["status"] == "healthy" for part in ("metadatabase", "scheduler", "dag_processor"))
+        parts = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+        return all(health[part]["status"] == "healthy" for part in parts)
 
     def has_dag(self, dag_id: str) -> bool:
         """Whether the DAG is there; RuntimeError with the import errors if there are any."""

@@ -15,6 +15,7 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from state_backend.values.errors import CairnError, ProcessorError, UsageError
 from state_backend.values.records import Permissions, RunRef
 
 log = logging.getLogger("cairn")
+
+# Begins the one line of a ``process`` driver that is for the operator and not for people: attempt and options, as JSON.
+BEGUN = "@cairn begun "
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +55,17 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.spark import connect
 
     pipeline = load_pipeline(options.pipeline)
+    if options.name not in (None, pipeline.name):
+        raise UsageError(
+            f"the task's pipeline_name is {options.name!r}, but {options.pipeline} is named {pipeline.name!r}; make them the same"
+        )
     interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
+    earlier = json.loads(options.earlier) if options.earlier else None
+
+    def on_begin(settings: Mapping[str, str]) -> None:
+        # For the operator, which keeps it where the next try finds it, also if nothing else gets out of this one.
+        print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
+
     started = time.monotonic()
     spark = connect(options.spark, f"cairn {pipeline.name} {interval}", shared_as=f"{pipeline.name}/process")
     prepared = process_interval(
@@ -63,10 +77,13 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         attempt=options.attempt,
         run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
         permissions=Permissions(allow_gap=options.allow_gap, allow_stale_base=options.allow_stale_base),
+        earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
+        on_begin=on_begin,
     )
     content = prepared.content
     return {
         "attempt": content.attempt,
+        "reused": content.attempt != options.attempt,
         "checkpoint_base": content.base_id,
         "interval": str(interval),
         "input_rows": content.totals.input_rows,
@@ -190,6 +207,8 @@ def _parser() -> argparse.ArgumentParser:
         process.add_argument(option, required=True)
     for option in ("--clear-number", "--try-number"):
         process.add_argument(option, required=True, type=int)
+    process.add_argument("--name")
+    process.add_argument("--earlier")
     process.add_argument("--mode", default="incremental")
     process.add_argument("--allow-gap", action="store_true")
     process.add_argument("--allow-stale-base", action="store_true")

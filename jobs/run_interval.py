@@ -6,26 +6,29 @@ without Spark; ``run_interval`` does both, for use without Airflow.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from jobs.pipeline import Interval, Pipeline
+from jobs.reuse import Earlier, Now, Recompute, options_of, plan_reuse
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
 from jobs.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from jobs.runtime.routing import key_schema_of, route
-from jobs.runtime.shipping import code_hash, ship
+from jobs.runtime.shipping import code_hash, runtime_version, ship
 from jobs.runtime.watermark import EventTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.state.plan_states import StatePlan, plan_states
-from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
+from state_backend.values.errors import CairnError, ProcessorError, SourceError, StateUnusable, UsageError
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef
 from state_backend.verify import offering_sound
@@ -87,8 +90,15 @@ def process_interval(
     run: RunRef,
     permissions: Permissions,
     coordinator: Coordinator | None = None,
+    earlier: tuple[str, Mapping[str, str]] | None = None,
+    on_begin: Callable[[Mapping[str, str]], None] | None = None,
 ) -> Prepared:
-    """Runs the interval on Spark, from its base to *prepared*. Nothing is committed."""
+    """Runs the interval on Spark, from its base to *prepared*. Nothing is committed.
+
+    earlier: attempt and options of an earlier try of the same run; what that prepared is returned, and nothing is computed,
+        if it is what would be computed now (``jobs.reuse``).
+    on_begin: gets the options of this attempt once it is decided that it is computed.
+    """
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     started_ns = time.monotonic_ns()
@@ -148,12 +158,18 @@ def process_interval(
         changelog=pipeline.changelog,
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
+    order_by = tuple(pipeline.order_by or ([event_time.column] if event_time is not None else []))
+    options = options_of(task, order_by, runtime_version())
+    if earlier is not None and (reused := _reuse(coordinator, task, options, *earlier)) is not None:
+        return reused
+    if on_begin is not None:
+        on_begin(options)
     routed = route(
         spark,
         rows,
         initial,
         key=pipeline.key,
-        order_by=pipeline.order_by or ([event_time.column] if event_time is not None else []),
+        order_by=order_by,
         parallelism=pipeline.parallelism,
         max_parallelism=pipeline.max_parallelism,
     )
@@ -169,6 +185,42 @@ def process_interval(
         *(pipeline.name, interval, totals.downloaded_bytes, totals.cached_bytes),
         *(totals.input_rows, totals.output_rows, totals.keys_touched),
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
+    )
+    return prepared
+
+
+def _reuse(
+    coordinator: Coordinator, task: IntervalTask, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
+) -> Prepared | None:
+    """What the earlier attempt prepared, if it will do; None: compute. The log says which, and why."""
+    try:
+        prepared = coordinator.load_prepared(attempt)
+    except StateUnusable:
+        prepared = None
+    decision = plan_reuse(
+        Earlier(attempt=attempt, options=earlier, prepared=prepared),
+        Now(
+            log=coordinator.log(),
+            run=task.run,
+            interval=task.interval,
+            permissions=task.permissions,
+            code_hash=task.code_hash,
+            options=options,
+            source_position=json.loads(json.dumps(task.source_position)),  # as it was written down
+            initial_state=task.initial_schema is not None,
+        ),
+    )
+    if isinstance(decision, Recompute):
+        log.info(
+            "%s %s: attempt %s of an earlier try is not used: %s",
+            *(task.pipeline, task.interval, attempt, decision.reason),
+        )
+        return None
+    assert prepared is not None
+    log.info(
+        "%s %s: an earlier try (%d) has prepared attempt %s: base, code, options and input are unchanged, so it is used; nothing is "
+        "computed again",
+        *(task.pipeline, task.interval, prepared.content.run.try_number, attempt),
     )
     return prepared
 

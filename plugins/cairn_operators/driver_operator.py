@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -28,14 +28,16 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self.spark_conn_id = spark_conn_id
         self._driver: DriverProcess | None = None
 
-    def run_driver(self, command: str, *arguments: str) -> dict[str, Any]:
-        """The driver's result: ids and counts. Lists and dicts stay as they are; state never passes through here."""
+    def run_driver(self, command: str, *arguments: str, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
+        """The driver's result: ids and counts. Lists and dicts stay as they are; state never passes through here.
+        ``on_line`` gets each line of its output; left out: the task log does."""
         self._driver = DriverProcess(self.driver_module)
         try:
             spark = spark_location(self.spark_conn_id)
             self.log.info("Spark is %s", spark)
             common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark]
-            return self._driver.run([command, *common, *arguments], lambda line: self.log.info("%s", line))
+            show = on_line or (lambda line: self.log.info("%s", line))
+            return self._driver.run([command, *common, *arguments], show)
         finally:
             self._driver = None
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.observability import stats
 
 from cairn_operators.failures import failure
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
+
+
+_DOC = """Commits what `process` prepared: state, source position and output of the interval become current in one write. Then the
+output is published and files that no retained checkpoint needs are deleted. No Spark.
+
+* Its **retries** finish what an earlier try left; nothing is committed twice.
+* **Clearing it alone** commits nothing: the attempt is committed already, or lost. To run the interval again, clear `process`
+  with downstream.
+* Sets off DAGs that are scheduled on the asset `cairn://<pipeline>`; the event has the checkpoint's id, interval, rows, bytes.
+"""
 
 
 class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
@@ -31,7 +44,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
 
     def __init__(self, *, pipeline_name: str, root: str, attempt: str, sink_of: str = "", **kwargs: Any) -> None:
         self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
-        super().__init__(outlets=[self.asset, *kwargs.pop("outlets", [])], **kwargs)
+        super().__init__(outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **kwargs})
         self.pipeline_name = pipeline_name
         self.root = root
         self.attempt = attempt
@@ -42,6 +55,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         from state_backend.checkpoint.coordinator import Coordinator
         from state_backend.values.errors import AttemptLost, CairnError
 
+        started_s = time.monotonic()
         try:
             url = join_url(self.root, self.pipeline_name)
             hook = _sink_hook(self.sink_of, url) if self.sink_of else None
@@ -50,7 +64,10 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
             coordinator.publish(hook)
             coordinator.clean_up()
         except AttemptLost as error:
-            raise AirflowFailException(f"{type(error).__name__}: {error}\n{_begin_again(context)}") from error
+            raise AirflowFailException(
+                f"{type(error).__name__}: {error}\nOnly a new attempt can be committed; clear both tasks of this run: "
+                f"{again_command(context, [*context['task'].upstream_task_ids, self.task_id])}"
+            ) from error
         except CairnError as error:
             raise _for_airflow(error) from error
         if committed.record is None:
@@ -61,9 +78,38 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         for name, value in summary.items():
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
+        send_metrics(self.pipeline_name, summary, timedelta(seconds=time.monotonic() - started_s))
         if outlet_events := context.get("outlet_events"):
-            outlet_events[self.asset].extra = summary
+            # Whoever is triggered by this is before any validation; a later task may still refuse the checkpoint.
+            outlet_events[self.asset].extra = {
+                **summary,
+                "rows": summary["output_rows"],
+                "bytes": summary["state_bytes"],
+                "validated": False,
+            }
         return summary
+
+
+_GAUGES = (
+    "changed_bytes",
+    "uploaded_bytes",
+    "state_bytes",
+    "state_files",
+    "keys",
+    "keys_touched",
+    "input_rows",
+    "output_rows",
+)
+
+
+def send_metrics(pipeline_name: str, summary: dict[str, Any], duration: timedelta) -> None:
+    """One committed checkpoint to Airflow's own metrics: ``cairn.checkpoint.committed`` (a counter), ``.duration`` (of commit,
+    publish and clean-up), and a gauge for each count of the summary; all tagged with the pipeline."""
+    tags = {"pipeline": pipeline_name}
+    stats.incr("cairn.checkpoint.committed", tags=tags)
+    stats.timing("cairn.checkpoint.duration", duration, tags=tags)
+    for name in _GAUGES:
+        stats.gauge(f"cairn.checkpoint.{name}", summary[name], tags=tags)
 
 
 def summarise(record: Record) -> dict[str, Any]:
@@ -95,11 +141,8 @@ def _for_airflow(error: Exception) -> AirflowException:
     return failure(type(error).__name__, str(error))
 
 
-def _begin_again(context: Any) -> str:
-    run, task = context["dag_run"], context["task"]
-    tasks = "|".join(sorted([*task.upstream_task_ids, task.task_id]))
+def again_command(context: Any, task_ids: Sequence[str]) -> str:
+    """The command that clears these tasks of the run and what follows from them."""
+    run = context["dag_run"]
     day = run.logical_date.isoformat() if run.logical_date else "DAY"
-    return (
-        "Only a new attempt can be committed; clear both tasks of this run: "
-        f"airflow tasks clear {run.dag_id} -t '^({tasks})$' -s {day} -e {day} -y"
-    )
+    return f"airflow tasks clear {run.dag_id} -t '^({'|'.join(sorted(task_ids))})$' -d -s {day} -e {day} -y"

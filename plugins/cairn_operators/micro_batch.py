@@ -2,51 +2,239 @@
 
 from __future__ import annotations
 
+import json
+import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Literal
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.observability import stats
 
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.failures import failure
+from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator, again_command
+
+if TYPE_CHECKING:
+    from cairn_operators.predecessor import Wait
+    from state_backend.checkpoint.log import Log
+
+# In the task's state store of Airflow, which retries and clears of this run see: the attempt that a try made last.
+_ATTEMPT_KEY = "cairn_attempt"
+# A driver that has begun says so in one line of its output, which is not shown.
+_BEGUN = "@cairn begun "
+
+
+MODES = ("incremental", "full", "changelog")
+
+_DOC = """Runs the data interval on Spark: restores the state of the checkpoint that ends where the interval starts, processes the
+interval's rows, uploads what changed. Nothing is committed; that is for the next task.
+
+* **Deferred**: it waits, without a worker slot, for the checkpoint of the interval before.
+* **Retry**: takes what an earlier try prepared if base, code, options and input are unchanged, else begins again from the
+  last checkpoint. The log says which, and why.
+* **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, later days are
+  stale, and refused with the command that runs them again.
+* **StateGapError, StaleStateError**: no retry helps; the last lines of the log have the command that does.
+"""
 
 
 class StatefulMicroBatchOperator(DriverOperator):
     """Restores the state that the data interval starts from, processes the interval, uploads what changed. Nothing is
     committed: that is for `IncrementalCheckpointOperator`, which takes the returned ``attempt``.
 
+    ``pipeline_name``: the name in the `Pipeline`, whose folder under ``root`` is looked at before Spark is started.
     ``mode``: incremental, full or changelog. ``allow_gap`` starts from the latest checkpoint before the interval if none
     ends where it starts; ``allow_stale_base`` starts from a checkpoint that a later re-run made stale. Both may be
     templates, so that one run can be given the permission and not all.
+
+    While the run of the interval before is queued, running or being run again, the task defers until that one's checkpoint
+    is there, for ``wait_timeout`` at most. ``start_patience``: how long a queued one is waited for that nothing but this
+    run keeps from starting. ``poll``: time between two looks.
+
+    A retry takes what an earlier try of the same run has prepared, if nothing that it was made of has changed;
+    ``reuse_prepared=False`` computes again always. After a clear it is computed again in any case.
     """
 
-    template_fields: Sequence[str] = (*DriverOperator.template_fields, "mode", "allow_gap", "allow_stale_base")
+    template_fields: Sequence[str] = (
+        *DriverOperator.template_fields,
+        "pipeline_name",
+        "mode",
+        "allow_gap",
+        "allow_stale_base",
+    )
 
     def __init__(
         self,
         *,
+        pipeline_name: str,
         mode: Literal["incremental", "full", "changelog"] = "incremental",
         allow_gap: bool | str = False,
         allow_stale_base: bool | str = False,
+        wait_timeout: timedelta = timedelta(days=1),
+        start_patience: timedelta = timedelta(minutes=2),
+        poll: timedelta = timedelta(seconds=5),
+        reuse_prepared: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"doc_md": _DOC, **kwargs})
+        if mode not in MODES and "{" not in mode:
+            raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
+        self.pipeline_name = pipeline_name
         self.mode = mode
         self.allow_gap = allow_gap
         self.allow_stale_base = allow_stale_base
+        self.wait_timeout = wait_timeout
+        self.start_patience = start_patience
+        self.poll = poll
+        self.reuse_prepared = reuse_prepared
 
     def execute(self, context: Any) -> dict[str, Any]:
         start, end = data_interval(context)
+        self._wait_or_refuse(context, start, end, since_ms=_now_ms(), alone_since_ms=None)
+        return self._process(context, start, end)
+
+    def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
+        """Airflow calls this when the wait is over. Everything is looked at again: what was waited for is one checkpoint,
+        and meanwhile a person may have cleared something."""
+        start, end = data_interval(context)
+        self.log.info("waited %.0f s: %s", (_now_ms() - since_ms) / 1000, (event or {}).get("why"))
+        self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
+        return self._process(context, start, end)
+
+    # --- order --------------------------------------------------------------------------------------------------------------
+
+    def _wait_or_refuse(
+        self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
+    ) -> None:
+        """Returns if the interval may be processed; else defers, or fails for good."""
+        from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
+        from cairn_operators.predecessor import Refuse, Wait, plan_start
+        from state_backend.adapters.open_storage import join_url, open_storage
+        from state_backend.checkpoint.log import read_log
+        from state_backend.values.errors import CairnError
+        from state_backend.values.intervals import Interval
+        from state_backend.values.records import Permissions
+
+        permissions = Permissions(
+            allow_gap=_granted("allow_gap", self.allow_gap),
+            allow_stale_base=_granted("allow_stale_base", self.allow_stale_base),
+        )
+        runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
+        queued = any(run.state == "queued" for run in runs)
+        url = join_url(self.root, self.pipeline_name)
+        try:
+            # After Airflow: what has succeeded there is in the log that is read now.
+            log = read_log(open_storage(url))
+            decision = plan_start(
+                log,
+                self.pipeline_name,
+                Interval(start, end),
+                permissions,
+                runs,
+                earlier_running=queued and is_earlier_running(context, start),
+                alone_for=timedelta(milliseconds=0 if alone_since_ms is None else _now_ms() - alone_since_ms),
+                patience=self.start_patience,
+            )
+        except CairnError as error:
+            raise failure(type(error).__name__, str(error)) from error
+        if isinstance(decision, Refuse):
+            text = for_dag(decision.message, self.pipeline_name, context["dag_run"].dag_id)
+            raise failure(decision.error, f"{text}\nThen run this one again: {again_command(context, [self.task_id])}")
+        if isinstance(decision, Wait):
+            self._defer(context, log, url, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
+        if decision.reason:
+            self.log.warning("%s", decision.reason)
+
+    def _defer(
+        self,
+        context: Any,
+        log: Log,
+        url: str,
+        start: datetime,
+        wait: Wait,
+        *,
+        since_ms: int,
+        alone_since_ms: int | None,
+    ) -> None:
+        from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
+        from state_backend.values.intervals import to_ms
+
+        now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
+        if now_ms >= deadline_ms:
+            raise AirflowFailException(
+                f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}; "
+                f"see to that run, then run this one again: {again_command(context, [self.task_id])}"
+            )
+        alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
+        until_ms = deadline_ms
+        if alone_since_ms is not None:
+            until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
+        self.log.info("waiting, without a worker slot, for the checkpoint of the interval before: %s", wait.reason)
+        self.defer(
+            trigger=PreviousCheckpointTrigger(
+                url=url,
+                head_id=log.head_id,
+                end_ms=to_ms(start),
+                dag_id=context["dag_run"].dag_id,
+                clear_numbers={run.run_id: run.clear_number for run in wait.runs},
+                task_ids=list(wait.runs[0].wanted),
+                queued=[run.run_id for run in wait.runs if run.state == "queued"],
+                until_ms=until_ms,
+                poll_s=self.poll.total_seconds(),
+            ),
+            method_name="after_wait",
+            kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms},
+            # Only if the triggerer does not keep the time itself.
+            timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
+        )
+
+    def _checkpoint_tasks(self, context: Any) -> list[str]:
+        """This task and the one that commits what it prepares."""
+        commits = [
+            task.task_id for task in context["task"].downstream_list if isinstance(task, IncrementalCheckpointOperator)
+        ]
+        return [self.task_id, *commits]
+
+    # --- the driver -----------------------------------------------------------------------------------------------------------
+
+    def _process(self, context: Any, start: datetime, end: datetime) -> dict[str, Any]:
         run, ti = context["dag_run"], context["ti"]
+        store = context.get("task_state_store")
         # A new one for every try: a lost try may still be writing, and the attempt scopes all that it writes.
         attempt = str(uuid.uuid4())
         arguments = ["--start", start.isoformat(), "--end", end.isoformat(), "--mode", self.mode]
+        arguments += ["--name", self.pipeline_name]
         arguments += ["--run-id", run.run_id, "--clear-number", str(run.clear_number or 0)]
         arguments += ["--try-number", str(ti.try_number), "--attempt", attempt]
         arguments += ["--allow-gap"] if _granted("allow_gap", self.allow_gap) else []
         arguments += ["--allow-stale-base"] if _granted("allow_stale_base", self.allow_stale_base) else []
-        return {**self.run_driver("process", *arguments), "attempt": attempt}
+        earlier = store.get(_ATTEMPT_KEY) if store is not None and self.reuse_prepared else None
+        if earlier:
+            arguments += ["--earlier", json.dumps(earlier)]
+
+        def line(text: str) -> None:
+            if not text.startswith(_BEGUN):
+                self.log.info("%s", text)
+            elif store is not None:
+                store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(_BEGUN)))
+
+        try:
+            result = self.run_driver("process", *arguments, on_line=line)
+        except AirflowException as error:  # the driver's errors name the pipeline too
+            error.args = (for_dag(str(error), self.pipeline_name, run.dag_id),)
+            raise
+        stats.timing(
+            "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
+        )
+        return {**result, "attempt": result["attempt"] if result.get("reused") else attempt}
+
+
+def for_dag(message: str, pipeline_name: str, dag_id: str) -> str:
+    """The state backend knows pipelines, not DAGs: its commands name the pipeline where Airflow wants the DAG."""
+    return message.replace(f"--dag-id {pipeline_name} ", f"--dag-id {dag_id} ")
 
 
 def _granted(name: str, value: bool | str) -> bool:
@@ -55,3 +243,11 @@ def _granted(name: str, value: bool | str) -> bool:
     if text not in ("true", "false", ""):
         raise AirflowFailException(f"{name} is {value!r}; expected true or false")
     return text == "true"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _ms(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)

@@ -8,12 +8,19 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
 
+from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
+
+_DOC = """Deletes files that crashed and lost attempts left behind, and that nothing needs. It goes by reference: what any record
+names stays. It may run beside the pipeline; in doubt it deletes nothing. The log lists what goes.
+"""
 
 
 class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Sweeps the folder of ``pipeline_name`` under ``root``: for a DAG of its own, weekly or so.
+    """Sweeps the folder of ``pipeline_name`` under ``root``: in a DAG of its own, weekly or so, or behind a checkpoint with
+    ``every``: then only for the intervals that end a whole number of it after the DAG's start date.
 
     It may run beside the pipeline: an attempt that wrote nothing for ``min_age`` is abandoned in the log before its files go, so
     that it can't be committed any more; all others are left alone. ``dry_run`` only logs what would go. Returns counts.
@@ -29,15 +36,21 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         root: str,
         min_age: timedelta = timedelta(days=3),
         dry_run: bool = False,
+        every: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"doc_md": _DOC, **kwargs})
         self.pipeline_name = pipeline_name
         self.root = root
         self.min_age = min_age
         self.only_plan = dry_run  # BaseOperator has a method dry_run
+        self.every = every
 
     def execute(self, context: Any) -> dict[str, Any]:
+        if self.every is not None:
+            _, end = data_interval(context)
+            if not is_due(end, context["dag"].start_date, self.every):
+                raise AirflowSkipException(f"swept every {self.every}, and not at {end.isoformat()}")
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.sweep import sweep
         from state_backend.values.errors import CairnError

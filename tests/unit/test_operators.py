@@ -51,6 +51,7 @@ what, folder = os.environ["FAKE_DRIVER"], Path(os.environ["FAKE_DRIVER_DIR"])
 (folder / "arguments.json").write_text(json.dumps(sys.argv[1:]))
 result = Path(sys.argv[sys.argv.index("--result") + 1])
 print("a line", flush=True)
+print('@cairn begun {"attempt": "a7", "options": {"mode": "full"}}', flush=True)
 print("half a", end=" ", flush=True)
 print("line\\nto stderr", file=sys.stderr, flush=True)
 print("no newline", end="", flush=True)
@@ -83,6 +84,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     monkeypatch.setenv("FAKE_DRIVER_DIR", str(tmp_path))
     monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", '{"conn_type": "spark_connect", "host": "sc://h", "port": 7}')
     monkeypatch.setattr("cairn_operators.driver_operator.DriverOperator.driver_module", "fake_driver")
+    monkeypatch.setattr("cairn_operators.airflow_runs._previous", lambda *_: None)
 
     def behave(what: str) -> Path:
         monkeypatch.setenv("FAKE_DRIVER", what)
@@ -98,13 +100,16 @@ def context(**more: Any) -> dict[str, Any]:
         "data_interval_end": END,
         "dag_run": run,
         "dag": SimpleNamespace(start_date=datetime(2013, 1, 1, tzinfo=UTC)),
+        "task": SimpleNamespace(task_id="process", downstream_list=[]),
         "ti": SimpleNamespace(try_number=3),
         **more,
     }
 
 
 def micro_batch(**more: Any) -> StatefulMicroBatchOperator:
-    return StatefulMicroBatchOperator(task_id="process", pipeline="m:P", root="file:///r", **more)
+    return StatefulMicroBatchOperator(
+        task_id="process", pipeline="m:P", pipeline_name="p", root="memory://operators", **more
+    )
 
 
 def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
@@ -137,7 +142,8 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
     fake("ok {}")
     lines: list[str] = []
     operator = micro_batch()
-    monkeypatch.setattr(type(operator), "log", SimpleNamespace(info=lambda text, *more: lines.append(text % more)))
+    log = SimpleNamespace(info=lambda text, *more: lines.append(text % more), warning=lines.append)
+    monkeypatch.setattr(type(operator), "log", log)
     run(operator)
     assert lines[1:] == ["a line", "half a line", "to stderr", "no newline"]
 
@@ -333,7 +339,7 @@ def test_checkpoint_commits_publishes_cleans_up(monkeypatch: pytest.MonkeyPatch)
     result = run(operator, context(outlet_events={operator.asset: event}))
     assert asked == ["p", "commit a1", "publish None", "clean up"]
     assert (result["checkpoint"], result["base"], result["input_rows"]) == (7, 6, 6)
-    assert event.extra == result and json.dumps(result)
+    assert event.extra == {**result, "rows": 7, "bytes": 2, "validated": False} and json.dumps(result)
 
 
 def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +348,7 @@ def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytes
     with pytest.raises(AirflowFailException) as caught:
         run(operator, context(task=task))
     assert str(caught.value).startswith("BaseMoved: the base is gone\n")
-    assert "airflow tasks clear aircraft -t '^(checkpoint|process)$' -s 2013-01-05" in str(caught.value)
+    assert "airflow tasks clear aircraft -t '^(checkpoint|process)$' -d -s 2013-01-05" in str(caught.value)
     assert asked == ["p", "commit a1"]
 
 
@@ -470,15 +476,28 @@ def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> N
 # --- the wiring -----------------------------------------------------------------------------------------------------------
 
 
-def test_pipeline_waits_for_the_previous_checkpoint_only() -> None:
+def test_pipeline_wires_everything() -> None:
     dag = stateful_pipeline(
-        "p", "m:P", "file:///r", schedule="@daily", start_date=START, docs_dir="/d", savepoints="file:///s/"
+        "p",
+        "m:P",
+        "file:///r",
+        schedule="@daily",
+        start_date=START,
+        docs_dir="/d",
+        savepoints="file:///s/",
+        savepoint={"format": "canonical"},
+        sweep_every=timedelta(days=7),
+        sweep={"min_age": timedelta(days=1)},
+        pipeline_name="aircraft",
     )
     process = dag.get_task("process")
-    assert process.depends_on_past and process.wait_for_downstream and process.max_active_tis_per_dag == 1
+    # The order of intervals is kept by the task itself.
+    assert not process.depends_on_past and process.max_active_tis_per_dag == 1 and process.pipeline_name == "aircraft"
     assert process.downstream_task_ids == {"checkpoint"}
-    assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint"}
-    assert not any(task.depends_on_past for task in dag.tasks if task.task_id != "process")
+    assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint", "sweep"}
+    assert dag.get_task("savepoint").format == "canonical"
+    sweep = dag.get_task("sweep")
+    assert (sweep.pipeline_name, sweep.every, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
 
 
 def test_pipeline_without_validation_and_savepoints() -> None:

@@ -1,0 +1,66 @@
+"""What Airflow's execution API tells a running task about the other runs of its DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cairn_operators.predecessor import PredecessorRun
+
+# Manual runs between two scheduled ones; more than that, and the oldest are not looked at.
+_LOOK_BACK = 32
+
+
+def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequence[str]) -> list[PredecessorRun]:
+    """The runs whose data interval ends at ``start``: the scheduled or backfill run, and manual runs of that interval.
+
+    A scheduled run has its interval's start as logical date, a manual one an instant at or after its interval's end. So the
+    search begins one interval after ours and goes back to the first run that starts before ours and is no manual one.
+    """
+    from cairn_operators.predecessor import PredecessorRun
+
+    dag_id, own = context["dag_run"].dag_id, context["dag_run"].run_id
+    found = []
+    for run in _runs_before(dag_id, end + (end - start)):
+        if run.run_id != own and run.data_interval_end == start:
+            found.append(run)
+        if run.logical_date < start and run.run_type != "manual":
+            break
+    if not found:
+        return []
+    states = context["ti"].get_task_states(dag_id=dag_id, run_ids=[run.run_id for run in found], task_ids=list(tasks))
+    return [
+        PredecessorRun(
+            run_id=run.run_id,
+            state=str(run.state),
+            clear_number=run.clear_number or 0,
+            wanted=tuple(tasks),
+            tasks=states.get(run.run_id, {}),
+        )
+        for run in found
+    ]
+
+
+def is_earlier_running(context: Any, start: datetime) -> bool:
+    """Whether any run with a logical date before ``start`` is running."""
+    return _previous(context["dag_run"].dag_id, start, "running") is not None
+
+
+def _runs_before(dag_id: str, logical_date: datetime) -> Iterator[Any]:
+    for _ in range(_LOOK_BACK):
+        run = _previous(dag_id, logical_date, None)
+        if run is None:
+            return
+        yield run
+        logical_date = run.logical_date
+
+
+def _previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
+    """``ti.get_previous_dagrun`` does this for the task's own logical date only."""
+    from airflow.sdk.execution_time.comms import GetPreviousDagRun
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS
+
+    answer = SUPERVISOR_COMMS.send(GetPreviousDagRun(dag_id=dag_id, logical_date=logical_date, state=state))
+    return getattr(answer, "dag_run", None)

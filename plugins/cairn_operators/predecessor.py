@@ -1,0 +1,123 @@
+"""May this interval be processed now, or has it to wait for the checkpoint of the interval before? A pure function.
+
+Only the run of the interval before is looked at: whoever waits for it, waits for all before that. Airflow's own
+``depends_on_past`` looks at the run with the next smaller logical date, which a manual run may be, and at a task that has
+succeeded before the checkpoint is there; and where that one failed it waits without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.log import Log, interval_of, run_of
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions
+
+_ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredecessorRun:
+    """What Airflow says of a run whose data interval ends where ours starts. ``tasks``: states of its ``process`` and its
+    ``checkpoint`` task by id (None: not scheduled yet, also after a clear); ``wanted``: the ids of those two."""
+
+    run_id: str
+    state: str
+    clear_number: int
+    wanted: tuple[str, ...]
+    tasks: Mapping[str, str | None]
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint is still to come from it, as far as Airflow knows."""
+        return self.state in ("queued", "running") and is_unfinished(self.wanted, self.tasks)
+
+    def __str__(self) -> str:
+        tasks = ", ".join(f"{name} {self.tasks.get(name) or 'not started'}" for name in self.wanted)
+        return f"{self.run_id} ({self.state}; {tasks})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Process it. ``reason`` says what was decided, where that is not plain."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Defer until one of these runs has committed or ended. ``alone``: they are queued and nothing before us runs."""
+
+    reason: str
+    runs: tuple[PredecessorRun, ...]
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """No retry can help: the state that the interval starts from is not there and nobody is about to make it."""
+
+    error: str
+    message: str
+
+
+def plan_start(
+    log: Log,
+    pipeline: str,
+    interval: Interval,
+    permissions: Permissions,
+    runs: Sequence[PredecessorRun],
+    *,
+    earlier_running: bool = False,
+    alone_for: timedelta = timedelta(0),
+    patience: timedelta = timedelta(minutes=2),
+) -> Go | Wait | Refuse:
+    """What to do with ``interval``, given the log and the runs of the interval before it.
+
+    A queued run is waited for, since it comes before us. But if nothing before us runs that would make room for it, and it
+    did not start for ``patience`` (``alone_for`` so far), then Airflow's max_active_runs keeps it queued until this
+    run has ended: it is not waited for. If it changes anything, it makes stale what is committed here, as if it had come later.
+    """
+    open_runs = tuple(run for run in runs if run.pending and not _has_committed(log, run, interval))
+    left_alone = ""
+    if open_runs:
+        alone = not earlier_running and all(run.state == "queued" for run in open_runs)
+        if not alone or alone_for < patience:
+            return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone)
+        left_alone = (
+            f"{', '.join(map(str, open_runs))} did not start for {patience}: it is not waited for, since it may have to wait "
+            "for this run to end"
+        )
+    completed = log.completed()
+    if not completed:
+        return Go(reason=left_alone)  # the driver knows where the pipeline starts
+    try:
+        plan_base(log, pipeline, interval, permissions, completed[-1].content.pipeline_start_ms)
+    except CairnError as error:
+        text = f"{error}\n{left_alone}" if left_alone else str(error)
+        failed = [str(run) for run in runs if run.state == "failed"]
+        if failed:
+            text += f"\nThe run of the interval before failed: {', '.join(failed)}."
+        return Refuse(error=type(error).__name__, message=text)
+    return Go(reason=left_alone)
+
+
+def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> bool:
+    """Whether of these tasks one is still to succeed, and none has ended otherwise."""
+    states = [tasks.get(name) for name in wanted]
+    return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
+
+
+def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:
+    """Whether the log has what the run made since it was cleared last; each clear raises the number."""
+    return any(
+        (by := run_of(entry)) is not None
+        and (by.run_id, by.clear_number) == (run.run_id, run.clear_number)
+        and (done := interval_of(entry)) is not None
+        and done.end == interval.start
+        for entry in log.commits()
+    )

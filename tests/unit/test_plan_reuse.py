@@ -1,0 +1,80 @@
+"""When a retry takes what an earlier try of the same run has prepared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.reuse import Earlier, Now, Recompute, Reuse, plan_reuse
+from state_backend.checkpoint.log import Log
+from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
+from tests.support.checkpoints import content, day, record, run
+
+POSITION = {"files": [{"path": "f", "size": 3}]}
+OPTIONS = {"mode": "incremental", "parallelism": "2", "engine": "0a0a"}
+ME = run("mine", clear_number=1, try_number=1)
+CONTENT = content(day(2), "m1", 1, run=ME, source_position=POSITION, code_hash="c" * 64)
+DAY_1 = record(1, day(1))
+EARLIER = Earlier(attempt="m1", options=OPTIONS, prepared=Prepared(h0=1, content=CONTENT))
+NOW = Now(
+    log=Log(entries={1: DAY_1}),
+    run=replace(ME, try_number=2),
+    interval=day(2),
+    permissions=Permissions(),
+    code_hash="c" * 64,
+    options=OPTIONS,
+    source_position=POSITION,
+    initial_state=False,
+)
+
+
+def with_log(*more: Record | SweepRecord) -> dict[str, Any]:
+    return {"log": Log(entries={1: DAY_1, **{entry.id: entry for entry in more}})}
+
+
+def test_the_same_again_is_reused() -> None:
+    assert plan_reuse(EARLIER, NOW) == Reuse(attempt="m1")
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        ({"run": run("mine", clear_number=2, try_number=2)}, "the run was cleared since"),
+        ({"run": run("other", clear_number=1)}, "belongs to run 'mine'"),
+        ({"interval": day(3)}, "belongs to run 'mine', [2024-01-02T00:00:00Z"),
+        ({"options": OPTIONS | {"mode": "full"}}, "mode was incremental, is full"),
+        ({"options": OPTIONS | {"parallelism": "4"}}, "parallelism was 2, is 4"),
+        ({"options": OPTIONS | {"engine": "ffff"}}, "engine was 0a0a, is ffff"),
+        ({"options": OPTIONS | {"order_by": "1"}}, "order_by was nothing, is 1"),
+        ({"permissions": Permissions(allow_gap=True)}, "permissions were"),
+        ({"code_hash": "d" * 64}, "the processor's code was cccccccccccc, is dddddddddddd"),
+        ({"initial_state": True}, "initial state"),
+        ({"source_position": {}}, "the source records no position"),
+        ({"source_position": {"files": []}}, "the input has changed"),
+        # Day 1 was run again: the base is another one.
+        (with_log(record(2, day(1), None, {1: 2, 2: None})), "can't be committed any more: "),
+        # The base was dropped.
+        (with_log(record(2, day(5), 1, {2: None})), "which was dropped meanwhile"),
+        # Somebody else committed the interval.
+        (with_log(record(2, day(2), 1, run=run("other"))), "checkpoint 2 was committed for"),
+        (
+            with_log(SweepRecord(id=2, retained=DAY_1.retained, sweep="s", abandoned=("m1",))),
+            "sweep 2 abandoned it",
+        ),
+    ],
+)
+def test_anything_else_is_computed_again(now: dict[str, Any], reason: str) -> None:
+    decision = plan_reuse(EARLIER, replace(NOW, **now))
+    assert isinstance(decision, Recompute) and reason in decision.reason
+
+
+def test_what_was_not_finished_is_computed_again() -> None:
+    assert plan_reuse(replace(EARLIER, prepared=None), NOW) == Recompute(reason="it had not finished")
+
+
+def test_what_is_committed_already_is_reused() -> None:
+    """A try that died after its checkpoint was committed: publishing is all that is left to do."""
+    committed = record(2, day(2), 1, attempt="m1", run=ME)
+    assert plan_reuse(EARLIER, replace(NOW, **with_log(committed))) == Reuse(attempt="m1")

@@ -1,0 +1,318 @@
+"""When an interval waits for the checkpoint before its own, and how: the decision, what is asked of Airflow, the trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cairn_operators import airflow_runs
+from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
+from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import Log
+from state_backend.formats import paths
+from state_backend.values.errors import StorageUnavailable
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions, Record
+from tests.support.checkpoints import DAY, PIPELINE, START, Folder, day, record, run
+
+TASKS = ("process", "checkpoint")
+MINUTE = timedelta(minutes=1)
+
+
+def log_of(*records: Record) -> Log:
+    return Log(entries={entry.id: entry for entry in records})
+
+
+def before(
+    state: str, process: str | None, checkpoint: str | None, *, clear: int = 0, run_id: str = "day2"
+) -> PredecessorRun:
+    """The run of day 2, which day 3 starts from."""
+    tasks = {"process": process, "checkpoint": checkpoint}
+    return PredecessorRun(run_id=run_id, state=state, clear_number=clear, wanted=TASKS, tasks=tasks)
+
+
+# Day 2 was committed by run day2, before any clear.
+DAYS_1_2 = log_of(record(1, day(1)), record(2, day(2), 1, run=run("day2")))
+DAY_1 = log_of(record(1, day(1)))
+STALE = log_of(*DAYS_1_2.entries.values(), record(3, day(1), None, {1: 3, 2: 3, 3: None}))  # type: ignore[arg-type]
+
+
+def decide(log: Log, *runs: PredecessorRun, interval: Interval | None = None, **more: Any) -> Go | Wait | Refuse:
+    more.setdefault("permissions", Permissions())
+    return plan_start(log, PIPELINE, interval or day(3), runs=runs, **more)
+
+
+@pytest.mark.parametrize(
+    ("log", "runs"),
+    [
+        pytest.param(DAYS_1_2, [], id="Airflow knows no run: the log has it"),
+        pytest.param(DAYS_1_2, [before("success", "success", "success")], id="done"),
+        pytest.param(DAYS_1_2, [before("running", "success", "success")], id="its validate still runs"),
+        pytest.param(DAYS_1_2, [before("failed", "success", "success")], id="its validate failed"),
+        pytest.param(DAYS_1_2, [before("running", "success", "running")], id="committed, still publishing"),
+        pytest.param(DAYS_1_2, [before("running", "failed", "upstream_failed", clear=1)], id="re-run failed"),
+        pytest.param(DAYS_1_2, [before("failed", None, None, clear=1)], id="re-run marked failed before it started"),
+        pytest.param(log_of(), [], id="no log: the driver knows where the pipeline starts"),
+    ],
+)
+def test_goes(log: Log, runs: list[PredecessorRun]) -> None:
+    assert decide(log, *runs) == Go()
+
+
+@pytest.mark.parametrize(
+    ("log", "runs"),
+    [
+        pytest.param(DAY_1, [before("running", "running", None)], id="runs for the first time"),
+        pytest.param(DAY_1, [before("queued", None, None)], id="queued"),
+        pytest.param(DAY_1, [before("running", "up_for_retry", None)], id="between two tries"),
+        pytest.param(DAY_1, [before("running", "deferred", None)], id="waits itself"),
+        pytest.param(DAY_1, [before("running", "success", "queued")], id="its checkpoint is not there yet"),
+        pytest.param(DAYS_1_2, [before("running", "running", None, clear=1)], id="being re-processed"),
+        pytest.param(DAYS_1_2, [before("queued", None, None, clear=1)], id="cleared, not started"),
+        pytest.param(DAYS_1_2, [before("running", None, "success", clear=1)], id="process cleared alone"),
+        pytest.param(STALE, [before("running", "running", None, clear=1)], id="stale, but being mended"),
+        pytest.param(log_of(), [before("running", "running", None)], id="the very first is running"),
+        pytest.param(
+            DAYS_1_2,
+            [before("success", "success", "success"), before("running", "running", None, run_id="manual")],
+            id="a manual run of the same interval",
+        ),
+    ],
+)
+def test_waits(log: Log, runs: list[PredecessorRun]) -> None:
+    decision = decide(log, *runs)
+    assert isinstance(decision, Wait) and decision.runs == (runs[-1],)
+    assert decision.reason.startswith(runs[-1].run_id)
+
+
+@pytest.mark.parametrize(
+    ("log", "runs", "error", "text"),
+    [
+        (DAY_1, [], "StateGapError", "airflow backfill create --dag-id counting --from-date 2024-01-02T00:00:00Z"),
+        (
+            DAY_1,
+            [before("failed", "failed", "upstream_failed")],
+            "StateGapError",
+            "interval before failed: day2 (failed;",
+        ),
+        (DAY_1, [before("success", "success", "skipped")], "StateGapError", "no checkpoint ends where it starts"),
+        (STALE, [before("success", "success", "success")], "StaleStateError", "--from-date 2024-01-02T00:00:00Z"),
+    ],
+)
+def test_refuses(log: Log, runs: list[PredecessorRun], error: str, text: str) -> None:
+    decision = decide(log, *runs)
+    assert isinstance(decision, Refuse) and decision.error == error
+    assert text in decision.message
+
+
+def test_permissions_count() -> None:
+    assert decide(DAY_1, permissions=Permissions(allow_gap=True)) == Go()
+    assert decide(STALE, permissions=Permissions(allow_stale_base=True)) == Go()
+
+
+def test_the_first_interval_waits_for_nobody() -> None:
+    assert decide(DAYS_1_2, interval=day(1)) == Go()
+
+
+QUEUED = before("queued", None, None, clear=1)
+
+
+@pytest.mark.parametrize(
+    ("alone_for", "earlier_running", "log", "expected"),
+    [
+        (timedelta(0), False, DAYS_1_2, Wait),
+        (2 * MINUTE - timedelta(seconds=1), False, DAYS_1_2, Wait),
+        (2 * MINUTE, False, DAYS_1_2, Go),
+        (2 * MINUTE, True, DAYS_1_2, Wait),  # a slot gets free when that ends
+        (2 * MINUTE, False, DAY_1, Refuse),
+    ],
+)
+def test_a_queued_run_that_waits_for_this_one_to_end_is_not_waited_for(
+    alone_for: timedelta, earlier_running: bool, log: Log, expected: type
+) -> None:
+    decision = decide(log, QUEUED, alone_for=alone_for, earlier_running=earlier_running, patience=2 * MINUTE)
+    assert isinstance(decision, expected)
+    if isinstance(decision, Wait):
+        assert decision.alone is not earlier_running
+    else:
+        text = decision.reason if isinstance(decision, Go) else decision.message
+        assert "did not start for 0:02:00" in text
+
+
+def test_a_running_one_is_waited_for_however_long() -> None:
+    running = before("running", "running", None)
+    assert isinstance(decide(DAY_1, running, QUEUED, alone_for=DAY, patience=MINUTE), Wait)
+
+
+# --- which runs are the ones before ---------------------------------------------------------------------------------------
+
+
+def dag_run(run_id: str, logical: datetime, interval: Interval, kind: str = "scheduled") -> SimpleNamespace:
+    return SimpleNamespace(
+        run_id=run_id,
+        logical_date=logical,
+        data_interval_start=interval.start,
+        data_interval_end=interval.end,
+        run_type=kind,
+        state="running",
+        clear_number=None,
+    )
+
+
+SCHEDULED = [dag_run(f"day{n}", day(n).start, day(n)) for n in range(1, 6)]
+NOON = timedelta(hours=12)
+
+
+@pytest.mark.parametrize(
+    ("runs", "own", "interval", "expected"),
+    [
+        (SCHEDULED, "day3", day(3), ["day2"]),
+        (SCHEDULED, "day1", day(1), []),
+        (SCHEDULED[2:], "day3", day(3), []),
+        # A manual run of day 1, triggered at noon of day 2, has a later logical date than the run of day 2.
+        ([*SCHEDULED, dag_run("manual", day(2).start + NOON, day(1), "manual")], "day3", day(3), ["day2"]),
+        ([*SCHEDULED, dag_run("manual", day(2).start + NOON, day(1), "manual")], "day2", day(2), ["manual", "day1"]),
+        # This run is the manual one: the run of day 3 has the logical date before its own, and is not the one to wait for.
+        ([*SCHEDULED, dag_run("manual", day(3).start + NOON, day(2), "manual")], "manual", day(2), ["day1"]),
+    ],
+)
+def test_predecessors(
+    monkeypatch: pytest.MonkeyPatch, runs: list[Any], own: str, interval: Interval, expected: list[str]
+) -> None:
+    def previous(dag_id: str, logical_date: datetime, state: str | None) -> Any:
+        earlier = [r for r in runs if r.logical_date < logical_date]
+        return max(earlier, key=lambda r: r.logical_date, default=None)
+
+    def task_states(dag_id: str, run_ids: list[str], task_ids: list[str]) -> dict[str, Any]:
+        assert (dag_id, task_ids) == ("d", list(TASKS))
+        return {run_id: {"process": "running", "checkpoint": None} for run_id in run_ids}
+
+    monkeypatch.setattr(airflow_runs, "_previous", previous)
+    context = {
+        "dag_run": SimpleNamespace(dag_id="d", run_id=own),
+        "ti": SimpleNamespace(get_task_states=task_states),
+    }
+    found = airflow_runs.predecessor_runs(context, interval.start, interval.end, TASKS)
+    assert [run.run_id for run in found] == expected
+    assert all(run.pending and run.clear_number == 0 for run in found)
+
+
+# --- the trigger ----------------------------------------------------------------------------------------------------------
+
+URL = f"memory://predecessor/{PIPELINE}"
+
+
+@pytest.fixture
+def folder() -> Folder:
+    """Day 1 is committed; the trigger waits for run day2."""
+    storage = open_storage(URL)
+    for info in list(storage.list("")):
+        storage.delete(info.path)
+    made = Folder(storage)
+    made.run(day(1), "a1")
+    return made
+
+
+@pytest.fixture
+def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Task states by run as Airflow would answer, and how many of the runs have ended."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    says: dict[str, Any] = {"states": {"day2": {"process": "running", "checkpoint": None}}, "ended": 0}
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: says["states"]))
+    monkeypatch.setattr(RuntimeTaskInstance, "get_dr_count", staticmethod(lambda **_: says["ended"]))
+    return says
+
+
+def trigger(*, queued: Sequence[str] = (), seconds: float = 20, clear_number: int = 1) -> PreviousCheckpointTrigger:
+    until_ms = int((time.time() + seconds) * 1000)
+    made = PreviousCheckpointTrigger(
+        url=URL,
+        head_id=1,
+        end_ms=day(2).end_ms,
+        dag_id="d",
+        clear_numbers={"day2": clear_number},
+        task_ids=TASKS,
+        queued=queued,
+        until_ms=until_ms,
+        poll_s=0.01,
+    )
+    path, arguments = made.serialize()
+    assert path == "cairn_operators.previous_checkpoint_trigger.PreviousCheckpointTrigger"
+    return PreviousCheckpointTrigger(**arguments)
+
+
+def fires(made: PreviousCheckpointTrigger, then: Callable[[], object] = lambda: None) -> str:
+    """Why it fired, after it has looked twice and ``then`` has happened."""
+
+    async def go() -> str:
+        waiting = asyncio.ensure_future(anext(made.run()))
+        await asyncio.sleep(0.1)
+        if then is not None:
+            assert not waiting.done(), waiting
+        then()
+        event = await asyncio.wait_for(waiting, 10)
+        return str(event.payload["why"])
+
+    return asyncio.run(go())
+
+
+@pytest.mark.usefixtures("airflow_says")
+def test_fires_for_the_checkpoint_that_is_waited_for_and_no_other(folder: Folder) -> None:
+    def commits() -> None:
+        folder.run(day(1), "a2", digest=folder.coordinator.record(1).content.digest)
+        folder.run(day(2), "a3", run=run("day2", clear_number=0))
+        folder.run(day(2), "a4", run=run("day2", clear_number=1))
+
+    assert fires(trigger(), commits) == "checkpoint 4 is there"
+
+
+@pytest.mark.parametrize(
+    ("change", "queued", "why"),
+    [
+        ({"ended": 1}, (), "1 of day2 ended"),
+        ({"states": {"day2": {"process": "failed", "checkpoint": None}}}, (), "day2 has ended: "),
+        ({"states": {"day2": {"process": "success", "checkpoint": "success"}}}, (), "day2 has ended: "),
+        ({"states": {}}, (), "day2 is gone"),
+        ({"states": {"day2": {"process": "queued", "checkpoint": None}}}, ("day2",), "day2 has started"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_fires_when_airflow_says_otherwise(
+    airflow_says: dict[str, Any], change: dict[str, Any], queued: tuple[str, ...], why: str
+) -> None:
+    if queued:
+        airflow_says["states"] = {"day2": {"process": None, "checkpoint": None}}
+    assert fires(trigger(queued=queued), lambda: airflow_says.update(change)).startswith(why)
+
+
+@pytest.mark.usefixtures("airflow_says", "folder")
+def test_fires_when_the_time_is_up() -> None:
+    assert fires(trigger(seconds=0.5)) == "time is up"
+
+
+@pytest.mark.usefixtures("airflow_says")
+def test_storage_that_does_not_answer_is_asked_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.run(day(2), "a2", run=run("day2", clear_number=1))
+    read, refused = type(folder.storage).read, []
+
+    def read_later(self: Any, path: str) -> bytes:
+        if path == paths.record(2) and len(refused) < 20:
+            refused.append(path)
+            raise StorageUnavailable("busy")
+        return read(self, path)
+
+    monkeypatch.setattr(type(folder.storage), "read", read_later)
+    assert fires(trigger()) == "checkpoint 2 is there"
+    assert len(refused) == 20
+
+
+def test_days_are_consecutive() -> None:
+    assert day(2).end == day(3).start == START + 2 * DAY
