@@ -75,11 +75,11 @@ class OwnedProcesses:
         """The return code of a child that ends by itself; it is no longer checked after that."""
         return self._children.pop(name).wait()
 
-    def stop(self, *, grace_s: float = 20) -> None:
-        """SIGTERM to the children; after the grace SIGKILL to whatever still carries the mark."""
+    def stop(self, *, grace_s: float = 20, signal_number: int = signal.SIGTERM) -> None:
+        """The signal to the children; after the grace SIGKILL to whatever still carries the mark."""
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+                child.send_signal(signal_number)
         deadline_s = time.monotonic() + grace_s
         for child in self._children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -78,6 +79,10 @@ class SparkConnectServer:
                         f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}"
                     ) from None
                 time.sleep(0.3)
+
+    def kill(self) -> None:
+        """kill -9 of the server and of its Python workers. ``start`` starts another one on the same port."""
+        self._processes.stop(grace_s=0, signal_number=signal.SIGKILL)
 
     def stop(self) -> None:
         self._processes.stop(grace_s=10)

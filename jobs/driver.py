@@ -12,19 +12,25 @@ import argparse
 import importlib
 import json
 import logging
+import os
 import sys
 import time
 import traceback
 from collections.abc import Mapping
+import uuid
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.pipeline import Interval, Pipeline
+from jobs.spark import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
 from jobs.which_checkpoint import parse_checkpoint
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
 from state_backend.values.records import Permissions, RunRef
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("cairn")
 
@@ -39,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         result = {"ok": options.command(options)}
-    except Exception as error:
+    except Exception as raised:
+        error = explain(raised, options.spark)
         _print_error(error)
         name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
         result = {"error": {"type": name, "message": str(error)}}
@@ -52,7 +59,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _process(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import process_interval
-    from jobs.spark import connect
 
     pipeline = load_pipeline(options.pipeline)
     if options.name not in (None, pipeline.name):
@@ -67,7 +73,7 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
 
     started = time.monotonic()
-    spark = connect(options.spark, f"cairn {pipeline.name} {interval}", shared_as=f"{pipeline.name}/process")
+    spark = _connect(options, pipeline, "process")
     prepared = process_interval(
         spark,
         pipeline,
@@ -101,13 +107,12 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
 def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import coordinator_of
     from jobs.savepoint import check_destination, consolidate_checkpoint, describe_savepoint, take_savepoint
-    from jobs.spark import connect
 
     pipeline = load_pipeline(options.pipeline)
     folder = join_url(options.root, pipeline.name)
     record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
     check_destination(folder, options.to, options.format)
-    spark = connect(options.spark, f"cairn {pipeline.name} savepoint", shared_as=f"{pipeline.name}/savepoint")
+    spark = _connect(options, pipeline, "savepoint")
     if options.consolidate:
         record = consolidate_checkpoint(spark, pipeline, options.root, record)
     said = describe_savepoint(take_savepoint(spark, pipeline, folder, record, options.to, options.format), options.to)
@@ -120,10 +125,9 @@ def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
 
 def _restore(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.restore import restore_savepoint
-    from jobs.spark import connect
 
     pipeline = load_pipeline(options.pipeline)
-    spark = connect(options.spark, f"cairn {pipeline.name} restore", shared_as=f"{pipeline.name}/restore")
+    spark = _connect(options, pipeline, "restore")
     record = restore_savepoint(spark, pipeline, options.root, options.savepoint, claim=options.claim)
     return {
         "checkpoint": record.id,
@@ -135,13 +139,12 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
 
 def _validate(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import coordinator_of
-    from jobs.spark import connect
     from jobs.validate import validate_checkpoint
 
     pipeline = load_pipeline(options.pipeline)
     record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
     # Never the session of the writer: its workers are other processes, so what they find was not in anybody's memory.
-    spark = connect(options.spark, f"cairn {pipeline.name} validate", shared_as=f"{pipeline.name}/validate")
+    spark = _connect(options, pipeline, "validate")
     validation = validate_checkpoint(
         spark, pipeline, options.root, record, docs=options.docs, with_expectations=not options.without_expectations
     )
@@ -162,6 +165,18 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
         "pids": list(validation.pids),
         "docs": validation.docs,
     }
+
+
+def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> SparkSession:
+    """The session of this command, without what an earlier try of the same task left running in it."""
+    name, task = f"{pipeline.name}/{command}", options.task or str(uuid.uuid4())
+    tag = operation_tag(name, options.root, task)
+    if options.again:
+        interrupt_former(options.spark, name, tag)
+    spark = connect(options.spark, f"cairn {pipeline.name} {command}", shared_as=name)
+    spark.addTag(tag)
+    interrupt_on_sigterm(spark, options.spark, tag)
+    return spark
 
 
 def load_pipeline(reference: str) -> Pipeline:
@@ -200,6 +215,8 @@ def _parser() -> argparse.ArgumentParser:
         for option in ("--pipeline", "--root", "--spark"):
             sub.add_argument(option, required=True)
         sub.add_argument("--result", required=True, type=Path)
+        sub.add_argument("--task", help="names what is run; the same in every try")
+        sub.add_argument("--again", action="store_true", help="an earlier try may still run: interrupt it")
         return sub
 
     process = command("process", _process)
@@ -228,4 +245,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code and any(argument.startswith("sc://") for argument in sys.argv):
+        # An orderly end would wait for Spark's client to tell the server what it needs no more: minutes, if that is gone.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

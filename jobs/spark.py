@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import socket
 import sys
+import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger("cairn")
 
 # Instants in rows are naive UTC, whatever the machine's zone.
 _CONF = {"spark.sql.session.timeZone": "UTC"}
@@ -24,6 +29,13 @@ _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+# A server that is gone: Spark's client would try again for ten minutes, Airflow's own retry is the better place to wait.
+# With these the tries end after about 25 seconds: enough for a busy server, or a proxy that is started anew.
+_PATIENCE = {"max_retries": 6, "max_backoff": 10_000}
+_LOST = ("UNAVAILABLE", "SESSION_CHANGED", "SESSION_NOT_FOUND", "SESSION_CLOSED", "stopped SparkContext")
+# Spark itself ends an operation whose client is gone after `spark.connect.execute.manager.detachedTimeout` (5 minutes), so
+# what is older than this still runs only if its driver does.
+_HOURS_BACK = 24
 
 
 def connect(where: str, app_name: str, *, shared_as: str | None = None) -> SparkSession:
@@ -35,10 +47,9 @@ def connect(where: str, app_name: str, *, shared_as: str | None = None) -> Spark
 
     if where.startswith("sc://"):
         _check_listening(where)
-        if shared_as is not None and ";" not in where:
-            hour = int(time.time() // 3600)
-            where = f"{where.rstrip('/')}/;session_id={uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{shared_as}:{hour}')}"
-        session = SparkSession.builder.remote(where).getOrCreate()
+        url = where if shared_as is None else _session_url(where, shared_as, _hour())
+        session = SparkSession.builder.remote(url).getOrCreate()
+        _be_impatient(session.client)
         try:
             for key, value in _CONF.items():
                 session.conf.set(key, value)
@@ -57,8 +68,115 @@ def connect(where: str, app_name: str, *, shared_as: str | None = None) -> Spark
     return builder.getOrCreate()
 
 
+def operation_tag(shared_as: str, root: str, task: str) -> str:
+    """The tag of all that the tries of one task run on a Connect server. The root is in it: two deployments may share a
+    server, and with it the names of their pipelines and runs."""
+    return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
+
+
+def interrupt_former(where: str, shared_as: str, tag: str) -> list[str]:
+    """Interrupts what an earlier driver left running under this tag, in the sessions that drivers of that name began in the
+    last 24 hours; the ids of those operations. An interrupt reaches one session, hence all of them; and a driver that was
+    killed with -9 interrupts nothing. Only for a retry: it costs some milliseconds per session.
+
+    A failure is logged, not raised: what still runs writes under its own attempt, and nobody reads that.
+    """
+    if not where.startswith("sc://") or ";" in where:
+        return []
+    _check_listening(where)
+    found: list[str] = []
+    for hour in range(_hour(), _hour() - _HOURS_BACK, -1):
+        try:
+            found += _interrupt(_session_url(where, shared_as, hour), tag)
+        except Exception as error:
+            # A session that the server has closed can't be asked, and nothing runs in it.
+            if "SESSION_CLOSED" not in str(error):
+                log.warning("an earlier try can't be interrupted: %s", _first_line(error))
+                break
+    if found:
+        log.info("interrupted what an earlier try still ran on the Spark server: %s", ", ".join(found))
+    return found
+
+
+def interrupt_on_sigterm(session: SparkSession, where: str, tag: str) -> None:
+    """From now on SIGTERM interrupts the operations of this tag on the Connect server, which would go on without us, and
+    ends this process with code 143. For the main thread of a program.
+
+    Not in a Python signal handler: that waits until the main thread leaves the call that it is in. The number arrives in a
+    pipe at once, and a thread with a client of its own sees to it.
+    """
+    if not where.startswith("sc://"):
+        return
+    url = f"{where.partition('/;')[0]}/;session_id={session.session_id}"
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def wait() -> None:
+        while signal.SIGTERM not in os.read(read, 64):
+            pass
+        try:
+            log.info("SIGTERM: interrupted on the Spark server: %s", ", ".join(_interrupt(url, tag)) or "nothing ran")
+        finally:
+            os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, name="interrupt-on-sigterm", daemon=True).start()
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+def explain(error: Exception, where: str) -> Exception:
+    """What an error of Spark's client means where the server is gone, was started anew, or was told to stop; any other error
+    as it is."""
+    text = str(error)
+    if not where.startswith("sc://") or isinstance(error, CairnError):
+        return error
+    if "OPERATION_CANCELED" in text or "SPARK_JOB_CANCELLED" in text:
+        what = "was interrupted, by a later try of the same task or by a person"
+    elif any(sign in text for sign in _LOST):
+        what = "lost its Spark Connect server, which is gone or was started anew"
+    else:
+        return error
+    return StorageUnavailable(
+        f"the operation at {where} {what}: {_first_line(error)}; nothing was committed, try again"
+    )
+
+
+def _session_url(where: str, shared_as: str, hour: int) -> str:
+    if ";" in where:
+        return where
+    return f"{where.rstrip('/')}/;session_id={uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{shared_as}:{hour}')}"
+
+
+def _hour() -> int:
+    return int(time.time() // 3600)
+
+
+def _interrupt(url: str, tag: str) -> list[str]:
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    client = SparkConnectClient(url)
+    try:
+        _be_impatient(client)
+        return client.interrupt_tag(tag) or []
+    finally:
+        client.close()
+
+
+def _be_impatient(client: Any) -> None:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    client.set_retry_policies([DefaultPolicy(**_PATIENCE)])
+
+
+def _first_line(error: Exception) -> str:
+    # gRPC's own errors say it in "details", under a line of Python's.
+    details = getattr(error, "details", None)
+    text = str(details()) if callable(details) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
 def _check_listening(where: str) -> None:
-    """Spark Connect's client tries a dead server again for ten minutes; Airflow's own retry is the better place to wait."""
+    """A server that is not there is named at once."""
     address = urlsplit(where)
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, get_current_context
 
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.spark_location import spark_location
@@ -35,7 +35,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         try:
             spark = spark_location(self.spark_conn_id)
             self.log.info("Spark is %s", spark)
-            common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark]
+            common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark, *_task_arguments()]
             show = on_line or (lambda line: self.log.info("%s", line))
             return self._driver.run([command, *common, *arguments], show)
         finally:
@@ -48,3 +48,13 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         if self._driver is not None:
             self._driver.stop()
             raise SystemExit("stopped by Airflow; the Spark driver is stopped too")
+
+
+def _task_arguments() -> list[str]:
+    """Which task this is, the same for all its tries, so that one can interrupt what an earlier one left on a Spark server."""
+    try:
+        ti = get_current_context()["ti"]
+    except RuntimeError:
+        return []  # Called without Airflow.
+    task = ["--task", f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"]
+    return [*task, "--again"] if ti.try_number > 1 else task

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.values.records import Record
 
 pytestmark = pytest.mark.spark
 
@@ -54,6 +57,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectSer
 
 def drive(folder: Path, server: str, command: str, *arguments: str) -> dict[str, Any]:
     """One driver process, as Airflow starts it; its result."""
+    driver = start(folder, server, command, *arguments)
+    output, _ = driver.communicate()
+    result = folder / "result.json"
+    assert result.exists(), output
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def start(folder: Path, server: str, command: str, *arguments: str) -> subprocess.Popen[str]:
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder), str(ROOT)])
@@ -67,23 +79,33 @@ def drive(folder: Path, server: str, command: str, *arguments: str) -> dict[str,
         "--result",
         str(result),
     ]
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "jobs.driver", command, *common, *arguments],
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
-    assert result.exists(), done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
 
 
-def process(folder: Path, server: str, day: int, attempt: str) -> dict[str, Any]:
+def process(folder: Path, server: str, day: int, attempt: str, *more: str) -> dict[str, Any]:
+    return drive(folder, server, "process", *interval_of(day, attempt), *more)
+
+
+def interval_of(day: int, attempt: str, *, try_number: int = 1) -> list[str]:
     span = ["--start", f"2024-01-{day:02}T00:00:00+00:00", "--end", f"2024-01-{day + 1:02}T00:00:00+00:00"]
-    tried = ["--run-id", f"run-{day}", "--clear-number", "0", "--try-number", "1", "--attempt", attempt]
-    return drive(folder, server, "process", *span, *tried)
+    return [
+        *span,
+        "--run-id",
+        f"run-{day}",
+        "--clear-number",
+        "0",
+        "--try-number",
+        str(try_number),
+        "--attempt",
+        attempt,
+    ]
 
 
 def write_pipeline(folder: Path, version: str, greeting: str) -> None:
@@ -150,3 +172,108 @@ def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     error = process(tmp_path, "sc://127.0.0.1:9", 1, "attempt-1")["error"]
     assert error["type"] == "StorageUnavailable"
     assert "sc://127.0.0.1:9" in error["message"]
+
+
+# --- a driver that ends while its operation runs on the server --------------------------------------------------------------
+
+
+class Slow:
+    """The first try of an interval writes a sign of life every 50 ms until it may finish, or a minute; a later try is quick."""
+
+    def __init__(self, folder: Path, server: str) -> None:
+        self.folder, self.server = folder, server
+        self.beat = folder / "beat"
+        write_pipeline(folder, "one", "hello")
+        file = folder / "pipeline_of_it.py"
+        slowly = f"""import time, pathlib
+        folder = pathlib.Path({str(folder)!r})
+        for beat in range(0 if (folder / "quick").exists() else 1200):
+            (folder / "beat").write_text(str(beat))
+            time.sleep(0.05)
+            if (folder / "finish").exists():
+                break
+        self._count.update((n,))"""
+        file.write_text(file.read_text().replace("self._count.update((n,))", slowly))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A driver whose processor is at work on the server."""
+        driver = start(self.folder, self.server, "process", *interval_of(1, "attempt-1"), *arguments)
+        wait_until(self.beat.exists, 30, "the processor runs")
+        (self.folder / "quick").touch()
+        return driver
+
+    def still_beats(self) -> bool:
+        before = self.beat.read_text()
+        time.sleep(0.5)
+        return self.beat.read_text() != before
+
+    def prepared(self, attempt: str) -> bool:
+        return (self.folder / "root" / "greeting" / "attempts" / attempt / "prepared.json").exists()
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+def test_the_next_try_ends_what_a_killed_driver_left(server: SparkConnectServer, tmp_path: Path) -> None:
+    """kill -9 of the driver leaves its operation running on the shared server; the next try finds it by its tag. Its Python
+    workers are killed within Spark's grace of 2 s, nothing of it is prepared, and the server stays."""
+    slow = Slow(tmp_path, server.url)
+    driver = slow.start("--task", "dag/run-1/process/-1")
+    driver.kill()
+    driver.communicate()
+    assert slow.still_beats(), "the operation ended by itself, so this shows nothing"
+
+    again = [*interval_of(1, "attempt-2", try_number=2), "--task", "dag/run-1/process/-1", "--again"]
+    result = drive(tmp_path, server.url, "process", *again)
+    assert "ok" in result, result
+    wait_until(lambda: not slow.still_beats(), 4, "the operation of the first try has ended")
+    assert not slow.prepared("attempt-1")
+    record = commit(tmp_path, "attempt-2")
+    assert record.content.run.try_number == 2
+
+
+def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: Path) -> None:
+    """What on_kill and a timeout send: the driver is gone within the 2 s that it is given, and so is its operation. A later
+    driver of the same server works."""
+    slow = Slow(tmp_path, server.url)
+    driver = slow.start()
+    driver.terminate()
+    output, _ = driver.communicate(timeout=2)
+    assert driver.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: interrupted on the Spark server: " in output and "nothing ran" not in output
+    wait_until(lambda: not slow.still_beats(), 4, "its operation has ended")
+    assert not slow.prepared("attempt-1")
+    assert "ok" in process(tmp_path, server.url, 1, "attempt-2")
+
+
+def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, tmp_path: Path) -> None:
+    """S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and prepares
+    its attempt after the next one is committed. Its commit creates no record, and the state is that of the second."""
+    slow = Slow(tmp_path, server.url)
+    driver = slow.start()
+    driver.kill()
+    driver.communicate()
+    result = drive(tmp_path, server.url, "process", *interval_of(1, "attempt-2", try_number=2))
+    assert "ok" in result, result
+    record = commit(tmp_path, "attempt-2")
+    assert slow.still_beats(), "the first try was over before the second was committed, so this shows nothing"
+
+    (tmp_path / "finish").touch()
+    wait_until(lambda: slow.prepared("attempt-1"), 15, "the first try goes on to its end")
+    assert commit(tmp_path, "attempt-1") == record, "the late try is told who committed"
+    log = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").log()
+    assert [(r.id, r.content.attempt, r.content.digest) for r in log.completed()] == [
+        (record.id, "attempt-2", record.content.digest)
+    ]
+    assert "ok" in process(tmp_path, server.url, 2, "attempt-3")
+    assert commit(tmp_path, "attempt-3").content.base_id == record.id
+
+
+def commit(folder: Path, attempt: str) -> Record:
+    record = Coordinator(open_storage(str(folder / "root" / "greeting")), "greeting").commit(attempt).record
+    assert record is not None
+    return record

@@ -1,0 +1,61 @@
+"""What errors of Spark's client mean, and the tag by which a task's operations are found again."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.spark import explain, interrupt_former, operation_tag
+from state_backend.values.errors import ProcessorError, StorageUnavailable
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008", "was interrupted"),
+        ("[SPARK_JOB_CANCELLED] Job 0 cancelled", "was interrupted"),
+        ("StatusCode.UNAVAILABLE: failed to connect to all addresses", "lost its Spark Connect server"),
+        ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid.", "lost its Spark Connect server"),
+        ("Cannot call methods on a stopped SparkContext", "lost its Spark Connect server"),
+    ],
+)
+def test_a_lost_server_or_operation_is_worth_a_retry(text: str, what: str) -> None:
+    error = explain(RuntimeError(text + "\n\tat org.apache.spark.Something"), "sc://h:7")
+    assert isinstance(error, StorageUnavailable)
+    assert f"at sc://h:7 {what}" in str(error) and text in str(error) and "org.apache" not in str(error)
+
+
+def test_what_grpc_says_is_in_its_details() -> None:
+    class RpcError(Exception):
+        def details(self) -> str:
+            return "connection refused"
+
+    assert "connection refused" in str(
+        explain(RpcError("<RPC that terminated with:\n\tStatusCode.UNAVAILABLE"), "sc://h")
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        (ProcessorError("user code said UNAVAILABLE"), "sc://h:7"),
+        (RuntimeError("UNAVAILABLE"), "local[2]"),
+        (RuntimeError("something else"), "sc://h:7"),
+    ],
+)
+def test_other_errors_stay_as_they_are(error: Exception, where: str) -> None:
+    assert explain(error, where) is error
+
+
+def test_a_tag_is_one_task_of_one_deployment() -> None:
+    tag = operation_tag("p/process", "gs://b/prod", "dag/run,1/process/-1")
+    assert tag == operation_tag("p/process", "gs://b/prod", "dag/run,1/process/-1")
+    others = [
+        ("p/process", "gs://b/test", "dag/run,1/process/-1"),
+        ("p/process", "gs://b/prod", "dag/run,2/process/-1"),
+    ]
+    assert tag not in {operation_tag(*other) for other in others}
+    assert tag.startswith("cairn-p/process-") and "," not in tag, "Spark separates tags by commas"
+
+
+def test_only_a_shared_server_has_anything_to_interrupt() -> None:
+    assert interrupt_former("local[2]", "p/process", "tag") == []
