@@ -16,8 +16,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats import paths
+from state_backend.table import StateSource
 from state_backend.values.errors import UsageError
 
 
@@ -31,3 +36,31 @@ def parse_duration(text: str) -> timedelta:
     if match is None:
         raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
     return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
+
+
+def find_state(
+    checkpoint: str = "latest", *, root: str | None = None, pipeline: str | None = None, path: str | None = None
+) -> StateSource:
+    """The state that is meant. ``checkpoint``: as `parse_checkpoint`, of ``pipeline`` below ``root``; or the folder of a
+    savepoint. ``path``: the folder of a savepoint, of a pipeline, or, with ``pipeline``, above pipelines.
+
+    Raises: UsageError, StateGapError if there is none.
+    """
+    if path is None and "/" in checkpoint:
+        path, checkpoint = checkpoint, "latest"
+    if path is None:
+        if root is None or pipeline is None:
+            raise UsageError(
+                "which state? Give root and pipeline, or the path of a pipeline's folder or of a savepoint"
+            )
+        path = join_url(root, pipeline)
+    else:
+        storage = open_storage(path)
+        if next(iter(storage.list(paths.CHECKPOINTS)), None) is not None:
+            pipeline = pipeline or path.rstrip("/").rpartition("/")[2]
+        elif pipeline is None or storage.stat(paths.SAVEPOINT_RECORD) is not None:
+            return StateSource.of_savepoint(path, read_savepoint(storage))
+        else:
+            path = join_url(path, pipeline)
+    record = Coordinator(open_storage(path), pipeline).record(parse_checkpoint(checkpoint))
+    return StateSource.of_record(path, record)

@@ -56,7 +56,7 @@ def write_canonical(
         if not groups:
             continue
         local = CanonicalFiles(work / str(state_id), rows.schema, max_bytes=max_file_bytes)
-        for stored, entries in _batches(store, groups, state_id):
+        for stored, entries in stored_batches(store, [layout.prefix(group, state_id) for group in groups]):
             local.write(rows.table(stored, entries))
         local.close()
         uploads = [
@@ -73,10 +73,9 @@ def write_canonical(
     return tuple(files)
 
 
-def _batches(store: RocksStore, groups: Sequence[int], state_id: int) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Stored keys and entries of one state, some key groups at a time. The first batch is small, since it tells how large
-    entries are."""
-    prefixes = [layout.prefix(group, state_id) for group in groups]
+def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Stored keys that begin so, and their entries, prefix by prefix, at most about 64 MiB at a time. The first batch is
+    small, since it tells how large entries are."""
     entries = chain.from_iterable(store.scan(start, layout.after(start)) for start in prefixes)
     wanted = min(1024, _BATCH_ROWS)
     while pairs := list(islice(entries, wanted)):
@@ -103,7 +102,7 @@ def read_canonical(
 
     Raises: CorruptFile, naming the file, for rows that are not a canonical savepoint's.
     """
-    target = _Target(store, states, key_schema, owned, max_parallelism)
+    target = EntryWriter(store, states, key_schema, owned, max_parallelism)
     same = max_parallelism == recorded_max_parallelism
     by_state = {descriptor.name: descriptor for descriptor in states}
     for name in dict.fromkeys(f.state for f in files):
@@ -127,8 +126,10 @@ def read_canonical(
     return target.state.key_group_states()
 
 
-class _Target:
-    """The store that is filled."""
+class EntryWriter:
+    """Fills an empty store with entries of the key groups that it owns, and makes what goes with them: positions of lists, the
+    indexes of timers and of what expires, counts and digests. Which is why a list comes whole or in order, and the timers of a
+    key come together."""
 
     def __init__(
         self,
@@ -162,12 +163,13 @@ class _Target:
         last = check_ascending(recorded, located.rests, last, where)
         mine = (hashed >= self._owned.first) & (hashed <= self._owned.last)
         if descriptor is None:
-            self._take_timers(located, hashed, mine)
+            self.put_timers(located, hashed, mine)
         else:
-            self._take_entries(descriptor, located, hashed, mine)
+            self.put_entries(descriptor, located, hashed, mine)
         return last
 
-    def _take_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
+    def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
+        """Writes the entries of one state whose rows are marked in ``mine``."""
         places = np.flatnonzero(mine)
         if not len(places):
             return
@@ -191,7 +193,8 @@ class _Target:
             times, behind = expiries(entries.filter(mask)), bytes([descriptor.state_id])
             self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
 
-    def _take_timers(self, located: Located, groups: Array, mine: Array) -> None:
+    def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
+        """Writes the timers whose rows are marked in ``mine``, ascending for each key."""
         places = np.flatnonzero(mine)
         if not len(places):
             return

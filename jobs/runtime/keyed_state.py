@@ -1,13 +1,17 @@
 """``format("keyed_state")``: state as a table, and the sink that an interval's rows are written to.
 
-Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, or an interval end); one partition
-per shard, each restored into an empty folder from the storage only. Or the folder of a savepoint for ``checkpoint``, without
-``root`` and ``pipeline``; of a canonical one the partitions are its files.
+Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, an interval end, or a savepoint's folder);
+or ``load(path)`` with the folder of a pipeline or of a savepoint. "latest" is looked up once, by ``load``. One partition per shard,
+each restored into an empty folder from the storage only; of a canonical savepoint one per shard too, read from its files.
 
-    key struct | value struct | user_key struct (maps) | position long (lists) | expires_at timestamp | key_group int | shard int
+    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
 
 ``state="$timers"`` gives ``key | expires_at | key_group | shard``; ``state="$check"`` restores each shard, walks all of it, and
 gives one row per shard with what was found wrong.
+
+With ``spark.sql.python.filterPushdown.enabled`` (``jobs.spark.connect`` sets it), filters that say what ``shard``, ``key_group``
+or all columns of ``key`` are equal to are used: other shards are not touched, and of a shard those files are not fetched that
+can't hold the key. Without it the answers are the same.
 
 Writing is for the runtime: the rows are routed batches and the option ``task`` is what each partition runs. Spark hands the
 acks of exactly the successful task attempts to ``commit``, which prepares the attempt.
@@ -25,6 +29,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    Filter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -32,25 +37,20 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from jobs.runtime.interval_task import ShardAck, work_folder
+from jobs.runtime.pushed_filters import plan_read
 from jobs.runtime.shipping import unship
-from jobs.which_checkpoint import parse_checkpoint
-from state_backend.adapters.open_storage import join_url, open_storage
+from jobs.which_checkpoint import find_state
+from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.savepoints import read_savepoint
-from state_backend.formats.canonical import read_tables, state_schema, timers_schema
-from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.schema_evolution import row_reader
-from state_backend.formats.types import parse_struct
 from state_backend.manifest import needed_manifest
 from state_backend.restore import restore_shard
-from state_backend.state.entries import StoredEntry, read_entries, read_timers
+from state_backend.state.layout import TIMERS_NAME
 from state_backend.state.verify import verify_shard
+from state_backend.table import Part, StateSource, read_table
 from state_backend.values.errors import StateUnusable, UsageError
-from state_backend.values.intervals import from_ms
-from state_backend.values.records import CanonicalFile, Record, Savepoint, ShardRef, StateDescriptor
+from state_backend.values.records import ShardRef, StateDescriptor
 
-TIMERS, CHECK = "$timers", "$check"
+TIMERS, CHECK = TIMERS_NAME, "$check"
 _ROWS_PER_BATCH = 10_000
 
 
@@ -83,8 +83,16 @@ class _Shard(InputPartition):
     states: tuple[StateDescriptor, ...]
 
 
+@dataclass
+class _Part(InputPartition):
+    shard: int
+    part: Part
+
+
 class KeyedState(DataSource):
     """The data source; its options are in the module's docstring."""
+
+    _found: StateSource | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -94,53 +102,39 @@ class KeyedState(DataSource):
         return _TaskWriter(self.options["task"])
 
     def schema(self) -> StructType:
-        savepoint = self._savepoint()
-        return _table_schema(_record_of(savepoint) if savepoint else self._record(), self._option("state"))
+        return _table_schema(self._source(), self._state())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        savepoint, state = self._savepoint(), self._option("state")
-        if savepoint is None:
-            return _StateReader(self._root(), self._record(), state, schema)
-        folder = str(self.options["checkpoint"])
-        if savepoint.format == "native":
-            return _StateReader(folder, _record_of(savepoint), state, schema)
-        return _CanonicalReader(folder, savepoint, state, schema)
+        source, state = self._source(), self._state()
+        if state != CHECK:
+            return _TableReader(source, state, schema)
+        if source.canonical:
+            raise UsageError(f"{source} can't be checked: restoring it checks it")
+        return _CheckReader(source, schema)
 
-    def _savepoint(self) -> Savepoint | None:
-        checkpoint = str(self.options.get("checkpoint", ""))
-        return read_savepoint(open_storage(checkpoint)) if "/" in checkpoint else None
-
-    def _record(self) -> Record:
-        checkpoint = self.options.get("checkpoint", "latest")
-        coordinator = Coordinator(open_storage(self._root()), self._option("pipeline"))
-        return coordinator.record(parse_checkpoint(checkpoint))
-
-    def _root(self) -> str:
-        return join_url(self._option("root"), self._option("pipeline"))
-
-    def _option(self, name: str) -> str:
-        value = self.options.get(name)
-        if value is None:
-            raise UsageError(
-                f'format("keyed_state") needs the option {name!r}: root, pipeline, state, and checkpoint if not the latest'
+    def _source(self) -> StateSource:
+        """Found once: Spark sends what it has on from the call that asks for the schema, so that "latest" can't be one checkpoint
+        there and another one when rows are read."""
+        if self._found is None:
+            options = self.options
+            self._found = find_state(
+                str(options.get("checkpoint", "latest")),
+                root=options.get("root"),
+                pipeline=options.get("pipeline"),
+                path=options.get("path"),
             )
-        return str(value)
+        return self._found
+
+    def _state(self) -> str:
+        state = self.options.get("state")
+        if state is None:
+            names = ", ".join([d.name for d in self._source().content.states] + [TIMERS])
+            raise UsageError(f'format("keyed_state") needs the option "state": {names}')
+        return str(state)
 
 
-def _descriptor(record: Record, name: str) -> StateDescriptor:
-    for descriptor in record.content.states:
-        if descriptor.name == name:
-            return descriptor
-    names = ", ".join([d.name for d in record.content.states] + [TIMERS])
-    raise UsageError(
-        f"pipeline {record.content.pipeline!r} has no state {name!r} in checkpoint {record.id}; it has {names}"
-    )
-
-
-def _table_schema(record: Record, name: str) -> StructType:
-    key = StructField("key", StructType.fromJson(record.content.key_schema), False)
+def _table_schema(source: StateSource, name: str) -> StructType:
     place = [StructField("key_group", IntegerType(), False), StructField("shard", IntegerType(), False)]
-    expires_at = StructField("expires_at", TimestampType(), True)
     if name == CHECK:
         return StructType(
             [
@@ -150,113 +144,68 @@ def _table_schema(record: Record, name: str) -> StructType:
                 StructField("finding", StringType(), True),
             ]
         )
-    if name == TIMERS:
-        return StructType([key, expires_at, *place])
-    descriptor = _descriptor(record, name)
-    version = descriptor.versions[-1]
-    fields = [key, StructField("value", StructType.fromJson(version.value), False)]
-    if version.user_key is not None:
-        fields.append(StructField("user_key", StructType.fromJson(version.user_key), False))
-    if descriptor.kind == "list":
-        fields.append(StructField("position", LongType(), False))
-    return StructType([*fields, expires_at, *place])
+    fields = [StructField("key", StructType.fromJson(source.content.key_schema), False)]
+    descriptor = source.descriptor(name)
+    if descriptor is not None:
+        version = descriptor.versions[-1]
+        fields.append(StructField("value", StructType.fromJson(version.value), False))
+        if version.user_key is not None:
+            fields.append(StructField("user_key", StructType.fromJson(version.user_key), False))
+        if descriptor.kind == "list":
+            fields.append(StructField("pos", LongType(), False))
+    return StructType([*fields, StructField("expires_at", TimestampType(), True), *place])
 
 
-def _record_of(savepoint: Savepoint) -> Record:
-    return Record(id=savepoint.checkpoint_id, retained=(), reproduces=None, content=savepoint.content)
-
-
-@dataclass
-class _File(InputPartition):
-    file: CanonicalFile
-
-
-class _CanonicalReader(DataSourceReader):
-    """The files of a canonical savepoint as the table that a checkpoint gives."""
-
-    def __init__(self, folder: str, savepoint: Savepoint, state: str, schema: StructType) -> None:
-        if state == CHECK:
-            raise UsageError(f"{folder} is a canonical savepoint: restoring it checks it, {CHECK} can't")
-        self._folder, self._schema, self._savepoint, self._state = folder, schema, savepoint, state
+class _TableReader(DataSourceReader):
+    def __init__(self, source: StateSource, state: str, schema: StructType) -> None:
+        self._source, self._state, self._schema = source, state, schema
+        self._plan = plan_read((), source.content)
+        self.pushFilters = _PushFilters(self)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_File(file) for file in self._savepoint.files if file.state == self._state]
+        content = self._source.content
+        return [_Part(shard, self._plan.part_of(shard, content)) for shard in self._plan.shards]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _File)
-        storage, file, content = open_storage(self._folder), partition.file, self._savepoint.content
+        if not isinstance(partition, _Part):  # Spark asks for something even where there is no partition
+            return
         arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
-        key_schema = parse_struct(content.key_schema)
-        descriptor = next((d for d in content.states if d.name == self._state), None)
-        stored = timers_schema(key_schema) if descriptor is None else state_schema(descriptor, key_schema)
-        with work_folder(f"read-{file.shard}-") as work:
-            storage.download(file.handle, work / "file")
-            for table in read_tables(work / "file", stored, None, f"{self._folder}/{file.handle.path}"):
-                columns = {name: table[name] for name in table.column_names}
-                columns["expires_at"] = table["expires_at_ms"].cast(pa.timestamp("ms", "UTC"))
-                columns["shard"] = pa.array([file.shard] * table.num_rows, pa.int32())
-                chosen = pa.table({name: columns[name] for name in arrow.names})
-                yield from chosen.cast(arrow).to_batches()
+        storage = open_storage(self._source.url)
+        with work_folder(f"read-{partition.shard}-") as work:
+            for table in read_table(self._source, self._state, partition.shard, storage, work, partition.part):
+                yield from table.select(arrow.names).cast(arrow).to_batches(_ROWS_PER_BATCH)
 
 
-class _StateReader(DataSourceReader):
-    def __init__(self, root: str, record: Record, state: str, schema: StructType) -> None:
-        self._root = root
-        self._record = record
-        self._state = state
-        self._schema = schema
+class _PushFilters:
+    """The reader's ``pushFilters``. Where the setting is off, which is Spark's default, Spark refuses every reader that overrides
+    the method, by looking at its ``__func__``; here nobody has to set it to read a table, only to read less of it."""
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: _TableReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        """All of them: Spark evaluates them again."""
+        self._reader._plan = plan_read(filters, self._reader._source.content)
+        return filters
+
+
+class _CheckReader(DataSourceReader):
+    def __init__(self, source: StateSource, schema: StructType) -> None:
+        self._source, self._schema = source, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        content = self._record.content
+        content = self._source.content
         return [_Shard(ref, content.max_parallelism, content.key_schema, content.states) for ref in content.shards]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Shard)
-        storage = open_storage(self._root)
         arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
-        with work_folder(f"read-{partition.ref.shard}-") as work:
-            if self._state == CHECK:
-                yield _batch(list(_findings(partition, storage, work)), arrow)
-                return
-            manifest = needed_manifest(partition.ref, storage)
-            restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", EngineOptions())
-            try:
-                rows: list[tuple[Any, ...]] = []
-                for row in self._rows(partition, restored.store):
-                    rows.append(row)
-                    if len(rows) == _ROWS_PER_BATCH:
-                        yield _batch(rows, arrow)
-                        rows = []
-                if rows:
-                    yield _batch(rows, arrow)
-            finally:
-                restored.store.close()
-
-    def _rows(self, partition: _Shard, store: Any) -> Iterator[tuple[Any, ...]]:
-        keys = KeyCodec(parse_struct(partition.key_schema))
-        shard = partition.ref.shard
-        if self._state == TIMERS:
-            for key_group, key, expiry_ms in read_timers(store):
-                yield keys.decode(key), from_ms(expiry_ms), key_group, shard
-            return
-        descriptor = _descriptor(self._record, self._state)
-        version = descriptor.versions[-1]
-        decode = row_reader(descriptor.name, descriptor.versions)
-        user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
-        now_ms = self._record.content.time.processing_time_ms
-
-        def columns(entry: StoredEntry) -> tuple[Any, ...]:
-            row: list[Any] = [entry.key, decode(entry.row)]
-            if user_keys is not None:
-                row.append(entry.user_key)
-            if entry.position is not None:
-                row.append(entry.position)
-            expires_at = None if entry.expiry_ms is None else from_ms(entry.expiry_ms)
-            return (*row, expires_at, entry.key_group, shard)
-
-        for entry in read_entries(store, descriptor, keys, user_keys):
-            if entry.expiry_ms is None or entry.expiry_ms > now_ms:
-                yield columns(entry)
+        with work_folder(f"check-{partition.ref.shard}-") as work:
+            rows = list(_findings(partition, open_storage(self._source.url), work))
+        columns = [pa.array(column, field.type) for field, column in zip(arrow, zip(*rows, strict=True), strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=arrow)
 
 
 def _findings(partition: _Shard, storage: Any, work: Any) -> Iterator[tuple[Any, ...]]:
@@ -278,24 +227,3 @@ def _findings(partition: _Shard, storage: Any, work: Any) -> Iterator[tuple[Any,
     yield shard, entries, pid, None
     for finding in findings:
         yield shard, entries, pid, finding
-
-
-def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        pa.array([_arrow_value(v, f.type) for v in column], type=f.type)
-        for f, column in zip(schema, zip(*rows, strict=True), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _arrow_value(value: Any, data_type: pa.DataType) -> Any:
-    """Rows of state are tuples by position; Arrow takes structs by name, all the way down."""
-    if value is None:
-        return None
-    if pa.types.is_struct(data_type):
-        return {f.name: _arrow_value(v, f.type) for f, v in zip(data_type, value, strict=True)}
-    if pa.types.is_list(data_type):
-        return [_arrow_value(v, data_type.value_type) for v in value]
-    if pa.types.is_map(data_type):
-        return [(_arrow_value(k, data_type.key_type), _arrow_value(v, data_type.item_type)) for k, v in value.items()]
-    return value

@@ -71,9 +71,7 @@ def test_state_is_carried_from_interval_to_interval(spark: SparkSession, tmp_pat
     assert outputs(spark, tmp_path, 5) == []
     totals = {r.key.user: (r.value.sum, r.value.rows) for r in state(spark, tmp_path, "total")}
     assert totals == {"ann": (6, 3), "bob": (6, 2), None: (9, 1)}
-    assert [
-        (r.key.user, r.value.amount, r.position) for r in state(spark, tmp_path, "amounts") if r.key.user == "bob"
-    ] == [
+    assert [(r.key.user, r.value.amount, r.pos) for r in state(spark, tmp_path, "amounts") if r.key.user == "bob"] == [
         ("bob", 5, 0),
         ("bob", 1, 1),
     ]

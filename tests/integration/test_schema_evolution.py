@@ -94,9 +94,7 @@ def table(spark: SparkSession, root: Path, name: str, checkpoint: int) -> DataFr
 def values(spark: SparkSession, root: Path, name: str, checkpoint: int = 2) -> dict[Any, tuple[Any, ...]]:
     rows = table(spark, root, name, checkpoint).collect()
     return {
-        (r.key.user, *(r.user_key if "user_key" in r else ()), *((r.position,) if "position" in r else ())): tuple(
-            r.value
-        )
+        (r.key.user, *(r.user_key if "user_key" in r else ()), *((r.pos,) if "pos" in r else ())): tuple(r.value)
         for r in rows
     }
 
