@@ -180,7 +180,7 @@ class _PushFilters:
     """The reader's ``pushFilters``. Where the setting is off, which is Spark's default, Spark refuses every reader that overrides
     the method, by looking at its ``__func__``; here nobody has to set it to read a table, only to read less of it."""
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, reader: _TableReader) -> None:
         self._reader = reader
