@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs import moving_state
-from jobs.which_checkpoint import parse_checkpoint, parse_duration
+from jobs.export import export_state
+from jobs.which_checkpoint import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.describe import describe_checkpoint, describe_difference, describe_log
@@ -30,6 +31,8 @@ from state_backend.checkpoint.sweep import MIN_AGE, sweep
 from state_backend.formats import paths
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
+from state_backend.state_diff import describe_change, diff_states, manifests_of
+from state_backend.table import StateSource
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
@@ -49,6 +52,9 @@ app = typer.Typer(
 )
 Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")]
 Pipeline = Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
+AnyRoot = Annotated[str | None, typer.Option("--root", envvar="CAIRN_ROOT", help="Not needed for a savepoint.")]
+AnyPipeline = Annotated[str | None, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="The same.")]
+States = Annotated[list[str] | None, typer.Option("--state", help="Only this state, or $timers; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
 P = ParamSpec("P")
 
@@ -147,22 +153,63 @@ def show(
 @app.command()
 @_exit_codes
 def diff(
-    root: Root,
-    pipeline: Pipeline,
-    first: Annotated[str, typer.Argument(help="latest, an id, or an interval's end.")],
-    second: Annotated[str, typer.Argument(help="The same, of the other checkpoint.")] = "latest",
+    first: Annotated[str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")],
+    second: Annotated[str, typer.Argument(help="The same, of the other one.")] = "latest",
+    root: AnyRoot = None,
+    pipeline: AnyPipeline = None,
+    states: States = None,
+    limit: Annotated[int, typer.Option(help="How many of the entries that differ are listed.")] = 20,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Only what records and manifests say.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the state differs.")] = False,
     as_json: Json = False,
 ) -> int:
-    """What changed from one checkpoint to another: totals, states, key groups, files. Reads no state."""
-    storage, _ = _open(root, pipeline)
-    records = [Coordinator(storage, pipeline).record(parse_checkpoint(which)) for which in (first, second)]
-    (a, ours), (b, theirs) = ((r, _manifests(r, storage)) for r in records)
-    found = describe_difference(a, ours, b, theirs)
+    """What changed from one checkpoint to another: totals, states, key groups, files, and which keys. Reads those key groups that
+    differ."""
+    sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
+    found = _metadata_diff(sources)
+    same = found["same_state"]
+    if not metadata:
+        found["entries"], found["changes"] = _entry_diff(sources, states, limit)
+        same = not any(any(counts.values()) for counts in found["entries"].values())
     if as_json:
-        return _print_json(found)
+        _print_json(found)
+    else:
+        _print_diff(found)
+    return FINDINGS if exit_code and not same else 0
+
+
+def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
+    sides: list[Any] = []
+    for source in sources:
+        manifests = None
+        if not source.canonical:
+            try:
+                manifests = manifests_of(source, open_storage(source.url))
+            except NotFound as error:
+                raise CorruptFile(f"{source}: a manifest is missing: {error}") from error
+        sides += [Record(id=source.checkpoint_id, retained=(), reproduces=None, content=source.content), manifests]
+    return describe_difference(*sides)
+
+
+def _entry_diff(
+    sources: Sequence[StateSource], states: Sequence[str] | None, limit: int
+) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """Counts by state, and the first changes."""
+    counts: dict[str, dict[str, int]] = {}
+    listed: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="cairn-diff-") as work:
+        for change in diff_states(sources[0], sources[1], Path(work), states=states or None):
+            of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
+            of_state[change.change] += 1
+            if len(listed) < limit:
+                listed.append(describe_change(change))
+    return counts, listed
+
+
+def _print_diff(found: dict[str, Any]) -> None:
     state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
-    _print(f"checkpoint {a.id} to {b.id}: {state} state, by {code} code")
-    table = _table("", str(a.id), str(b.id), "change")
+    _print(f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code")
+    table = _table("", str(found["first"]), str(found["second"]), "change")
     for name, (before, after) in found["totals"].items():
         table.add_row(name, _text(before), _text(after), f"{after - before:+,}" if after != before else "")
     _print(table)
@@ -171,11 +218,46 @@ def diff(
             _print(f"states {what}: {', '.join(names)}")
     for what, sizes in found["files"].items():
         _print(f"files {what.replace('_', ' ')}: {sizes['files']} with {sizes['bytes']:,} bytes")
-    groups = found["key_groups"]
-    if groups is None:
-        _print(f"key groups can't be compared: {a.content.max_parallelism} and {b.content.max_parallelism} of them")
-    else:
-        _print(f"key groups that differ: {len(groups)} of {a.content.max_parallelism}")
+    groups, sizes = found["key_groups"], found["max_parallelism"]
+    if groups is not None:
+        _print(f"key groups that differ: {len(groups)} of {sizes[0]}")
+    elif sizes[0] != sizes[1]:
+        _print(f"key groups can't be compared: {sizes[0]} and {sizes[1]} of them")
+    for name, counts in found.get("entries", {}).items():
+        _print(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count))
+    for change in found.get("changes", ()):
+        place = [change["state"], *(json.dumps(change[n]) for n in ("key", "user_key", "pos") if n in change)]
+        values = [json.dumps(change[n]) for n in ("before", "after") if n in change]
+        sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
+        _print(f"{sign} {' '.join(place)}: {' -> '.join(values)}")
+    hidden = sum(sum(c.values()) for c in found.get("entries", {}).values()) - len(found.get("changes", ()))
+    if hidden:
+        _print(f"and {hidden:,} more: --limit shows them")
+
+
+@app.command()
+@_exit_codes
+def export(
+    to: Annotated[str, typer.Option(help="An empty folder: a path or URL.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")
+    ] = "latest",
+    root: AnyRoot = None,
+    pipeline: AnyPipeline = None,
+    states: States = None,
+    jobs: Annotated[int, typer.Option(help="How many shards are restored at a time, each by a process.")] = 1,
+    as_json: Json = False,
+) -> int:
+    """Writes state as Parquet files, a folder for each state."""
+    source = find_state(checkpoint, root=root, pipeline=pipeline)
+    files = export_state(source, to, states=states or None, jobs=jobs)
+    if as_json:
+        return _print_json([{"state": f.state, "path": f.path, "rows": f.rows, "bytes": f.size_bytes} for f in files])
+    for state in dict.fromkeys(f.state for f in files):
+        of_state = [f for f in files if f.state == state]
+        rows, size_bytes = sum(f.rows for f in of_state), sum(f.size_bytes for f in of_state)
+        _print(f"{state}: {rows:,} rows in {len(of_state)} files with {size_bytes:,} bytes")
+    _print(f"exported {source} to {to}")
     return 0
 
 

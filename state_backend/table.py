@@ -122,21 +122,29 @@ def read_table(
 ) -> Iterator[pa.Table]:
     """The rows of one state in one shard. ``storage`` is that of the source's URL; ``work``: an empty folder.
 
-    Raises: UsageError for a state that is not there; CorruptFile for what is damaged, and before its rows were given out.
+    Raises: UsageError for a state that is not there; CorruptFile for what is missing or damaged.
     """
-    descriptor = source.descriptor(state)
-    schema = table_schema(source, state)
-    shape = _shape(source, descriptor, schema, shard)
+    return (table for _, table in read_shard(source, [state], shard, storage, work, part))
+
+
+def read_shard(
+    source: StateSource, states: Sequence[str], shard: int, storage: Storage, work: Path, part: Part = WHOLE
+) -> Iterator[tuple[str, pa.Table]]:
+    """The same of several states, one behind the other, with one restore."""
+    descriptors = [source.descriptor(state) for state in states]
+    rows = [_rows(source, descriptor) for descriptor in descriptors]
+    shapes = [_shape(source, state, shard) for state in states]
     if source.canonical:
-        for file in source.files(shard, state):
-            for table in _file_tables(source, descriptor, file, storage, work, part):
-                yield from shape(table)
+        for state, reader, shape in zip(states, rows, shapes, strict=True):
+            for file in source.files(shard, state):
+                for table in _file_tables(source, reader, file, storage, work, part):
+                    yield from ((state, shaped) for shaped in shape(table))
         return
-    state_id = layout.TIMERS if descriptor is None else descriptor.state_id
-    with open_shard(source, shard, storage, work, spans=_spans(part, state_id)) as (store, manifest):
-        rows = _rows(source, descriptor)
-        for stored, entries in stored_batches(store, _prefixes(manifest, state, state_id, part)):
-            yield from shape(rows.table(stored, entries))
+    ids = [layout.TIMERS if descriptor is None else descriptor.state_id for descriptor in descriptors]
+    with open_shard(source, shard, storage, work, spans=_spans(part, ids)) as (store, manifest):
+        for state, state_id, reader, shape in zip(states, ids, rows, shapes, strict=True):
+            for stored, entries in stored_batches(store, _prefixes(manifest, state, state_id, part)):
+                yield from ((state, shaped) for shaped in shape(reader.table(stored, entries)))
 
 
 def _rows(source: StateSource, descriptor: StateDescriptor | None) -> StateRows | TimerRows:
@@ -153,8 +161,9 @@ def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) ->
     return [layout.prefix(group, state_id) for group in sorted(wanted)]
 
 
-def _shape(source: StateSource, descriptor: StateDescriptor | None, schema: pa.Schema, shard: int) -> Shape:
+def _shape(source: StateSource, state: str, shard: int) -> Shape:
     """From the columns of a canonical savepoint to those of the table."""
+    descriptor, schema = source.descriptor(state), table_schema(source, state)
     now_ms = source.content.time.processing_time_ms
 
     def shape(table: pa.Table) -> Iterator[pa.Table]:
@@ -178,12 +187,7 @@ def _shape(source: StateSource, descriptor: StateDescriptor | None, schema: pa.S
 
 
 def _file_tables(
-    source: StateSource,
-    descriptor: StateDescriptor | None,
-    file: CanonicalFile,
-    storage: Storage,
-    work: Path,
-    part: Part,
+    source: StateSource, rows: StateRows | TimerRows, file: CanonicalFile, storage: Storage, work: Path, part: Part
 ) -> Iterator[pa.Table]:
     """The row groups of a canonical file that may hold the part, less the rows that are not in it."""
     groups = part.key_groups if part.keys is None else tuple(sorted({group for group, _ in part.keys}))
@@ -196,7 +200,7 @@ def _file_tables(
         raise CorruptFile(f"a file of the savepoint is missing from {storage.url}: {error}") from error
     reach = None if groups is None else KeyGroupRange(first=groups[0], last=groups[-1])
     keys = KeyColumns(parse_struct(source.content.key_schema))
-    for table in read_tables(local, _rows(source, descriptor).schema, reach, f"{file.handle.path!r} of {storage.url}"):
+    for table in read_tables(local, rows.schema, reach, f"{file.handle.path!r} of {storage.url}"):
         found = table
         if groups is not None:
             found = found.filter(pc.is_in(found["key_group"], pa.array(groups, pa.int32())))
@@ -245,14 +249,15 @@ def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifes
     return manifest
 
 
-def _spans(part: Part, state_id: int) -> list[Span] | None:
-    """Where a state's part lies in key space."""
+def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
+    """Where the part of these states lies in key space."""
     if part.keys is not None:
-        starts = [layout.prefix(group, state_id) + key for group, key in part.keys]
+        behind = part.keys
     elif part.key_groups is not None:
-        starts = [layout.prefix(group, state_id) for group in part.key_groups]
+        behind = tuple((group, b"") for group in part.key_groups)
     else:
         return None
+    starts = [layout.prefix(group, state_id) + key for group, key in behind for state_id in state_ids]
     return [(start, layout.after(start)) for start in starts]
 
 

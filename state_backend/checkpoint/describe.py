@@ -5,7 +5,10 @@ Instants are ISO 8601 in UTC, sizes bytes, ages seconds, digests 16 hex digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
@@ -109,15 +112,16 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
 
 
 def describe_difference(
-    first: Record, manifests: Sequence[ShardManifest], second: Record, others: Sequence[ShardManifest]
+    first: Record, manifests: Sequence[ShardManifest] | None, second: Record, others: Sequence[ShardManifest] | None
 ) -> dict[str, Any]:
-    """How the second checkpoint differs from the first. Key groups are compared where both have the same number of them:
-    ``key_groups`` lists those whose entries or digest differ, with the entries of each state before and after."""
+    """How the second checkpoint differs from the first. Manifests: None of a canonical savepoint, which has none. Key groups are
+    compared where both have manifests and the same number of them: ``key_groups`` lists those whose entries or digest differ, with
+    the entries of each state before and after."""
     a, b = first.content, second.content
-    before, after = ({h for m in ms for h in handles_in(m)} for ms in (manifests, others))
-    groups = {s.key_group: s for m in manifests for s in m.key_group_states}
-    groups_after = {s.key_group: s for m in others for s in m.key_group_states}
-    comparable = a.max_parallelism == b.max_parallelism
+    comparable = a.max_parallelism == b.max_parallelism and manifests is not None and others is not None
+    before, after = ({h for m in ms or () for h in handles_in(m)} for ms in (manifests, others))
+    groups = {s.key_group: s for m in manifests or () for s in m.key_group_states}
+    groups_after = {s.key_group: s for m in others or () for s in m.key_group_states}
     states, states_after = ({d.name: _state(d) for d in c.states} for c in (a, b))
     return {
         "first": first.id,
@@ -150,6 +154,24 @@ def describe_difference(
             "only_second": _sizes(after - before),
         },
     }
+
+
+def plain(value: Any) -> Any:
+    """A value of state as JSON has it."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+        case bytes() | bytearray():
+            return bytes(value).hex()
+        case Decimal():
+            return str(value)
+        case date():  # datetimes too
+            return value.isoformat()
+        case tuple() | list():
+            return [plain(item) for item in value]
+        case dict():
+            return {key if isinstance(key, str) else str(plain(key)): plain(item) for key, item in value.items()}
+    return value
 
 
 def _sizes(handles: set[Handle]) -> dict[str, int]:

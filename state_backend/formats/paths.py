@@ -84,8 +84,16 @@ def output(interval: Interval, attempt: str, shard: int, task: int, *, late: boo
 
 def canonical(savepoint: str, state: str | None, shard: int, task: int, number: int) -> str:
     """A file of a state's rows, or of the timers (None). Names of states may be any text; in paths they are %-encoded."""
-    folder = "timers" if state is None else f"state-{quote(state, safe='')}"
-    return f"{savepoint}/{folder}/{shard:05d}-{task}-{number}.parquet"
+    return f"{savepoint}/{_state_folder(state)}/{shard:05d}-{task}-{number}.parquet"
+
+
+def exported(state: str | None, shard: int, number: int) -> str:
+    """The same of an export, which is a folder of its own."""
+    return f"{_state_folder(state)}/{shard:05d}-{number}.parquet"
+
+
+def _state_folder(state: str | None) -> str:
+    return "timers" if state is None else f"state-{quote(state, safe='')}"
 
 
 def is_of_savepoint(path: str) -> bool:
