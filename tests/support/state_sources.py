@@ -68,7 +68,7 @@ class StateChain:
             parallelism=self.parallelism,
             max_parallelism=chain.max_parallelism,
             key_schema=KEY_SCHEMA,
-            states=STATES,
+            states=tuple(chain.states),
             digest=chain.digest,
             shards=tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in chain.manifests),
         )
