@@ -139,31 +139,56 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
 
 def _validate(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.run_interval import coordinator_of
-    from jobs.validate import validate_checkpoint
+    from jobs.validate import validate_attempt, validate_checkpoint, validate_savepoint
+    from state_backend.checkpoint.refusal import plan_consequences
 
     pipeline = load_pipeline(options.pipeline)
-    record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
+    coordinator = coordinator_of(pipeline, options.root)
     # Never the session of the writer: its workers are other processes, so what they find was not in anybody's memory.
-    spark = _connect(options, pipeline, "validate")
-    validation = validate_checkpoint(
-        spark, pipeline, options.root, record, docs=options.docs, with_expectations=not options.without_expectations
-    )
-    for finding in validation.findings:
+    spark = _connect(options, pipeline, "validate") if options.mode == "full" else None
+    how: dict[str, Any] = {
+        "mode": options.mode,
+        "docs": options.docs,
+        "with_expectations": not options.without_expectations,
+    }
+    keys, published, command = 0, [], ""
+    if options.attempt is not None:
+        keys = coordinator.load_prepared(options.attempt).content.totals.keys
+        found = validate_attempt(spark, pipeline, options.root, options.attempt, **how)
+    elif options.savepoint is not None:
+        found = validate_savepoint(spark, pipeline, options.savepoint, **how)
+    else:
+        record = coordinator.record(parse_checkpoint(options.checkpoint))
+        keys = record.content.totals.keys
+        found = validate_checkpoint(spark, pipeline, options.root, record, **how)
+        if not found.success:
+            consequences = plan_consequences(coordinator.log(), pipeline.name, record.id)
+            published = [f"{interval} (checkpoint {n})" for interval, n in consequences.published]
+            command = consequences.command
+    for line in found.table() if found.states else ():
+        log.info("%s", line)
+    for finding in found.findings:
         log.info("finding: %s", finding)
     log.info(
-        "checkpoint %d restored in processes %s: %d entries, %d expectations, %s",
-        *(record.id, ", ".join(map(str, validation.pids)), validation.entries, validation.expectations),
-        "all well" if validation.success else f"{len(validation.findings)} findings: quarantined",
+        "%s, %s: %d files, %d entries%s, %d expectations, %s",
+        *(found.what, found.mode, found.files, found.entries),
+        f" restored in processes {', '.join(map(str, found.pids))}" if found.pids else "",
+        *(found.expectations, "all well" if found.success else f"{len(found.findings)} findings: refused"),
     )
     return {
-        "success": validation.success,
-        "checkpoint": record.id,
-        "findings": list(validation.findings),
-        "entries": validation.entries,
-        "keys": record.content.totals.keys,
-        "expectations": validation.expectations,
-        "pids": list(validation.pids),
-        "docs": validation.docs,
+        "success": found.success,
+        "what": found.what,
+        "mode": found.mode,
+        "checkpoint": found.checkpoint_id,
+        "findings": list(found.findings),
+        "files": found.files,
+        "entries": found.entries,
+        "keys": keys,
+        "expectations": found.expectations,
+        "pids": list(found.pids),
+        "docs": found.docs,
+        "published": published,
+        "command": command,
     }
 
 
@@ -239,6 +264,9 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument("--claim", default="NO_CLAIM")
     validate = command("validate", _validate)
     validate.add_argument("--checkpoint", default="latest")
+    validate.add_argument("--attempt")
+    validate.add_argument("--savepoint")
+    validate.add_argument("--mode", choices=("fast", "full"), default="full")
     validate.add_argument("--docs", type=Path)
     validate.add_argument("--without-expectations", action="store_true")
     return parser

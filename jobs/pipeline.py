@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from jobs.over_time import OverTime
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.paths import check_name
 from state_backend.snapshot import ChangelogOptions
@@ -18,7 +19,7 @@ from state_backend.values.records import Record
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Interval", "Pipeline"]
+__all__ = ["Interval", "OverTime", "Pipeline"]
 
 Source = Callable[["SparkSession", Interval], "DataFrame | tuple[DataFrame, dict[str, Any]]"]
 Sink = Callable[["SparkSession | None", list[str], Interval, int], None]
@@ -49,6 +50,7 @@ class Pipeline:
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
     engine: memory of each shard's RocksDB, when its files are merged, and the host's cache of them.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
+    expectations_over_time: ``() -> {state name: OverTime}``: what each state may have become since the checkpoint before.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Pipeline:
     max_parallelism: int = 128
     sink: Sink | None = None
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
+    expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
 

@@ -39,10 +39,16 @@ def parse_duration(text: str) -> timedelta:
 
 
 def find_state(
-    checkpoint: str = "latest", *, root: str | None = None, pipeline: str | None = None, path: str | None = None
+    checkpoint: str = "latest",
+    *,
+    root: str | None = None,
+    pipeline: str | None = None,
+    path: str | None = None,
+    attempt: str | None = None,
 ) -> StateSource:
     """The state that is meant. ``checkpoint``: as `parse_checkpoint`, of ``pipeline`` below ``root``; or the folder of a
-    savepoint. ``path``: the folder of a savepoint, of a pipeline, or, with ``pipeline``, above pipelines.
+    savepoint. ``path``: the folder of a savepoint, of a pipeline, or, with ``pipeline``, above pipelines. ``attempt``: instead
+    of a checkpoint the uuid of one that is prepared and not committed yet.
 
     Raises: UsageError, StateGapError if there is none.
     """
@@ -62,5 +68,7 @@ def find_state(
             return StateSource.of_savepoint(path, read_savepoint(storage))
         else:
             path = join_url(path, pipeline)
-    record = Coordinator(open_storage(path), pipeline).record(parse_checkpoint(checkpoint))
-    return StateSource.of_record(path, record)
+    coordinator = Coordinator(open_storage(path), pipeline)
+    if attempt is not None:
+        return StateSource(url=path, content=coordinator.load_prepared(attempt).content, checkpoint_id=0)
+    return StateSource.of_record(path, coordinator.record(parse_checkpoint(checkpoint)))

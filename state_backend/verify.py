@@ -4,6 +4,9 @@ Fast: every record, mark and manifest is read and checked, and every file that a
 and crc32c where the storage keeps one. Deep: also every file is downloaded against its handle, every shard restored into an
 empty folder, and every entry compared with the counts and digests of its key group.
 
+``verify_files`` is for one checkpoint or savepoint before it is used or published: like fast, but where the storage keeps no
+checksums the bytes of every file are read. It decodes no entry, so a file that was rewritten together with its handle passes.
+
 The log is read first and the files are listed last, so that what is committed or dropped meanwhile is no finding.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,28 +27,36 @@ from state_backend.formats import paths, record_codec
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.restore import check_whole, restore_shard
+from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
 from state_backend.state.verify import verify_shard
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound, StateUnusable, StorageError
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
+    CanonicalFile,
     Content,
     Permissions,
     Prepared,
     Published,
     Quarantine,
     Record,
+    Refused,
     ShardManifest,
     SweepRecord,
     Tombstone,
+    Validated,
 )
 
 _DECODED: Mapping[str, tuple[type, ...]] = {
     paths.CHECKPOINTS: (Record, SweepRecord, Tombstone),
     paths.QUARANTINE: (Quarantine,),
     paths.PUBLISHED: (Published,),
-    paths.ATTEMPTS: (Prepared,),
+    paths.VALIDATED: (Validated,),
+    paths.ATTEMPTS: (Prepared, Refused),
 }
+
+_READERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +159,45 @@ def _offer(storage: Storage, damaged: Record | None) -> str:
     return f"{text}: {command}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedFiles:
+    """How many files a checkpoint needs, their bytes, and what was found wrong with them or with what is recorded of them."""
+
+    files: int
+    size_bytes: int
+    findings: tuple[str, ...]
+
+
+def verify_files(
+    content: Content, storage: Storage, *, work: Path, canonical: Sequence[CanonicalFile] = ()
+) -> VerifiedFiles:
+    """That every file which the content names is there with its size and crc32c, and that the content agrees with itself: states,
+    shards, key-group ranges, counts, and the digests of all key groups, which sum up to the recorded one.
+
+    ``canonical``: the files of a savepoint in that format, whose content has no shards. ``work``: an empty local folder; where the
+    storage keeps no checksums, it holds eight files at a time while they are read. Only a storage that can't be reached raises.
+    """
+    findings = [*_contradictions(content)]
+    manifests, damaged = _manifests(content, storage)
+    handles = dict.fromkeys([*handles_in(content), *handles_in(tuple(manifests)), *(f.handle for f in canonical)])
+    folders = sorted({f"{handle.path.rpartition('/')[0]}/" for handle in handles})
+    listed = {info.path: info for folder in folders for info in storage.list(folder)}
+    wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
+    unread = [h for h in handles if h not in wrong and listed[h.path].crc32c is None]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
+        read = pool.map(lambda at: _downloaded(unread[at], storage, work / str(at)), range(len(unread)))
+        wrong |= {h: finding for h, finding in zip(unread, read, strict=True) if finding is not None}
+    findings += [*(wrong[h] for h in handles if h in wrong), *damaged]
+    if canonical or not content.shards:
+        rows = sum(f.rows for f in canonical)
+        findings += [] if rows == content.totals.entries else [f"{rows} rows, {content.totals.entries} are recorded"]
+    elif not damaged:
+        findings += _sums(content, manifests)
+    return VerifiedFiles(
+        files=len(handles), size_bytes=sum(h.size_bytes for h in handles), findings=tuple(dict.fromkeys(findings))
+    )
+
+
 # --- the log and the marks ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +225,13 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
             yield f"{path}: its content belongs to {name}"
 
 
-def _path_of(value: Record | SweepRecord | Tombstone | Quarantine | Published | Prepared) -> str:
+def _path_of(
+    value: Record | SweepRecord | Tombstone | Quarantine | Published | Prepared | Refused | Validated,
+) -> str:
+    if isinstance(value, Refused):
+        return paths.refused(value.attempt)
+    if isinstance(value, Validated):
+        return paths.validated(value.id, value.mode)
     if isinstance(value, Prepared):
         return paths.prepared(value.content.attempt)
     if isinstance(value, Published):
@@ -186,7 +243,7 @@ def _end_of_log(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str
     """A record that is missing at the end leaves no hole; marks that speak of it give it away."""
     head_id = max((paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)), default=0)
     for path in files:
-        spoken_of = paths.published_id(path) or 0
+        spoken_of = paths.published_id(path) or (paths.validated_id(path) or (0, ""))[0]
         if path.startswith(paths.QUARANTINE):
             spoken_of = paths.record_id(path.removeprefix(paths.QUARANTINE)) or 0
         # A look at the record itself: it may have been committed while the files were listed.
@@ -204,7 +261,7 @@ def _files(
     for handle in dict.fromkeys(handles):
         finding = _listed(handle, files.get(handle.path))
         if finding is None and work is not None:
-            finding = _downloaded(handle, storage, work)
+            finding = _downloaded(handle, storage, work / "file")
         if finding is not None:
             yield finding
 
@@ -219,8 +276,7 @@ def _listed(handle: Handle, info: FileInfo | None) -> str | None:
     return None
 
 
-def _downloaded(handle: Handle, storage: Storage, work: Path) -> str | None:
-    local = work / "file"
+def _downloaded(handle: Handle, storage: Storage, local: Path) -> str | None:
     try:
         storage.download(handle, local)
     except (StateUnusable, NotFound) as error:
@@ -237,16 +293,11 @@ def _checkpoint(
 ) -> VerifiedCheckpoint:
     content = record.content
     findings = [*_files(storage, (o.handle for o in content.outputs), files, work)]
-    manifests, entries = [], 0
-    for ref in content.shards:
-        try:
-            manifest = manifest_of(ref, storage)
-        except (StateUnusable, NotFound) as error:
-            path = ref.manifest.path if ref.manifest is not None else "inline"
-            findings.append(f"manifest of shard {ref.shard}, {path}: {error}")
-            continue
-        manifests.append(manifest)
-        handles = [*handles_in(ref), *handles_in(manifest)]
+    manifests, damaged = _manifests(content, storage)
+    findings += [*damaged, *_contradictions(content)]
+    entries, refs = 0, {ref.shard: ref for ref in content.shards}
+    for manifest in manifests:
+        handles = [*handles_in(refs.get(manifest.shard)), *handles_in(manifest)]
         wrong = [*_files(storage, handles, files, None)]
         if not wrong and work is not None:
             walked, wrong = _walked(manifest, content, storage, work)
@@ -254,9 +305,21 @@ def _checkpoint(
             # A restore stops at the first damaged file; the others are worth knowing too.
             wrong = [*_files(storage, handles, files, work)] or wrong if wrong and not walked else wrong
         findings += wrong
-    if len(manifests) == len(content.shards):
+    if not damaged:
         findings += _sums(content, manifests)
     return VerifiedCheckpoint(id=record.id, entries=entries, findings=tuple(dict.fromkeys(findings)))
+
+
+def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest], list[str]]:
+    """Those that can be read, and what is wrong with the others."""
+    manifests, findings = [], []
+    for ref in content.shards:
+        try:
+            manifests.append(manifest_of(ref, storage))
+        except (StateUnusable, NotFound) as error:
+            path = ref.manifest.path if ref.manifest is not None else "inline"
+            findings.append(f"manifest of shard {ref.shard}, {path}: {error}")
+    return manifests, findings
 
 
 def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: Path) -> tuple[int, list[str]]:
@@ -272,15 +335,48 @@ def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: P
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _contradictions(content: Content) -> Iterator[str]:
+    """What can't be true of the states that a content declares."""
+    names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
+    if len({*names}) < len(names) or len({*ids}) < len(ids):
+        yield f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
+    for descriptor in content.states:
+        versions = [v.version for v in descriptor.versions]
+        if not versions or versions != sorted({*versions}) or not 1 <= descriptor.state_id <= MAX_STATE_ID:
+            yield f"state {descriptor.name!r}: id {descriptor.state_id}, schema versions {versions}"
+
+
 def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
-    """What the record says of all shards together."""
+    """Where the record and the manifests of its shards disagree."""
+    shards = [*range(content.parallelism)]
+    if [ref.shard for ref in content.shards] != shards:
+        yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"
     try:
         check_whole(manifests, content.max_parallelism)
     except StateUnusable as error:
         yield str(error)
+    names = {TIMERS_NAME, *(d.name for d in content.states)}
+    keys = dict.fromkeys((d.name for d in content.states if d.kind == "value"), 0)
+    for ref, manifest in zip(content.shards, manifests, strict=True):
+        owned = manifest.key_groups
+        if manifest.shard != ref.shard:
+            yield f"shard {ref.shard} has the manifest of shard {manifest.shard}"
+        elif ref.shard in shards and owned != range_of(ref.shard, content.parallelism, content.max_parallelism):
+            yield f"shard {ref.shard} of {content.parallelism} holds key groups {owned.first} to {owned.last}"
+        groups = [s.key_group for s in manifest.key_group_states]
+        if groups != sorted({*groups}) or any(g not in owned for g in groups):
+            yield f"shard {manifest.shard}, key groups {owned.first} to {owned.last}, counts entries of {groups}"
+        for state in manifest.key_group_states:
+            if not state.entries or min(state.entries.values()) < 1 or not state.entries.keys() <= names:
+                yield f"shard {manifest.shard}: key group {state.key_group} counts {state.entries}"
+            for name in keys.keys() & state.entries.keys():
+                keys[name] += state.entries[name]
+    totals = content.totals
     for what, recorded, found in (
-        ("entries", content.totals.entries, sum(m.entries for m in manifests)),
+        ("entries", totals.entries, sum(m.entries for m in manifests)),
         ("digest", content.digest, sum(m.digest for m in manifests) % 2**64),
+        ("keys", totals.keys, max(keys.values(), default=0)),
+        ("bytes of state", totals.state_bytes, sum(m.size_bytes for m in manifests)),
     ):
         if recorded != found:
             yield f"{what}: the record says {recorded}, its shards {found}"

@@ -1,8 +1,9 @@
 """``format("keyed_state")``: state as a table, and the sink that an interval's rows are written to.
 
-Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, an interval end, or a savepoint's folder);
-or ``load(path)`` with the folder of a pipeline or of a savepoint. "latest" is looked up once, by ``load``. One partition per shard,
-each restored into an empty folder from the storage only; of a canonical savepoint one per shard too, read from its files.
+Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, an interval end, or a savepoint's folder)
+or ``attempt`` (the uuid of one that is prepared and not committed yet); or ``load(path)`` with the folder of a pipeline or of a
+savepoint. "latest" is looked up once, by ``load``. One partition per shard, each restored into an empty folder from the storage only;
+of a canonical savepoint one per shard too, read from its files.
 
     key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
 
@@ -122,6 +123,7 @@ class KeyedState(DataSource):
                 root=options.get("root"),
                 pipeline=options.get("pipeline"),
                 path=options.get("path"),
+                attempt=options.get("attempt"),
             )
         return self._found
 

@@ -29,6 +29,7 @@ _RUNTIME = (
     "jobs.arrow_processor",
     "jobs.running_aggregate",
     "jobs.runtime",
+    "jobs.over_time",
     "jobs.pipeline",
     "jobs.run_interval",
     "jobs.driver",

@@ -33,6 +33,7 @@ def stateful_pipeline(
     sweep_every: timedelta | None = None,
     pipeline_name: str | None = None,
     spark_conn_id: str = "cairn_spark",
+    gate: bool = False,
     process: dict[str, Any] | None = None,
     checkpoint: dict[str, Any] | None = None,
     validate: dict[str, Any] | None = None,
@@ -40,7 +41,8 @@ def stateful_pipeline(
     sweep: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """The DAG of a pipeline: ``process >> checkpoint >> [validate, savepoint, sweep]``, one data interval after the other.
+    """The DAG of a pipeline: ``process >> checkpoint >> [validate, savepoint, sweep]``, one data interval after the other. With
+    ``gate`` nothing is committed that is not validated: ``process >> validate >> checkpoint >> [savepoint, sweep]``.
 
     ``schedule`` has to give data intervals: `CronDataIntervalTimetable`. ``pipeline_name`` is the name in the `Pipeline`;
     ``dag_id`` if left out. Without ``docs_dir`` nothing is validated, without ``savepoints`` (a directory URL) none are
@@ -77,15 +79,21 @@ def stateful_pipeline(
             **{"retries": 5, **again, **(checkpoint or {})},
         )
         batch >> commit
-        if docs_dir is not None:
-            commit >> ValidateStateOperator(
+        if docs_dir is not None or gate:
+            what: dict[str, Any] = {"attempt": _ATTEMPT} if gate else {"checkpoint": _CHECKPOINT}
+            validation = ValidateStateOperator(
                 task_id="validate",
-                checkpoint=_CHECKPOINT,
                 docs_dir=docs_dir,
                 expectations_every=expectations_every,
+                pipeline_name=name,
+                **what,
                 **where,
                 **{"retries": 1, **(validate or {})},
             )
+            if gate:
+                batch >> validation >> commit
+            else:
+                commit >> validation
         if savepoints is not None:
             commit >> SavepointOperator(
                 task_id="savepoint",

@@ -1,47 +1,107 @@
-"""Restores a checkpoint and checks what is in it."""
+"""Validates a checkpoint, a prepared attempt or a savepoint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
+from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException
 
+from cairn_operators.data_docs import DataDocsLink
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.driver_operator import DriverOperator
 
 
 class ValidateStateOperator(DriverOperator):
-    """Fails if the restored state of ``checkpoint`` is not what the pipeline expects of it; the driver has quarantined the
-    checkpoint then, so that no later interval starts from it. Data Docs are written to ``docs_dir``.
+    """Fails if what it examines is not what it should be: ``checkpoint`` (then it is quarantined, and no later interval starts from
+    it), the prepared ``attempt`` (then it can't be committed: the task is a gate in front of `IncrementalCheckpointOperator`), or
+    the folder of a ``savepoint``. One of the three.
 
-    Every time, the state is restored and proven to be the recorded one, entry by entry. The owner's expectations come with it
-    at the intervals that end a whole number of ``expectations_every`` after the DAG's start date; None: always.
+    ``mode``: "fast" checks the files and what is recorded of them, without Spark; "full" restores the state and proves it to be the
+    recorded one, entry by entry, then evaluates the owner's expectations. With ``full_every`` a fast task is a full one at the
+    intervals that end a whole number of it after the DAG's start date; expectations come with a full one only where
+    ``expectations_every`` says so, None: always.
+
+    Data Docs are written to ``docs_dir``, and linked from the task. With ``pipeline_name`` a checkpoint that was found right is told
+    to the asset ``cairn://<pipeline_name>``, with ``validated: true``.
     """
 
-    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "docs_dir")
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "attempt", "savepoint", "docs_dir")
+    operator_extra_links = (DataDocsLink(),)
 
     def __init__(
-        self, *, checkpoint: str, docs_dir: str, expectations_every: timedelta | None = None, **kwargs: Any
+        self,
+        *,
+        checkpoint: str | None = None,
+        attempt: str | None = None,
+        savepoint: str | None = None,
+        docs_dir: str | None = None,
+        mode: Literal["fast", "full"] = "full",
+        full_every: timedelta | None = None,
+        expectations_every: timedelta | None = None,
+        pipeline_name: str | None = None,
+        **kwargs: Any,
     ) -> None:
+        asset = None
+        if pipeline_name is not None and checkpoint is not None:
+            asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+            kwargs["outlets"] = [asset, *kwargs.get("outlets", [])]
         super().__init__(**kwargs)
+        if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
+            raise ValueError(f"{self.task_id}: expected one of checkpoint, attempt and savepoint")
+        self.asset = asset
         self.checkpoint = checkpoint
+        self.attempt = attempt
+        self.savepoint = savepoint
         self.docs_dir = docs_dir
+        self.mode = mode
+        self.full_every = full_every
         self.expectations_every = expectations_every
+        self.pipeline_name = pipeline_name
+        self.docs_page: str | None = None  # for DataDocsLink, when the task is over
 
     def execute(self, context: Any) -> dict[str, Any]:
         _, end = data_interval(context)
-        arguments = ["--checkpoint", str(self.checkpoint), "--docs", self.docs_dir]
-        if not is_due(end, context["dag"].start_date, self.expectations_every):
+        start = context["dag"].start_date
+        full = self.mode == "full" or (self.full_every is not None and is_due(end, start, self.full_every))
+        arguments = self._what()
+        arguments += ["--docs", self.docs_dir] if self.docs_dir is not None else []
+        if not is_due(end, start, self.expectations_every):
             arguments.append("--without-expectations")
+        arguments += [] if full else ["--mode", "fast"]
         result = self.run_driver("validate", *arguments)
-        if result.get("docs"):
-            self.log.info("Data Docs: %s", result["docs"])
+        self.docs_page = result.get("docs")
+        if self.docs_page:
+            self.log.info("Data Docs: %s", self.docs_page)
         if not result["success"]:
-            findings = "\n".join(f"- {finding}" for finding in result["findings"])
-            raise AirflowFailException(
-                f"checkpoint {self.checkpoint} is refused and quarantined: {len(result['findings'])} finding(s)\n{findings}\n"
-                f"Data Docs: {result.get('docs')}\nMend the cause, then clear this run's process task with its downstream."
-            )
+            raise AirflowFailException(self._refusal(result))
+        if self.asset is not None and (events := context.get("outlet_events")):
+            told = ("checkpoint", "mode", "entries", "expectations")
+            events[self.asset].extra = {**{name: result.get(name) for name in told}, "validated": True}
         return result
+
+    def _what(self) -> list[str]:
+        if self.attempt is not None:
+            return ["--attempt", str(self.attempt)]
+        return ["--savepoint", self.savepoint] if self.savepoint is not None else ["--checkpoint", str(self.checkpoint)]
+
+    def _refusal(self, result: dict[str, Any]) -> str:
+        """What was found, what was published with it, and what to do."""
+        findings = "\n".join(f"- {finding}" for finding in result["findings"])
+        what = " ".join(self._what()).removeprefix("--")
+        head = f"{what} is refused: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
+        if self.attempt is not None:
+            return (
+                f"{head}Nothing of it is committed or published. Mend the cause, then clear this run's process task with its "
+                "downstream."
+            )
+        if self.savepoint is not None:
+            return f"{head}Take another savepoint; this one should not be restored."
+        published = "\n".join(f"- {one}" for one in result.get("published", ()))
+        return (
+            f"{head}It is quarantined: no interval starts from it any more. Output that is published already and was made with it:\n"
+            f"{published or '- none'}\nMend the cause, then clear this run's process task with its downstream, and of later runs "
+            f"too, or: {result.get('command')}"
+        )

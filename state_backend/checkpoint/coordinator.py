@@ -48,6 +48,7 @@ from state_backend.values.errors import (
     Swept,
     UnknownOutcome,
     UsageError,
+    ValidationRefused,
 )
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, format_instant, from_ms
@@ -58,8 +59,11 @@ from state_backend.values.records import (
     Published,
     Quarantine,
     Record,
+    Refused,
     RunRef,
     Tombstone,
+    Validated,
+    ValidationMode,
 )
 
 log = logging.getLogger("cairn")
@@ -206,7 +210,7 @@ class Coordinator:
         """Makes a prepared attempt the newest checkpoint, once.
 
         Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
-        there as it was acked; UnknownOutcome if it can't tell. Only Fenced deletes anything.
+        there as it was acked; ValidationRefused; UnknownOutcome if it can't tell. Only Fenced deletes anything.
         """
         mine = self.log().of_attempt(attempt)
         if mine is not None:  # its prepared.json may be gone by now
@@ -221,11 +225,12 @@ class Coordinator:
                 f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned it and deleted its files; clear the task to "
                 "process the interval again"
             ) from None
+        self._check_not_refused(attempt)
         verified = False
         for _ in range(_COMMIT_ROUNDS):
             now = self.log()
             try:
-                decision = plan_commit(now, prepared, self._policy, self._protected)
+                decision = plan_commit(now, prepared, self._policy, self._protected | self._newest_validated(now))
             except Fenced:
                 self._delete_own(now, prepared.content)
                 raise
@@ -253,6 +258,23 @@ class Coordinator:
                 continue
             return CommitResult(id=decision.record.id, record=decision.record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
+
+    def _check_not_refused(self, attempt: str) -> None:
+        path = paths.refused(attempt)
+        try:
+            mark = record_codec.decode(self._storage.read(path), path, Refused)
+        except NotFound:
+            return
+        raise ValidationRefused(
+            f"attempt {attempt} of {self._pipeline!r} can't be committed: {mark.reason}: {'; '.join(mark.findings[:3])}. "
+            "Mend the cause and run the interval again"
+        )
+
+    def _newest_validated(self, now: Log) -> frozenset[int]:
+        """The newest usable checkpoint that was validated, of each mode."""
+        marks = [mark for info in self._storage.list(paths.VALIDATED) if (mark := paths.validated_id(info.path))]
+        usable = [(n, mode) for n, mode in marks if n in now.retained and now.quarantine_above(n) is None]
+        return frozenset({mode: n for n, mode in sorted(usable)}.values())
 
     def _verify(self, content: Content) -> None:
         """Every file that this attempt wrote is there, with the size and, where the storage keeps one, the crc32c acked."""
@@ -410,6 +432,18 @@ class Coordinator:
             self._storage.create(paths.quarantine(checkpoint_id), record_codec.encode(mark))
         except AlreadyExists:
             log.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
+
+    def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
+        """Marks a checkpoint as found right. Of the marked ones retention keeps the newest, of each mode."""
+        with suppress(AlreadyExists):
+            mark = Validated(id=checkpoint_id, mode=mode)
+            self._storage.create(paths.validated(checkpoint_id, mode), record_codec.encode(mark))
+
+    def refuse(self, attempt: str, reason: str, findings: tuple[str, ...] = ()) -> None:
+        """Marks a prepared attempt as refused: its commit raises ValidationRefused from now on."""
+        with suppress(AlreadyExists):
+            mark = Refused(attempt=attempt, reason=reason, findings=findings)
+            self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 
 def _manifests_last(doomed: set[str]) -> list[str]:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, get_args
 from uuid import uuid4
 
 from state_backend.checkpoint.coordinator import Coordinator
@@ -43,7 +43,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import Record, Savepoint, ShardRef, SweepRecord
+from state_backend.values.records import Record, Savepoint, ShardRef, SweepRecord, ValidationMode
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,7 +56,11 @@ MIN_AGE = timedelta(days=3)
 _ROUNDS = 100
 _PARALLELISM = 8
 # By first folder: what attempts write there. Anything else under these folders is not ours to delete.
-_ENDINGS = {"shared": (".sst", ".log", ".manifest"), "attempts": ("/prepared.json",), "output": (".parquet",)}
+_ENDINGS = {
+    "shared": (".sst", ".log", ".manifest"),
+    "attempts": ("/prepared.json", "/refused.json"),
+    "output": (".parquet",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,7 @@ def plan_sweep(
         attempt = _attempt_of(file.path)
         if file.path in needed:
             continue
-        if attempt is None and paths.published_id(file.path) is None:
+        if attempt is None and paths.published_id(file.path) is None and paths.validated_id(file.path) is None:
             if not _is_log(file.path):
                 unknown.append(file.path)
             continue
@@ -237,9 +241,11 @@ def _is_log(path: str) -> bool:
 
 
 def _outdated_marks(now: Log) -> set[str]:
-    """Marks of outputs that a later commit of the interval replaced: what is published never goes back to them."""
+    """Marks of outputs that a later commit of the interval replaced: what is published never goes back to them; and of
+    validated checkpoints that are not there any more."""
     current = now.current_outputs()
-    return {
+    gone = [entry.id for entry in now.commits() if entry.id not in now.retained]
+    return {paths.validated(n, mode) for n in gone for mode in get_args(ValidationMode)} | {
         paths.published(interval, entry.id)
         for entry in now.commits()
         if kind_of(entry) == "interval" and (interval := interval_of(entry)) is not None

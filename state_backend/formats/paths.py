@@ -6,6 +6,8 @@
     output/<interval>/<attempt>/part-<shard>-<task>.parquet, late-<shard>-<task>.parquet
     published/<interval>/<id>.json
     quarantine/00000000000000000042.json
+    validated/00000000000000000042-full.json                         or -fast
+    attempts/<attempt>/refused.json
 
 and in a savepoint's own folder
 
@@ -33,6 +35,7 @@ ATTEMPTS = "attempts/"
 OUTPUT = "output/"
 PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
+VALIDATED = "validated/"
 SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 
@@ -41,6 +44,7 @@ _MARK = re.compile(r"published/[^/]+/([0-9]{1,20})\.json")
 _OF_SAVEPOINT = re.compile(
     r"shared/[^/]+/[0-9]+-[0-9]+-[0-9]+\.sst|[^/]+/(state-[^/]+|timers)/[0-9]{5,}-[0-9]+-[0-9]+\.parquet"
 )
+_VALIDATED = re.compile(r"validated/([0-9]{20})-(fast|full)\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -63,6 +67,10 @@ def record_id(path: str) -> int | None:
 
 def prepared(attempt: str) -> str:
     return f"{ATTEMPTS}{attempt}/prepared.json"
+
+
+def refused(attempt: str) -> str:
+    return f"{ATTEMPTS}{attempt}/refused.json"
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
@@ -113,6 +121,16 @@ def published_id(path: str) -> int | None:
 
 def quarantine(checkpoint_id: int) -> str:
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
+
+
+def validated(checkpoint_id: int, mode: str) -> str:
+    return f"{VALIDATED}{checkpoint_id:020d}-{mode}.json"
+
+
+def validated_id(path: str) -> tuple[int, str] | None:
+    """The id and the mode that a path says were validated, or None if it is none of ours."""
+    match = _VALIDATED.fullmatch(path)
+    return (int(match[1]), match[2]) if match else None
 
 
 def interval_name(interval: Interval) -> str:

@@ -24,10 +24,12 @@ from state_backend.values.records import (
     Published,
     Quarantine,
     Record,
+    Refused,
     Savepoint,
     ShardManifest,
     SweepRecord,
     Tombstone,
+    Validated,
 )
 
 FORMAT = 1
@@ -40,6 +42,8 @@ _TYPES: dict[str, type] = {
     "prepared": Prepared,
     "manifest": ShardManifest,
     "quarantine": Quarantine,
+    "refused": Refused,
+    "validated": Validated,
     "published": Published,
     "savepoint": Savepoint,
     "claim": Claim,

@@ -17,6 +17,7 @@ from state_backend.values.key_groups import KeyGroupRange
 Kind = Literal["interval", "consolidate", "restore", "sweep"]
 StateKind = Literal["value", "list", "map", "timers"]
 TimeMode = Literal["none", "processing", "event"]
+ValidationMode = Literal["fast", "full"]
 
 # --- what a shard's state is ---------------------------------------------------------------------------------------------
 
@@ -312,6 +313,23 @@ class Quarantine:
     id: int
     reason: str
     findings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A prepared attempt that validation refused, and why: it is never committed."""
+
+    attempt: str
+    reason: str
+    findings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """A checkpoint that validation found right: its files, or its restored state too. Retention keeps the newest one."""
+
+    id: int
+    mode: ValidationMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

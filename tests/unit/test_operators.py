@@ -409,6 +409,57 @@ def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None
     assert json.loads((folder / "arguments.json").read_text())[13] == "--consolidate"
 
 
+@pytest.mark.parametrize(
+    ("more", "flags"),
+    [
+        ({"mode": "fast"}, ["--mode", "fast"]),
+        ({"mode": "fast", "full_every": timedelta(days=5)}, []),  # the interval ends five days after the start
+        ({"mode": "fast", "full_every": timedelta(days=7)}, ["--mode", "fast"]),
+        ({"full_every": timedelta(days=7)}, []),
+    ],
+)
+def test_fast_validation_is_a_full_one_on_its_cadence(
+    fake: Callable[[str], Path], more: dict[str, Any], flags: list[str]
+) -> None:
+    folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
+    run(validate(**more))
+    assert json.loads((folder / "arguments.json").read_text())[11:-2] == flags
+
+
+def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callable[[str], Path]) -> None:
+    folder = fake(
+        'ok {"success": false, "findings": ["f"], "docs": null, "published": ["[a, b) (checkpoint 5)"], "command": "airflow x"}'
+    )
+    gate = ValidateStateOperator(task_id="v", pipeline="m:P", root="r", attempt="uuid")
+    with pytest.raises(
+        AirflowFailException, match=r"(?s)attempt uuid is refused.*Nothing of it is committed or published"
+    ):
+        run(gate)
+    assert json.loads((folder / "arguments.json").read_text())[7:9] == ["--attempt", "uuid"]
+    with pytest.raises(AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*airflow x"):
+        run(validate())
+    with pytest.raises(AirflowFailException, match="savepoint file:///s is refused"):
+        run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))
+    with pytest.raises(ValueError, match="one of checkpoint, attempt and savepoint"):
+        ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s", attempt="a")
+
+
+def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) -> None:
+    fake('ok {"success": true, "findings": [], "docs": null, "keys": 3, "checkpoint": 5, "mode": "full", "entries": 7}')
+    operator = validate(pipeline_name="p")
+    event = SimpleNamespace(extra=None)
+    run(operator, context(outlet_events={operator.asset: event}))
+    assert event.extra == {"checkpoint": 5, "mode": "full", "entries": 7, "expectations": None, "validated": True}
+    assert operator.outlets == [
+        IncrementalCheckpointOperator(task_id="c", pipeline_name="p", root="r", attempt="a").asset
+    ]
+    fake('ok {"success": false, "findings": ["f"], "docs": null}')
+    event = SimpleNamespace(extra=None)
+    with pytest.raises(AirflowFailException):
+        run(operator, context(outlet_events={operator.asset: event}))
+    assert event.extra is None
+
+
 def test_a_savepoint_off_the_cadence_is_skipped() -> None:
     with pytest.raises(AirflowSkipException):
         run(savepoint(every=timedelta(days=7)))
@@ -423,6 +474,16 @@ def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
     asked = json.loads((folder / "arguments.json").read_text())
     assert asked[9:11] == ["--docs", "/docs"]
     assert asked[11:-2] == flag
+
+
+def test_a_gate_stands_between_process_and_checkpoint() -> None:
+    dag = stateful_pipeline(
+        "p", pipeline="m:P", root="r", schedule=None, start_date=START, gate=True, validate={"mode": "fast"}
+    )
+    assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
+    assert dag.get_task("validate").downstream_task_ids == {"checkpoint"}
+    assert dag.get_task("validate").attempt == dag.get_task("checkpoint").attempt
+    assert dag.get_task("validate").mode == "fast"
 
 
 @pytest.mark.parametrize(

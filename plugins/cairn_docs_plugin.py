@@ -1,0 +1,51 @@
+"""Data Docs in Airflow's UI: the pages below ``docs_root()``, read-only, for whoever may see plugins.
+
+Airflow executes this file as a plugin. Pages are sandboxed: what they show comes out of the data, and a script in it must not act
+with the session of who looks at it.
+"""
+
+from __future__ import annotations
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from airflow.plugins_manager import AirflowPlugin
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.responses import FileResponse
+
+from cairn_operators.data_docs import URL_PREFIX, DataDocsLink, docs_root, page_in
+
+_HEADERS = {
+    "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+app = FastAPI(
+    dependencies=[Depends(requires_access_view(AccessView.PLUGINS))], docs_url=None, redoc_url=None, openapi_url=None
+)
+
+
+@app.get("/{path:path}")
+def page(path: str) -> FileResponse:
+    """A file of the Data Docs; a folder's is its index.html."""
+    file = page_in(docs_root(), path)
+    if file is None:
+        raise HTTPException(404, "no such page: Data Docs are written when a full validation evaluates expectations")
+    return FileResponse(file, headers=_HEADERS)
+
+
+class CairnDocsPlugin(AirflowPlugin):
+    """Serves the pages under /cairn/docs, and lists them under Browse."""
+
+    name = "cairn_data_docs"
+    fastapi_apps = [{"app": app, "url_prefix": URL_PREFIX, "name": "cairn Data Docs"}]  # noqa: RUF012
+    external_views = [  # noqa: RUF012
+        {
+            "name": "Data Docs",
+            "href": f"{URL_PREFIX.lstrip('/')}/index.html",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": "cairn-docs",
+        }
+    ]
+    operator_extra_links = [DataDocsLink()]  # noqa: RUF012

@@ -1,0 +1,56 @@
+"""Great Expectations' Data Docs, linked from the task that wrote them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from airflow.sdk import BaseOperatorLink
+
+URL_PREFIX = "/cairn/docs"
+
+
+def docs_root() -> Path:
+    """The folder that Airflow's UI shows: ``CAIRN_DOCS``, else ``docs`` in ``CAIRN_DATA``, else ``data/docs`` in AIRFLOW_HOME."""
+    data = os.environ.get("CAIRN_DATA") or str(Path(os.environ.get("AIRFLOW_HOME", Path.cwd())) / "data")
+    return Path(os.environ.get("CAIRN_DOCS") or Path(data) / "docs")
+
+
+def docs_url(page: str, root: Path, base_url: str) -> str:
+    """Where a browser finds a page of Data Docs: by way of Airflow's UI at ``base_url`` if the page lies in the folder that it shows,
+    else the file itself, which only a browser on that machine opens."""
+    path = Path(page).resolve()
+    try:
+        inside = path.relative_to(root.resolve())
+    except ValueError:
+        return path.as_uri()
+    return f"{urlsplit(base_url).path.rstrip('/')}{URL_PREFIX}/{quote(inside.as_posix())}"
+
+
+def page_in(root: Path, path: str) -> Path | None:
+    """The file that a request for ``path`` below the folder gets, links resolved; None if it is not there, or lies outside."""
+    try:
+        file = (root / path.lstrip("/")).resolve()
+        if file.is_dir():
+            file /= "index.html"
+        inside = file.resolve().is_relative_to(root.resolve()) and file.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a zero byte
+        return None
+    return file if inside else None
+
+
+class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here
+    """The button on the task in Airflow's UI. Also of a failed task: that is when one wants to look."""
+
+    name = "Data Docs"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Called where the task ran, with the operator that ran it; empty if no docs were written."""
+        page = getattr(operator, "docs_page", None)
+        if not page:
+            return ""
+        from airflow.sdk.configuration import conf
+
+        return docs_url(page, docs_root(), conf.get("api", "base_url", fallback="") or "")

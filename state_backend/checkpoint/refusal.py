@@ -1,0 +1,33 @@
+"""What a refused checkpoint leaves behind: output that is out already, and what has to be run again. Pure, over the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from state_backend.checkpoint.lineage import backfill_command
+from state_backend.checkpoint.log import Log, base_of, interval_of
+from state_backend.values.intervals import Interval, format_instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consequences:
+    """``published``: intervals whose current output was made with the refused state, with the checkpoint that made it, by time.
+    ``command`` runs them again, from the first to the last."""
+
+    published: tuple[tuple[Interval, int], ...]
+    command: str
+
+
+def plan_consequences(log: Log, pipeline: str, refused: int) -> Consequences:
+    """Of refusing this checkpoint: its own output, and that of every commit that descends from it."""
+    descends = {refused}
+    for entry in log.commits():  # by id, so that a base comes before what starts from it
+        if base_of(entry) in descends:
+            descends.add(entry.id)
+    published = sorted((i, n) for i, (n, _) in log.current_outputs().items() if n in descends)
+    own = next((interval_of(entry) for entry in log.commits() if entry.id == refused), None)
+    intervals = [interval for interval, _ in published] or ([own] if own is not None else [])
+    if not intervals:
+        return Consequences(published=(), command="")
+    command = backfill_command(pipeline, intervals[0], format_instant(intervals[-1].start))
+    return Consequences(published=tuple(published), command=command)
