@@ -242,15 +242,8 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
     )
     with first_cause():
         shards = task.run(spark)
-    findings = [finding for shard in shards for finding in shard.findings]
-    entries, digest = sum(s.entries for s in shards), sum(s.digest for s in shards) % 2**64
-    if not findings and (entries, digest) != (content.totals.entries, content.digest):
-        findings.append(
-            f"{entries} entries with digest {digest:016x} were restored, recorded are {content.totals.entries} with "
-            f"{content.digest:016x}"
-        )
     pids = tuple(sorted({s.pid for s in shards}))
-    return replace(found, findings=tuple(findings), entries=entries, pids=pids)
+    return replace(found, findings=task.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
 
 
 # --- states as tables ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,6 +64,18 @@ class ValidationTask:
             for r in found
         ]
         return sorted(shards, key=lambda s: s.shard)
+
+    def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
+        """What was found in all shards together."""
+        findings = [finding for shard in shards for finding in shard.findings]
+        entries, digest = sum(s.entries for s in shards), sum(s.digest for s in shards) % 2**64
+        recorded = self.content
+        if not findings and (entries, digest) != (recorded.totals.entries, recorded.digest):
+            findings.append(
+                f"{entries} entries with digest {digest:016x} were restored, recorded are {recorded.totals.entries} with "
+                f"{recorded.digest:016x}"
+            )
+        return tuple(findings)
 
     def run_shard(self, shard: int) -> ShardValidation:
         """One shard; what makes it unusable is a finding."""

@@ -1,0 +1,667 @@
+"""Every way to damage a checkpoint that we could think of, and which mode of validation finds it.
+
+*fast* must find whatever touches a file under a handle or makes record and manifests contradict each other. *full* must find
+everything, also where whoever did the damage rewrote files, manifests and record with checksums that are right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.adapters.rocks import RocksStore
+from state_backend.formats import paths, record_codec
+from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
+from state_backend.state import layout
+from state_backend.values.handles import Handle
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import KeyGroupState, SchemaVersion, Segment, ShardManifest, ShardRef, StateDescriptor
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES, struct
+from tests.support.validated import MAX_PARALLELISM, PARALLELISM, Checkpointed, is_head
+
+SEEDS = (1, 2)
+_IDS = {d.name: d.state_id for d in STATES}
+Mutate = Callable[[Checkpointed, random.Random], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """``fast``: whether the fast mode must find it too."""
+
+    name: str
+    fast: bool
+    mutate: Mutate
+
+
+# --- bytes of files ------------------------------------------------------------------------------------------------------------
+
+
+def files_of(world: Checkpointed, kind: str) -> list[Path]:
+    """The files of a kind that the checkpoint needs."""
+    content, manifests = world.record().content, world.manifests()
+    handles: dict[str, Sequence[Handle]] = {
+        "sst": [f.handle for m in manifests for f in m.files],
+        "segment": [s.handle for m in manifests for s in m.segments if s.handle is not None],
+        "manifest": [ref.manifest for ref in content.shards if ref.manifest is not None],
+        "output": [o.handle for o in content.outputs],
+    }
+    if kind == "record":
+        return [world.root / paths.record(world.ID)]
+    return [world.root / h.path for h in handles[kind]]
+
+
+def flip(kind: str) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        file = rng.choice(files_of(world, kind))
+        data = bytearray(file.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        file.write_bytes(data)
+
+    return mutate
+
+
+def cut(kind: str) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        file = rng.choice(files_of(world, kind))
+        data = file.read_bytes()
+        file.write_bytes(data[: rng.randrange(len(data))])
+
+    return mutate
+
+
+def lengthen(kind: str) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        file = rng.choice(files_of(world, kind))
+        file.write_bytes(file.read_bytes() + rng.randbytes(rng.randrange(1, 50)))
+
+    return mutate
+
+
+def blank(kind: str) -> Mutate:
+    """A piece of zeros, as a disk gives that lost a page."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        file = rng.choice(files_of(world, kind))
+        data = bytearray(file.read_bytes())
+        start = rng.randrange(len(data) // 2)
+        data[start : start + 256] = bytes(len(data[start : start + 256]))
+        file.write_bytes(data)
+
+    return mutate
+
+
+def lose(kind: str) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        rng.choice(files_of(world, kind)).unlink()
+
+    return mutate
+
+
+def swap(kind: str) -> Mutate:
+    """The bytes of two files that differ."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        first, second = rng.sample(files_of(world, kind), 2)
+        one, other = first.read_bytes(), second.read_bytes()
+        first.write_bytes(other)
+        second.write_bytes(one)
+
+    return mutate
+
+
+def replay_old_file(world: Checkpointed, rng: random.Random) -> None:
+    """A newer file gets the bytes of the file of an earlier attempt."""
+    manifest = rng.choice(world.manifests())
+    old, new = manifest.files[0].handle, manifest.files[-1].handle
+    (world.root / new.path).write_bytes((world.root / old.path).read_bytes())
+
+
+def older_manifest_file(world: Checkpointed, rng: random.Random) -> None:
+    shard = rng.randrange(2)
+    old, new = (world.record(n).content.shards[shard].manifest for n in (2, world.ID))
+    assert old is not None and new is not None
+    (world.root / new.path).write_bytes((world.root / old.path).read_bytes())
+
+
+def older_record_file(world: Checkpointed, rng: random.Random) -> None:
+    old = world.root / paths.record(rng.randrange(1, world.ID))
+    (world.root / paths.record(world.ID)).write_bytes(old.read_bytes())
+
+
+# --- what is recorded, with checksums that are right ---------------------------------------------------------------------------
+
+
+def total(name: str, change: int) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        made = world.record().content
+        totals = replace(made.totals, **{name: getattr(made.totals, name) + change})
+        world.write(replace(made, totals=totals))
+
+    return mutate
+
+
+def recorded_digest(world: Checkpointed, rng: random.Random) -> None:
+    made = world.record().content
+    world.write(replace(made, digest=made.digest ^ 1 << rng.randrange(64)))
+
+
+def content(**changes: Any) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        world.write(replace(world.record().content, **changes))
+
+    return mutate
+
+
+def group_of(change: Callable[[KeyGroupState, random.Random], KeyGroupState], *, sum_up: bool) -> Mutate:
+    """One key group's counts and digest; ``sum_up``: the record's totals follow."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        manifests = world.manifests()
+        shard = rng.randrange(len(manifests))
+        states = list(manifests[shard].key_group_states)
+        at = rng.randrange(len(states))
+        states[at] = change(states[at], rng)
+        manifests[shard] = replace(manifests[shard], key_group_states=tuple(states))
+        world.write_manifests(manifests, sum_up=sum_up)
+
+    return mutate
+
+
+def another_digest(state: KeyGroupState, rng: random.Random) -> KeyGroupState:
+    return replace(state, digest=state.digest ^ 1 << rng.randrange(64))
+
+
+def one_more(state: KeyGroupState, rng: random.Random) -> KeyGroupState:
+    name = rng.choice([*state.entries])
+    return replace(state, entries={**state.entries, name: state.entries[name] + 1})
+
+
+def unknown_name(state: KeyGroupState, rng: random.Random) -> KeyGroupState:
+    return replace(state, entries={("gone" if n == "value" else n): c for n, c in state.entries.items()})
+
+
+def counts_of_two_states(world: Checkpointed, rng: random.Random) -> None:
+    """One entry more of one state and one less of another in one key group, and the other way round in another: all sums stay."""
+    manifests = world.manifests()
+    shard = rng.randrange(len(manifests))
+    states = list(manifests[shard].key_group_states)
+    places = [at for at, s in enumerate(states) if s.entries.get("map", 0) > 1 and s.entries.get("list", 0) > 1]
+    for at, sign in zip(rng.sample(places, 2), (1, -1), strict=True):
+        entries = states[at].entries
+        changed = {**entries, "map": entries["map"] + sign, "list": entries["list"] - sign}
+        states[at] = replace(states[at], entries=changed)
+    manifests[shard] = replace(manifests[shard], key_group_states=tuple(states))
+    world.write_manifests(manifests)
+
+
+def ranges(first: int, last: int) -> Mutate:
+    """The key groups that shard 1 says it has, moved at its ends."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        manifests = world.manifests()
+        owned = manifests[1].key_groups
+        moved = KeyGroupRange(first=owned.first + first, last=owned.last + last)
+        manifests[1] = replace(manifests[1], key_groups=moved)
+        world.write_manifests(manifests)
+
+    return mutate
+
+
+def shards(change: Callable[[list[ShardRef]], list[ShardRef]]) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        made = world.record().content
+        world.write(replace(made, shards=tuple(change(list(made.shards)))))
+
+    return mutate
+
+
+def crossed(refs: list[ShardRef]) -> list[ShardRef]:
+    return [replace(refs[0], manifest=refs[1].manifest), replace(refs[1], manifest=refs[0].manifest), *refs[2:]]
+
+
+def manifest(change: Callable[[ShardManifest, Checkpointed, random.Random], ShardManifest], shard: int = -1) -> Mutate:
+    """One shard's manifest; totals follow."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        manifests = world.manifests()
+        at = shard if shard >= 0 else rng.randrange(len(manifests))
+        manifests[at] = change(manifests[at], world, rng)
+        world.write_manifests(manifests)
+
+    return mutate
+
+
+def without_an_sst(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    gone = rng.choice(made.files)
+    return replace(made, files=tuple(f for f in made.files if f is not gone))
+
+
+def exchanged_ssts(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    first, second = made.files[:2]
+    return replace(
+        made, files=(replace(first, handle=second.handle), replace(second, handle=first.handle), *made.files[2:])
+    )
+
+
+def sst_of_another_shard(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    other = world.manifests()[(made.shard + 1) % PARALLELISM]
+    return replace(made, files=(replace(made.files[0], handle=other.files[0].handle), *made.files[1:]))
+
+
+def old_sst_under_a_new_name(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    """A copy of the oldest file with a name and a handle of its own, in the place of the newest."""
+    data = (world.root / made.files[0].handle.path).read_bytes()
+    handle = world.storage.create(paths.shared("replayed", made.shard, 0, 0, "sst"), data)
+    return replace(made, files=(*made.files[:-1], replace(made.files[-1], handle=handle)))
+
+
+def flipped_sst(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    """A bit of the data, and a handle that was made afterwards."""
+    file = made.files[0]
+    data = bytearray((world.root / file.handle.path).read_bytes())
+    data[rng.randrange(len(data) // 2)] ^= 1 << rng.randrange(8)
+    handle = world.storage.create(paths.shared("flipped", made.shard, 0, 0, "sst"), bytes(data))
+    return replace(made, files=(replace(file, handle=handle), *made.files[1:]))
+
+
+def without_a_segment(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    return replace(made, segments=made.segments[:-1])
+
+
+def segments_backwards(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    return replace(made, segments=made.segments[::-1])
+
+
+def segment_of_another_shard(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    other = world.manifests()[(made.shard + 1) % PARALLELISM]
+    return replace(made, segments=(*made.segments[:-1], other.segments[-1]))
+
+
+def segment_counts(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    last = made.segments[-1]
+    return replace(made, segments=(*made.segments[:-1], replace(last, changes=last.changes + rng.choice((1, -1)))))
+
+
+def emptied_segment(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    return replace(made, segments=(*made.segments[:-1], Segment(handle=None, data=b"", changes=0, content_bytes=0)))
+
+
+def small_file(change: Callable[[bytes, random.Random], bytes]) -> Mutate:
+    """RocksDB's own manifest, inline in ours."""
+
+    def mutate(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+        files = list(made.inline_files)
+        at = next(n for n, f in enumerate(files) if f.name.startswith("MANIFEST"))
+        files[at] = replace(files[at], data=change(files[at].data, rng))
+        return replace(made, inline_files=tuple(files))
+
+    return manifest(mutate)
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+
+
+def older_rocksdb(made: ShardManifest, world: Checkpointed, rng: random.Random) -> ShardManifest:
+    """RocksDB's small files of the first checkpoint, which know one SST only."""
+    return replace(made, inline_files=world.manifests(1)[made.shard].inline_files)
+
+
+def states(change: Callable[[list[StateDescriptor]], list[StateDescriptor]]) -> Mutate:
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        made = world.record().content
+        world.write(replace(made, states=tuple(change(list(made.states)))))
+
+    return mutate
+
+
+def one_state(of_name: str, **changes: Any) -> Mutate:
+    return states(lambda all_: [replace(d, **changes) if d.name == of_name else d for d in all_])
+
+
+def exchanged_ids(first: str, second: str) -> Mutate:
+    ids = {first: _IDS[second], second: _IDS[first]}
+    return states(lambda all_: [replace(d, state_id=ids.get(d.name, d.state_id)) for d in all_])
+
+
+def without_state(name: str, *, forgotten: bool) -> Mutate:
+    """``forgotten``: its entries are not counted any more either."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        states(lambda all_: [d for d in all_ if d.name != name])(world, rng)
+        if forgotten:
+            manifests = [
+                replace(
+                    m,
+                    key_group_states=tuple(
+                        replace(s, entries=left)
+                        for s in m.key_group_states
+                        if (left := {n: c for n, c in s.entries.items() if n != name})
+                    ),
+                )
+                for m in world.manifests()
+            ]
+            world.write_manifests(manifests)
+
+    return mutate
+
+
+def version(value: dict[str, Any], number: int = 1) -> tuple[SchemaVersion, ...]:
+    return (SchemaVersion(version=number, value=value, user_key=None),)
+
+
+# --- what is stored, with checksums that are right -----------------------------------------------------------------------------
+
+
+Change = Callable[[RocksStore, random.Random], None]
+
+
+def stored(change: Change, *, recount: bool = True) -> Mutate:
+    """One shard is restored, changed, and written again; counts and digests are those of what it holds then."""
+
+    def mutate(world: Checkpointed, rng: random.Random) -> None:
+        world.rewrite_shard(rng.randrange(PARALLELISM), lambda store: change(store, rng), recount=recount)
+
+    return mutate
+
+
+def some_of(store: RocksStore, state_id: int, rng: random.Random, *, heads: bool | None = None) -> tuple[bytes, bytes]:
+    """A stored key and its entry; of lists, positions or elements."""
+    found = [
+        (key, entry)
+        for key, entry in store.scan(b"", None)
+        if key[2] == state_id and (heads is None or is_head(key[3:]) == heads)
+    ]
+    return rng.choice(found)
+
+
+def of(name: str) -> Callable[[RocksStore, random.Random], tuple[bytes, bytes]]:
+    heads = False if name.startswith("list") else None
+    return lambda store, rng: some_of(store, _IDS[name], rng, heads=heads)
+
+
+def write(make: Callable[[bytes, bytes, random.Random], Iterator[tuple[bytes, bytes | None]]], pick: Any) -> Change:
+    def change(store: RocksStore, rng: random.Random) -> None:
+        store.write(list(make(*pick(store, rng), rng)))
+
+    return change
+
+
+def entry_becomes(make: Callable[[bytes], bytes], pick: Any) -> Change:
+    return write(lambda key, entry, rng: iter([(key, make(entry))]), pick)
+
+
+def gone(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, None
+
+
+def row(value: dict[str, Any], number: int, *values: Any) -> bytes:
+    return RowCodec("value", parse_struct(value), number).encode(values)
+
+
+def moved(to: Callable[[int, KeyGroupRange], int]) -> Change:
+    """A value under the key group that ``to`` makes of its own and its shard's."""
+
+    def change(store: RocksStore, rng: random.Random) -> None:
+        groups = sorted({int.from_bytes(key[:2], "big") for key, _ in store.scan(b"", None)})
+        key, entry = of("value")(store, rng)
+        group = to(int.from_bytes(key[:2], "big"), KeyGroupRange(first=groups[0], last=groups[-1]))
+        store.write([(key, None), (group.to_bytes(2, "big") + key[2:], entry)])
+
+    return change
+
+
+def beside(group: int, owned: KeyGroupRange) -> int:
+    return group + 1 if group < owned.last else group - 1
+
+
+def elsewhere(group: int, owned: KeyGroupRange) -> int:
+    return (owned.last + 2) % MAX_PARALLELISM
+
+
+def timers(store: RocksStore, rng: random.Random) -> tuple[bytes, bytes]:
+    return some_of(store, layout.TIMERS, rng)
+
+
+def timer_index(store: RocksStore, rng: random.Random) -> tuple[bytes, bytes]:
+    return some_of(store, layout.TIMER_INDEX, rng)
+
+
+def expiry_index(store: RocksStore, rng: random.Random) -> tuple[bytes, bytes]:
+    return some_of(store, layout.EXPIRY_INDEX, rng)
+
+
+def heads(store: RocksStore, rng: random.Random) -> tuple[bytes, bytes]:
+    return some_of(store, _IDS["list"], rng, heads=True)
+
+
+def without_first_timer(key: bytes, packed: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, packed[8:] or None
+
+
+def later_index(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    """The place in the index moves, what it indexes does not."""
+    yield key, None
+    yield key[:3] + layout.pack_time(layout.unpack_time(key[3:11]) + 1) + key[11:], entry
+
+
+def extra_index(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key[:3] + layout.pack_time(layout.unpack_time(key[3:11]) + 7) + key[11:], entry
+
+
+def later_expiry(entry: bytes) -> bytes:
+    expiry_ms = layout.expiry_of(entry)
+    assert expiry_ms is not None
+    return layout.with_expiry(layout.row_of(entry), expiry_ms + 1)
+
+
+def positions(first: int, next_: int) -> Change:
+    def make(packed: bytes) -> bytes:
+        now = layout.unpack_positions(packed)
+        return layout.pack_positions(now[0] + first, now[1] + next_)
+
+    return entry_becomes(make, heads)
+
+
+def hole(store: RocksStore, rng: random.Random) -> None:
+    """An element between the first and the last of a list goes."""
+    lists: dict[bytes, list[bytes]] = {}
+    for key, _ in store.scan(b"", None):
+        if key[2] == _IDS["list"] and not is_head(key[3:]):
+            lists.setdefault(key[:-8], []).append(key)
+    elements = rng.choice([elements for elements in lists.values() if len(elements) > 2])
+    store.write([(rng.choice(elements[1:-1]), None)])
+
+
+def element_beyond(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, None
+    yield key[:-8] + layout.pack_position(10_000), entry
+
+
+def foreign_user_key(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, None
+    yield key[: 3 + KEYS.decode_prefix(key[3:])[1]] + b"\x07", entry
+
+
+def under(change: Callable[[bytes], bytes]) -> Callable[..., Iterator[tuple[bytes, bytes | None]]]:
+    """The entry under another stored key."""
+
+    def make(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+        yield key, None
+        yield change(key), entry
+
+    return make
+
+
+def invented(store: RocksStore, rng: random.Random) -> None:
+    """A value of a key that was never seen, where it belongs."""
+    groups = sorted({int.from_bytes(key[:2], "big") for key, _ in store.scan(b"", None)})
+    names = (f"invented-{n}" for n in range(1000))
+    name = next(n for n in names if key_group((n,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM) in groups)
+    group = key_group((name,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM)
+    store.write(
+        [
+            (
+                layout.prefix(group, _IDS["value"]) + KEYS.encode((name,)),
+                row(struct(("n", "long"), ("s", "string")), 1, 1, "x"),
+            )
+        ]
+    )
+
+
+_OTHER = struct(("a", "double"), ("b", "long"), ("c", "long"))
+MUTATIONS = [
+    *[
+        Mutation(f"{what} {kind}", True, how(kind))
+        for what, how in (("bit flipped in", flip), ("truncated", cut), ("bytes behind", lengthen), ("missing", lose))
+        for kind in ("sst", "segment", "manifest", "record", "output")
+    ],
+    Mutation("page of zeros in sst", True, blank("sst")),
+    *[Mutation(f"swapped bytes of two {kind}s", True, swap(kind)) for kind in ("sst", "segment", "manifest")],
+    Mutation("newer sst has an older one's bytes", True, replay_old_file),
+    Mutation("manifest file of an older checkpoint", True, older_manifest_file),
+    Mutation("record file of an older checkpoint", True, older_record_file),
+    *[
+        Mutation(f"total of {name} {change:+d}", True, total(name, change))
+        for name in ("entries", "keys", "state_bytes")
+        for change in (1, -1)
+    ],
+    Mutation("recorded digest", True, recorded_digest),
+    Mutation("digest of a key group", True, group_of(another_digest, sum_up=False)),
+    Mutation("digest of a key group, summed up", False, group_of(another_digest, sum_up=True)),
+    Mutation("count of a key group +1", True, group_of(one_more, sum_up=False)),
+    Mutation("count of a key group +1, summed up", False, group_of(one_more, sum_up=True)),
+    Mutation("counts under a name that no state has", True, group_of(unknown_name, sum_up=True)),
+    Mutation("counts of two states exchanged", False, counts_of_two_states),
+    Mutation("range of a shard overlaps the one before", True, ranges(-1, 0)),
+    Mutation("range of a shard leaves a gap", True, ranges(1, 0)),
+    Mutation("range of a shard too long", True, ranges(0, 1)),
+    Mutation("shard missing", True, shards(lambda refs: refs[:-1])),
+    Mutation("shard twice", True, shards(lambda refs: [*refs, refs[-1]])),
+    Mutation("shards have each other's manifests", True, shards(crossed)),
+    Mutation("other parallelism", True, content(parallelism=PARALLELISM - 1)),
+    Mutation("other max parallelism", True, content(max_parallelism=2 * MAX_PARALLELISM)),
+    Mutation("other key schema", False, content(key_schema=struct(("k", "long")))),
+    Mutation("sst left out of the manifest", False, manifest(without_an_sst)),
+    Mutation("ssts exchanged in the manifest", False, manifest(exchanged_ssts)),
+    Mutation("sst of another shard in the manifest", False, manifest(sst_of_another_shard)),
+    Mutation("old sst under a new name and handle", False, manifest(old_sst_under_a_new_name)),
+    Mutation("bit flipped in sst, handle made anew", False, manifest(flipped_sst)),
+    Mutation("segment left out of the manifest", False, manifest(without_a_segment)),
+    Mutation("segments in the wrong order", False, manifest(segments_backwards)),
+    Mutation("segment of another shard in the manifest", False, manifest(segment_of_another_shard)),
+    Mutation("changes of a segment off by one", False, manifest(segment_counts)),
+    Mutation("segment emptied", False, manifest(emptied_segment)),
+    Mutation("bit flipped in RocksDB's manifest", False, small_file(flipped)),
+    Mutation("RocksDB's manifest truncated", False, small_file(lambda data, rng: data[: rng.randrange(len(data))])),
+    Mutation("RocksDB's small files of an older checkpoint", False, manifest(older_rocksdb)),
+    Mutation("state dropped", True, without_state("map", forgotten=False)),
+    Mutation("state dropped and not counted", False, without_state("map", forgotten=True)),
+    Mutation("ids of two states exchanged, same kind", False, exchanged_ids("value", "value_ttl")),
+    Mutation("ids of two states exchanged, other kind", False, exchanged_ids("value", "list")),
+    Mutation("two states with one id", True, one_state("map", state_id=1)),
+    Mutation("two states with one name", True, one_state("map", name="value")),
+    Mutation("state with an id that is reserved", True, one_state("map", state_id=layout.TIMERS)),
+    Mutation("kind of a state changed", True, one_state("list", kind="value")),
+    Mutation("schema of a state changed", False, one_state("value", versions=version(_OTHER))),
+    Mutation("schema version that entries have is gone", False, one_state("value", versions=version(_OTHER, 2))),
+    Mutation("state without a schema", True, one_state("value", versions=())),
+    Mutation("value changed", False, stored(entry_becomes(lambda e: e[:-1] + bytes([e[-1] ^ 1]), of("value")), recount=False)),
+    *[Mutation(f"entry of {n} lost", False, stored(write(gone, of(n)), recount=False)) for n in ("value", "list", "map_ttl")],
+    Mutation("value invented", False, stored(invented, recount=False)),
+    Mutation("key in a foreign key group", False, stored(moved(beside))),
+    Mutation("key in a foreign shard's key group", False, stored(moved(elsewhere), recount=False)),
+    Mutation("key in a foreign shard's key group, counted", True, stored(moved(elsewhere))),
+    Mutation("value of another schema", False, stored(entry_becomes(lambda e: row(_OTHER, 1, 1.5, 2, 3), of("value")))),
+    Mutation("value of an unknown schema version", False, stored(entry_becomes(lambda e: row(struct(("n", "long"), ("s", "string")), 9, 1, ""), of("value")))),
+    Mutation("value cut off", False, stored(entry_becomes(lambda e: e[:-1], of("value")))),
+    Mutation("value of nothing", False, stored(entry_becomes(lambda e: b"", of("value")))),
+    Mutation("entry with an unknown first byte", False, stored(entry_becomes(lambda e: b"\x07" + e[1:], of("map")))),
+    Mutation("entry that expires, cut off", False, stored(entry_becomes(lambda e: e[:5], of("value_ttl")))),
+    Mutation("timer missing", False, stored(write(without_first_timer, timers))),
+    Mutation("timer without its index entry", False, stored(write(gone, timer_index))),
+    Mutation("timer index entry without its timer", False, stored(write(extra_index, timer_index))),
+    Mutation("timer index entry at another time", False, stored(write(later_index, timer_index))),
+    Mutation("timer twice", False, stored(entry_becomes(lambda packed: packed[:8] + packed, timers))),
+    Mutation("timers cut off", False, stored(entry_becomes(lambda packed: packed[:-3], timers))),
+    Mutation("expiry index entry missing", False, stored(write(gone, expiry_index))),
+    Mutation("expiry index entry too many", False, stored(write(extra_index, expiry_index))),
+    Mutation("expiry index entry at another time", False, stored(write(later_index, expiry_index))),
+    *[Mutation(f"expiry of {n} changed", False, stored(entry_becomes(later_expiry, of(n)))) for n in ("value_ttl", "list_ttl", "map_ttl")],
+    Mutation("something under an index entry", False, stored(entry_becomes(lambda _: b"x", expiry_index))),
+    Mutation("list goes on too late", False, stored(positions(0, 1))),
+    Mutation("list position given out twice", False, stored(positions(0, -1))),
+    Mutation("list begins too late", False, stored(positions(1, 0))),
+    Mutation("positions of a list missing", False, stored(write(gone, heads))),
+    Mutation("positions of a list cut off", False, stored(entry_becomes(lambda packed: packed[:-1], heads))),
+    Mutation("hole in a list", False, stored(hole)),
+    Mutation("element behind the end of its list", False, stored(write(element_beyond, of("list")))),
+    Mutation("user key that is none", False, stored(write(foreign_user_key, of("map")))),
+    Mutation("bytes behind a key", False, stored(write(under(lambda key: key + b"\x00"), of("value")))),
+    Mutation("key that is none", False, stored(write(under(lambda key: key[:3] + b"\x05"), of("value")))),
+    Mutation("stored key without a state", False, stored(write(under(lambda key: key[:2]), of("value")))),
+    Mutation("entry of a state that is none", False, stored(write(under(lambda key: key[:2] + b"\x63" + key[3:]), of("value")))),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Checkpointed:
+    made = Checkpointed.make(tmp_path_factory.mktemp("healthy"))
+    assert (made.look("fast"), made.look("full")) == ([], [])
+    return made
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[dict[str, list[tuple[bool, bool]]]]:
+    """By mutation, seed by seed, what fast and full found; printed when all have run (``-s``)."""
+    found: dict[str, list[tuple[bool, bool]]] = {}
+    yield found
+    width = max(map(len, found), default=0)
+    print(f"\n{'mutation':{width}}  fast   full")
+    for name, seeds in found.items():
+        shown = ["missed" if not any(s) else "found" if all(s) else "some" for s in zip(*seeds, strict=True)]
+        print(f"{name:{width}}  {shown[0]:6} {shown[1]}")
+    print(f"{len(found)} mutations, {sum(all(f for f, _ in s) for s in found.values())} found by fast")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_a_damaged_checkpoint_is_found(
+    mutation: Mutation, healthy: Checkpointed, tmp_path: Path, verdicts: dict[str, list[tuple[bool, bool]]]
+) -> None:
+    """The untouched copy passes; each mutation changes bytes or content, and what must find it finds it."""
+    for seed in SEEDS:
+        damaged = healthy.copy_to(tmp_path / str(seed))
+        before = damaged.tree()
+        assert before == healthy.tree()
+        mutation.mutate(damaged, random.Random(f"{mutation.name} {seed}"))
+        assert damaged.tree() != before, "the mutation changes nothing"
+        fast, full = damaged.look("fast"), damaged.look("full")
+        verdicts.setdefault(mutation.name, []).append((bool(fast), bool(full)))
+        assert full, "the full mode must find everything"
+        assert bool(fast) == mutation.fast, f"fast: {fast}, full: {full}"
+
+
+def test_there_are_as_many_ways_as_promised() -> None:
+    names = [m.name for m in MUTATIONS]
+    assert len({*names}) == len(names) >= 40
+
+
+def test_rewriting_alone_changes_nothing(healthy: Checkpointed, tmp_path: Path) -> None:
+    """What mutations do besides their damage is no damage: a shard that is restored and written again passes."""
+    for shard in range(PARALLELISM):
+        for recount in (True, False):
+            copy = healthy.copy_to(tmp_path / f"{shard}-{recount}")
+            copy.rewrite_shard(shard, lambda store: None, recount=recount)
+            assert copy.look("full") == []
+    copy = healthy.copy_to(tmp_path / "manifests")
+    copy.write_manifests(copy.manifests())
+    assert copy.look("full") == []
+    assert record_codec.encode(copy.record()) != record_codec.encode(healthy.record())
