@@ -214,11 +214,15 @@ class Coordinator:
         """
         mine = self.log().of_attempt(attempt)
         if mine is not None:  # its prepared.json may be gone by now
-            return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
+            return _already(mine)
         try:
             prepared = self.load_prepared(attempt)
         except StateUnusable:
-            sweep = self.log().abandoned.get(attempt)
+            now = self.log()
+            mine = now.of_attempt(attempt)
+            if mine is not None:  # committed by another process of this attempt, and dropped, since we looked
+                return _already(mine)
+            sweep = now.abandoned.get(attempt)
             if sweep is None:
                 raise
             raise Swept(
@@ -294,7 +298,7 @@ class Coordinator:
 
     def _delete_own(self, now: Log, content: Content) -> None:
         """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
-        referenced = {h.path for h in self._referenced(now)}
+        referenced, _ = self._needed(now)
         files = {h.path for h in self._files(content, gone_before=True)}
         own = {path for path in files if paths.attempt_of(path) == content.attempt}
         for path in _manifests_last(own - referenced):
@@ -338,14 +342,13 @@ class Coordinator:
         shrinks those to tombstones. Continues what others began; does nothing that a concurrent commit could miss, since
         what a head does not retain no later head does."""
         now = self.log()
-        current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
-        dropped = [e for e in now.entries.values() if isinstance(e, Record) and e.id not in now.retained]
-        replaced = [e for e in now.entries.values() if isinstance(e, Tombstone) and e.outputs and e.id not in current]
-        if not dropped and not replaced:
+        if not any(self._left_behind(now)):
             return CleanUp(deleted_files=0, shrunk=())
-        needed = {h.path for h in self._referenced(now)}
+        needed, now = self._needed(now)
+        current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
+        replaced, dropped = self._left_behind(now)
         deleted, shrunk = 0, []
-        entries: list[Record | Tombstone] = [*replaced, *sorted(dropped, key=lambda r: r.id)]
+        entries: list[Record | Tombstone] = [*replaced, *dropped]
         for entry in entries:
             if isinstance(entry, Record) and self._unpublished(entry, current):
                 continue  # its sink hook needs the whole record; whoever publishes it cleans up after
@@ -373,6 +376,25 @@ class Coordinator:
     def _unpublished(self, record: Record, current: set[int]) -> bool:
         mark = paths.published(record.content.interval, record.id)
         return record.id in current and self._storage.stat(mark) is None
+
+    def _left_behind(self, now: Log) -> tuple[list[Tombstone], list[Record]]:
+        """Tombstones whose outputs were replaced, and whole records that are no longer retained, by id."""
+        current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
+        entries = [entry for _, entry in sorted(now.entries.items())]
+        replaced = [e for e in entries if isinstance(e, Tombstone) and e.outputs and e.id not in current]
+        return replaced, [e for e in entries if isinstance(e, Record) and e.id not in now.retained]
+
+    def _needed(self, now: Log) -> tuple[set[str], Log]:
+        """Paths that the retained checkpoints and the current outputs need, and the log that says so: a newer one than ``now`` if
+        a commit dropped a checkpoint meanwhile and its manifest is gone."""
+        while True:
+            try:
+                return {h.path for h in self._referenced(now)}, now
+            except CorruptFile:
+                newer = self.log()
+                if newer.head_id == now.head_id:
+                    raise
+                now = newer
 
     def _referenced(self, now: Log) -> Iterable[Handle]:
         """Files that the retained checkpoints and the current outputs need."""
@@ -444,6 +466,10 @@ class Coordinator:
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
+
+
+def _already(mine: Record | Tombstone) -> CommitResult:
+    return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
 
 
 def _manifests_last(doomed: set[str]) -> list[str]:

@@ -1,0 +1,149 @@
+"""Who meets whom in the checker; run it as ``python -m tests.support.commit_scenarios`` for the figures."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.retention import KeepLast, RetentionPolicy
+from state_backend.values.errors import CorruptFile
+from tests.support.checkpoints import content, day, run, sst
+from tests.support.commit_world import (
+    check,
+    check_end,
+    checkpoint_task,
+    quarantiner,
+    rewinder,
+    scene,
+    sweeper,
+    whole_interval,
+)
+from tests.support.interleavings import Actor, Explorer, Figures
+
+TIGHT = KeepLast(1)
+X, Y = ("x", day(3), run("rx"), None), ("y", day(3), run("ry"), None)
+FIRST, SECOND = ("x", day(3), run("r", 0, 1), None), ("y", day(3), run("r", 0, 2), None)
+RERUN = ("z", day(1), run("rz"), None)
+SAME_AGAIN = ("s", day(2), run("rs"), content(day(2), "a2").digest)
+
+
+def task(attempt: str, name: str | None = None, *, policy: RetentionPolicy = TIGHT) -> Actor:
+    return checkpoint_task(name or attempt.upper(), attempt, policy)
+
+
+def refused(attempt: str) -> Actor:
+    made = task(attempt)
+    return replace(made, may=(*made.may, CorruptFile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """``scene`` is made anew for each exploration."""
+
+    name: str
+    scene: Callable[[], MemoryStorage]
+    actors: Sequence[Actor]
+    faults: int = 0
+    big: bool = False
+
+    def explore(self, **options: Any) -> Figures:
+        return Explorer(
+            self.scene(),
+            self.actors,
+            **{"check": check, "check_end": check_end, "faults": self.faults, "reduced": True, **options},
+        ).run()
+
+
+def lost_file() -> MemoryStorage:
+    """A file that was acked is not there."""
+    storage = scene(2, [X])
+    storage.delete(sst("x"))
+    return storage
+
+
+SCENARIOS = (
+    Scenario(
+        name="two attempts at one interval, and a quarantine of their base",
+        scene=partial(scene, 2, [X, Y]),
+        actors=(task("x", policy=KeepLast(5)), task("y", policy=KeepLast(5)), quarantiner(2)),
+    ),
+    Scenario(
+        name="two tries of one run",
+        scene=partial(scene, 2, [FIRST, SECOND]),
+        actors=(task("x"), task("y")),
+    ),
+    Scenario(
+        name="a zombie, its retry, and the next interval",
+        scene=partial(scene, 2, [X], outputs=False),
+        actors=(task("x", "zombie"), task("x", "retry"), whole_interval("next", day(4), "w", TIGHT, outputs=False)),
+    ),
+    Scenario(
+        name="an attempt, a re-run of an earlier interval, and a reproduction that moves the base",
+        scene=partial(scene, 2, [X, RERUN, SAME_AGAIN]),
+        actors=(task("x"), task("z"), task("s")),
+    ),
+    Scenario(
+        name="two attempts, a third committer, tight retention",
+        scene=partial(scene, 2, [X, Y, RERUN]),
+        actors=(task("x"), task("y"), task("z")),
+    ),
+    Scenario(
+        name="two attempts and a sweeper that takes them for dead",
+        scene=partial(scene, 2, [X, Y]),
+        actors=(task("x"), task("y"), sweeper()),
+    ),
+    Scenario(
+        name="an attempt whose answer is lost, its retry, a quarantine",
+        scene=partial(scene, 2, [X]),
+        actors=(task("x", "zombie"), task("x", "retry"), quarantiner(2)),
+        faults=1,
+    ),
+    Scenario(
+        name="two attempts, one lost answer",
+        scene=partial(scene, 2, [X, Y]),
+        actors=(task("x"), task("y")),
+        faults=1,
+    ),
+    Scenario(
+        name="an interval that is run again while its output is published",
+        scene=partial(scene, 2, [X]),
+        actors=(task("x", policy=KeepLast(3)), whole_interval("again", day(3), "y", KeepLast(3))),
+    ),
+    Scenario(
+        name="an attempt, and a reproduction that changes nothing for it",
+        scene=partial(scene, 2, [X, ("s", day(1), run("rs"), content(day(1), "a1").digest)]),
+        actors=(task("x", policy=KeepLast(3)), task("s", policy=KeepLast(3))),
+    ),
+    Scenario(
+        name="a file that was acked is not there",
+        scene=lost_file,
+        actors=(refused("x"), quarantiner(2)),
+    ),
+    Scenario(
+        name="a rewind, an attempt, and a re-run",
+        scene=partial(scene, 3, [("x", day(4), run("rx"), None)]),
+        actors=(task("x"), rewinder("back", 2, "b", TIGHT), whole_interval("again", day(3), "y", TIGHT)),
+    ),
+)
+
+
+def main(names: Sequence[str]) -> None:
+    for scenario in SCENARIOS:
+        if names and not any(n in scenario.name for n in names):
+            continue
+        began = time.monotonic()
+        figures = scenario.explore()
+        print(f"{scenario.name}\n  {figures}, {figures.nodes} nodes, {time.monotonic() - began:.1f} s", flush=True)
+        for outcome, ways in figures.outcomes.items():
+            print(
+                f"    {', '.join(f'{a.name} {o}' for a, o in zip(scenario.actors, outcome, strict=True))}: {ways:.3g}"
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

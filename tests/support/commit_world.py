@@ -1,0 +1,485 @@
+"""What must be true of a pipeline's folder at any moment, whoever writes to it, and the processes that write to it.
+
+The rules are those of sections 5 and 6 of the design, written a second time: nothing of ``checkpoint/`` is asked whether
+``checkpoint/`` did right. The whole history is known from ghosts, files that no actor sees (`tests/support/interleavings.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import google_crc32c
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.retention import DEFAULT_POLICY, KeepLast, RetentionPolicy
+from state_backend.checkpoint.rewind import rewind
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import AttemptLost, CairnError, StateUnusable, UnknownOutcome
+from state_backend.values.handles import Handle
+from state_backend.values.intervals import Interval
+from state_backend.values.records import (
+    OutputFile,
+    Permissions,
+    Prepared,
+    Record,
+    RunRef,
+    ShardManifest,
+    ShardRef,
+    SweepRecord,
+    Tombstone,
+)
+from tests.support.checkpoints import PIPELINE, content, day, manifest, run, sst, start_ms
+from tests.support.interleavings import GHOST, LATER_MS, NOW_MS, Actor, Contents, Violation
+
+decode = lru_cache(maxsize=100_000)(record_codec.decode)
+
+
+def sink(interval: Interval) -> str:
+    return f"sink/{paths.interval_name(interval)}"
+
+
+# --- processes ------------------------------------------------------------------------------------------------------------------
+
+
+def coordinator(storage: Storage, policy: RetentionPolicy) -> Coordinator:
+    return Coordinator(storage, PIPELINE, policy=policy)
+
+
+def hook_into(storage: Any) -> Callable[[Record], None]:
+    """A sink that keeps, per interval, the checkpoint whose output it was given last."""
+    return lambda record: storage.put(sink(record.content.interval), str(record.id).encode())
+
+
+def checkpoint_task(name: str, attempt: str, policy: RetentionPolicy) -> Actor:
+    """What the `checkpoint` task of Airflow does with a prepared attempt."""
+
+    def commit(storage: Storage) -> str:
+        return coordinator(storage, policy).commit(attempt).outcome
+
+    stages = (commit, *after_commit(policy))
+    return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome), attempt=attempt)
+
+
+def after_commit(policy: RetentionPolicy) -> tuple[Callable[[Any], None], ...]:
+    def publish(storage: Any) -> None:
+        coordinator(storage, policy).publish(hook_into(storage))
+
+    def clean_up(storage: Any) -> None:
+        coordinator(storage, policy).clean_up()
+
+    return publish, clean_up
+
+
+def whole_interval(
+    name: str, interval: Interval, attempt: str, policy: RetentionPolicy, *, outputs: bool = True
+) -> Actor:
+    """`process`, then `checkpoint`."""
+
+    def process(storage: Storage) -> None:
+        prepare(storage, interval, attempt, run(f"run-of-{attempt}"), outputs=outputs)
+
+    task = checkpoint_task(name, attempt, policy)
+    return replace(task, stages=(process, *task.stages), may=(*task.may, StateUnusable))
+
+
+def prepare(
+    storage: Storage,
+    interval: Interval,
+    attempt: str,
+    who: RunRef,
+    *,
+    digest: int | None = None,
+    inline: bool = True,
+    outputs: bool = True,
+) -> None:
+    """One new file of state beside the base's, one of output, then *prepared*."""
+    begun = coordinator(storage, DEFAULT_POLICY).begin(
+        interval, run=who, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
+    )
+    old = [h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles]
+    new = storage.create(sst(attempt), f"state of {attempt}".encode())
+    made = manifest([*old, new])
+    ref = ShardRef(shard=0, manifest=None, inline=made)
+    if not inline:
+        file = storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
+        ref = ShardRef(shard=0, manifest=file, inline=None)
+    options = {} if digest is None else {"digest": digest}
+    base_id = begun.base.id if begun.base else None
+    files = ()
+    if outputs:
+        output = storage.create(paths.output(interval, attempt, 0, 0), f"output of {attempt}".encode())
+        files = (OutputFile(handle=output, rows=1),)
+    made_content = content(interval, attempt, base_id, run=who, shards=(ref,), outputs=files, **options)
+    coordinator(storage, DEFAULT_POLICY).prepare(Prepared(h0=begun.h0, content=made_content))
+
+
+def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy) -> Actor:
+    def back(storage: Storage) -> str:
+        return rewind(coordinator(storage, policy), target, run=run(f"run-of-{attempt}"), attempt=attempt).outcome
+
+    stages = (back, *after_commit(policy))
+    return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)
+
+
+def sweeper(name: str = "sweep") -> Actor:
+    def work(storage: Storage) -> None:
+        sweep(storage, PIPELINE, now_ms=NOW_MS, min_age=timedelta(milliseconds=NOW_MS // 2))
+
+    return Actor(name=name, stages=(work,), may=(UnknownOutcome,))
+
+
+def quarantiner(checkpoint_id: int, name: str = "quarantine") -> Actor:
+    def work(storage: Storage) -> None:
+        coordinator(storage, DEFAULT_POLICY).quarantine(checkpoint_id, "wrong")
+
+    return Actor(name=name, stages=(work,), may=(UnknownOutcome,))
+
+
+# --- the history, and what is true of it ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Every record that was ever committed, by id, whole; what each attempt prepared; what is refused now."""
+
+    records: dict[int, Record | SweepRecord]
+    prepared: dict[str, Prepared]
+    refused: frozenset[int]
+
+    def commits(self, until: int | None = None) -> list[Record]:
+        """Ids below ``until``."""
+        found = [r for n, r in sorted(self.records.items()) if until is None or n < until]
+        return [r for r in found if isinstance(r, Record)]
+
+    def commit(self, checkpoint_id: int) -> Record:
+        record = self.records[checkpoint_id]
+        assert isinstance(record, Record)
+        return record
+
+    def usable(self, checkpoint_id: int) -> bool:
+        at: int | None = checkpoint_id
+        while at is not None:
+            if at in self.refused:
+                return False
+            content = self.commit(at).content
+            at = None if content.permissions.allow_quarantined else content.base_id
+        return True
+
+    def same(self, one: Record, other: Record) -> bool:
+        return _left(one) == _left(other)
+
+    def reproduces(self, record: Record) -> bool:
+        """Whether it left what the commit of its interval before it had left."""
+        if record.content.kind != "interval":
+            return record.content.kind == "consolidate"
+        before = [c for c in self.commits(record.id) if _counts(c) and c.content.interval == record.content.interval]
+        return bool(before) and self.same(before[-1], record)
+
+    def stale_by(self, checkpoint_id: int, until: int) -> int | None:
+        """The commit below ``until`` that made it stale."""
+        mine = self.commit(checkpoint_id).content.interval
+        for other in self.commits(until):
+            theirs = other.content.interval
+            later = other.id > checkpoint_id and _counts(other)
+            if later and theirs != mine and theirs.start < mine.end and not self.reproduces(other):
+                return other.id
+        return None
+
+    def superseded(self, checkpoint_id: int, until: int) -> bool:
+        """Whether a commit below ``until``, not refused now, left another result of its interval."""
+        mine = self.commit(checkpoint_id)
+        return any(
+            other.id > mine.id
+            and _counts(other)
+            and other.content.interval == mine.content.interval
+            and not self.same(other, mine)
+            and self.usable(other.id)
+            for other in self.commits(until)
+        )
+
+    def base_for(self, interval: Interval) -> int | str | None:
+        """The id that the interval starts from now, None for empty state, or the name of the error."""
+        if interval.start_ms == start_ms():
+            return None
+        retained = self.retained(max(self.records, default=0))
+        end = max(self.records, default=0) + 1
+        fitting = [n for n in retained if self.commit(n).content.interval.end == interval.start]
+        fitting = [n for n in fitting if not self.superseded(n, end)]
+        usable = [n for n in fitting if self.usable(n)]
+        fresh = [n for n in usable if self.stale_by(n, end) is None]
+        if fresh:
+            return max(fresh)
+        return "StaleStateError" if usable else "StateUnusable" if fitting else "StateGapError"
+
+    def retained(self, checkpoint_id: int) -> dict[int, int | None]:
+        record = self.records.get(checkpoint_id)
+        return {r.id: r.stale_by for r in record.retained} if record is not None else {}
+
+    def outputs(self) -> dict[Interval, Record]:
+        """Whose output is current."""
+        return {c.content.interval: c for c in self.commits() if c.content.kind == "interval"}
+
+
+def _counts(record: Record) -> bool:
+    return record.content.kind in ("interval", "restore")
+
+
+def _left(record: Record) -> tuple[Any, ...]:
+    return record.content.digest, record.content.time.watermark_ms, record.content.states
+
+
+def history_of(contents: Contents) -> History:
+    records: dict[int, Record | SweepRecord] = {}
+    prepared = {}
+    for path, (data, _) in contents.items():
+        if path.startswith(GHOST + paths.CHECKPOINTS):
+            record = decode(data, path, Record, SweepRecord)
+            records[record.id] = record
+        elif path.startswith(GHOST + paths.ATTEMPTS):
+            made = decode(data, path, Prepared)
+            prepared[made.content.attempt] = made
+    refused = frozenset(n for n in records if paths.quarantine(n) in contents)
+    return History(records=records, prepared=prepared, refused=refused)
+
+
+def check(contents: Contents) -> None:
+    """Raises a Violation naming the rule that is broken now, or would be if all processes died now."""
+    history = history_of(contents)
+    check_log(contents, history)
+    for record in history.commits():
+        check_commit(history, record)
+    check_retained(history)
+    check_files(contents, history)
+    check_recovery(contents, history)
+
+
+def check_end(contents: Contents, ends: list[tuple[Actor, str]]) -> None:
+    """Whoever was told that it is committed is; whoever was told that it is lost for good is not. If nobody died, the sink has
+    what is current."""
+    history = history_of(contents)
+    committed = {c.content.attempt for c in history.commits()}
+    if all(outcome != "UnknownOutcome" for _, outcome in ends):
+        for interval, record in history.outputs().items():
+            seen = contents.get(sink(interval), (b"", 0))[0].decode()
+            must(seen == str(record.id), "the sink has the newest output", interval, record.id, seen)
+    for actor, outcome in ends:
+        if outcome in ("committed", "already"):
+            must(actor.attempt in committed, "what is reported as committed is", actor.name)
+        if outcome in ("Fenced", "Swept", "adopted"):
+            must(actor.attempt not in committed, "what is reported as lost is not committed", actor.name)
+
+
+def must(fact: bool, rule: str, *what: object) -> None:
+    if not fact:
+        raise Violation(f"{rule}: {', '.join(map(str, what))}")
+
+
+def check_log(contents: Contents, history: History) -> None:
+    """Ids are dense, and each names for ever what was committed under it."""
+    must(sorted(history.records) == list(range(1, len(history.records) + 1)), "ids are dense", sorted(history.records))
+    for n, record in history.records.items():
+        must(paths.record(n) in contents, "an id is never freed", n)
+        now = decode(contents[paths.record(n)][0], paths.record(n), Record, SweepRecord, Tombstone)
+        attempt = record.content.attempt if isinstance(record, Record) else None
+        shrunk = isinstance(now, Tombstone) and (now.id, now.attempt) == (n, attempt)
+        must(now == record or shrunk, "a record is created once and shrunk to its own tombstone", n)
+
+
+def check_commit(history: History, record: Record) -> None:
+    """What had to be true when this record was created."""
+    n, made = record.id, record.content
+    before = history.commits(n)
+    must(made.attempt not in {c.content.attempt for c in before}, "an attempt is committed at most once", n)
+    sweeps = [s for s in history.records.values() if isinstance(s, SweepRecord)]
+    named = [s.id for s in sweeps if made.attempt in s.abandoned]
+    must(not named, "what a sweep abandons is never committed", n, named)
+    prepared = history.prepared.get(made.attempt)
+    h0 = prepared.h0 if prepared is not None else 0
+    for other in before if prepared is not None else []:
+        theirs = other.content
+        if other.id <= h0 or not _counts(other) or not theirs.interval.overlaps(made.interval):
+            continue
+        earlier_try = theirs.run.run_id == made.run.run_id and _order(theirs.run) < _order(made.run)
+        must(history.reproduces(other) or earlier_try, "of two attempts at one interval one counts", other.id, n)
+    if made.base_id is None:
+        must(made.kind == "restore" or made.interval.start_ms == start_ms(), "only the first interval starts empty", n)
+        return
+    base = made.base_id
+    must(base in history.retained(n - 1), "a base is retained until it is committed on", n, base)
+    if made.kind == "interval":
+        must(history.commit(base).content.interval.end == made.interval.start, "a base ends where it starts", n, base)
+        must(not history.superseded(base, n), "no commit on a result that was replaced", n, base)
+        newer = [c.id for c in before if c.id > base and c.content.interval == history.commit(base).content.interval]
+        newer = [
+            c for c in newer if c in history.retained(n - 1) and history.usable(c) and history.stale_by(c, n) is None
+        ]
+        must(not newer, "a base is the newest of its interval", n, base, newer)
+    must(history.stale_by(base, n) is None, "no commit on a dead branch", n, base)
+
+
+def _order(who: RunRef) -> tuple[int, int]:
+    return who.clear_number, who.try_number
+
+
+def check_retained(history: History) -> None:
+    """What is completed was so before or is new; staleness is told from then on; the furthest usable one stays."""
+    for n in range(2, len(history.records) + 1):
+        before, now = history.retained(n - 1), history.retained(n)
+        must(now.keys() <= {*before, n}, "a dropped checkpoint never comes back", n, sorted(now.keys() - before.keys()))
+        sweeping = isinstance(history.records[n], SweepRecord)
+        must((n in now) != sweeping, "a commit retains itself", n)
+        must(not sweeping or now == before, "a sweep changes nothing that is retained", n)
+        for kept, stale_by in now.items():
+            must(stale_by == history.stale_by(kept, n + 1), "staleness is marked", n, kept, stale_by)
+        usable = [c for c in before if history.usable(c)]
+        furthest = max(usable, key=lambda c: (history.commit(c).content.interval.end, c), default=None)
+        if furthest is not None and furthest not in now:
+            newest = history.commit(n).content.interval.end
+            must(newest >= history.commit(furthest).content.interval.end, "the furthest state stays", n, furthest)
+
+
+def check_files(contents: Contents, history: History) -> None:
+    """Whatever is completed can be restored; whatever output is current can be read."""
+    for kept in history.retained(len(history.records)):
+        for handle in _handles(history.commit(kept), contents):
+            _must_be(contents, handle, f"completed checkpoint {kept}")
+    for record in history.outputs().values():
+        for output in record.content.outputs:
+            _must_be(contents, output.handle, f"current output of {record.id}")
+
+
+def _must_be(contents: Contents, handle: Handle, whose: str) -> None:
+    must(handle.path in contents, "what is needed is there", whose, handle.path)
+    data = contents[handle.path][0]
+    crc32c: int = google_crc32c.value(data)
+    must(
+        (len(data), crc32c) == (handle.size_bytes, handle.crc32c), "what is there is what was acked", whose, handle.path
+    )
+
+
+def _handles(record: Record, contents: Contents) -> list[Handle]:
+    found = []
+    for ref in record.content.shards:
+        if ref.manifest is not None:
+            _must_be(contents, ref.manifest, f"completed checkpoint {record.id}")
+            found.append(ref.manifest)
+        found += _manifest(ref, lambda path: contents[path][0]).handles
+    return found
+
+
+def _manifest(ref: ShardRef, read: Callable[[str], bytes]) -> ShardManifest:
+    if ref.inline is not None:
+        return ref.inline
+    assert ref.manifest is not None
+    return decode(read(ref.manifest.path), ref.manifest.path, ShardManifest)
+
+
+# --- if all died now --------------------------------------------------------------------------------------------------------------
+
+
+class _Sink(MemoryStorage):
+    """The storage together with the sink."""
+
+    def __init__(self) -> None:
+        super().__init__(now_ms=lambda: 0)
+        self.sink: dict[str, bytes] = {}
+
+    def put(self, path: str, data: bytes) -> None:
+        self.sink[path] = data
+
+
+def check_recovery(contents: Contents, history: History) -> None:
+    """The next process publishes and cleans up; a sweep past the grace period leaves what is needed and nothing else; then
+    every interval starts from what it should."""
+    storage = _Sink()
+    for path, (data, _) in sorted(contents.items()):
+        if path.startswith("sink/"):
+            storage.sink[path] = data
+        elif not path.startswith(GHOST):
+            storage.create(path, data)
+    made = coordinator(storage, KeepLast(1))
+    try:
+        made.publish(hook_into(storage))
+        made.clean_up()
+        _check_clean(storage, history)
+        sweep(storage, PIPELINE, now_ms=LATER_MS, min_age=timedelta(0))
+        made.publish(hook_into(storage))
+    except CairnError as error:
+        raise Violation(f"recovery failed: {type(error).__name__}: {error}") from error
+    after = {info.path: (storage.read(info.path), 0) for info in storage.list("")}
+    check_files(after, history)
+    left = {p for p in after if p.startswith((paths.SHARED, paths.OUTPUT, paths.ATTEMPTS))}
+    must(_needed(after, history) <= left, "a sweep removes nothing live", *sorted(_needed(after, history) - left))
+    orphans = left - _needed(after, history) - _old_outputs(history)
+    must(not orphans, "a sweep leaves no orphan", *sorted(orphans))
+    for interval, record in history.outputs().items():
+        seen = int(storage.sink.get(sink(interval), b"0"))
+        # Whoever dies in its hook may have written over a newer one's; a sink that minds refuses smaller ids.
+        died = seen < record.id and storage.stat(paths.published(interval, seen)) is None
+        must(seen == record.id or (died and seen), "the sink has the newest output", interval, record.id, seen)
+    _check_bases(made, history)
+
+
+def _check_clean(storage: MemoryStorage, history: History) -> None:
+    """A clean-up leaves of the attempts that were committed only what is needed."""
+    contents = {info.path: (storage.read(info.path), 0) for info in storage.list("")}
+    committed = {c.content.attempt for c in history.commits()}
+    mine = {p for p in contents if paths.attempt_of(p) in committed}
+    left = sorted(mine - _needed(contents, history) - _old_outputs(history))
+    must(not left, "a clean-up leaves nothing of dropped checkpoints", *left)
+
+
+def _needed(contents: Contents, history: History) -> set[str]:
+    kept = [history.commit(n) for n in history.retained(len(history.records))]
+    needed = {h.path for record in kept for h in _handles(record, contents)}
+    needed |= {paths.prepared(r.content.attempt) for r in kept}
+    needed |= {o.handle.path for r in history.outputs().values() for o in r.content.outputs}
+    # What a scene began with has no prepared.json that the log would know nothing of.
+    return {p for p in needed if not p.startswith(paths.ATTEMPTS) or p in contents}
+
+
+def _old_outputs(history: History) -> set[str]:
+    """Of retained checkpoints: they may stay, although a later run of the interval replaced them."""
+    kept = [history.commit(n) for n in history.retained(len(history.records))]
+    return {o.handle.path for r in kept for o in r.content.outputs}
+
+
+def _check_bases(made: Coordinator, history: History) -> None:
+    for n in range(1, 6):
+        expected, found = history.base_for(day(n)), None
+        try:
+            begun = made.begin(
+                day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next"
+            )
+            found = begun.base.id if begun.base is not None else None
+        except StateUnusable as error:
+            found = type(error).__name__
+        must(found == expected, "an interval starts from its base", day(n), expected, found)
+
+
+def scene(
+    days: int,
+    attempts: Iterable[tuple[str, Interval, RunRef, int | None]] = (),
+    *,
+    inline: bool = True,
+    outputs: bool = True,
+) -> MemoryStorage:
+    """Days that were committed as ``a1``, ``a2``, ... and published, and attempts (name, interval, run, digest) prepared since."""
+    storage = _Sink()
+    made = coordinator(storage, DEFAULT_POLICY)
+    for n in range(1, days + 1):
+        prepare(storage, day(n), f"a{n}", run(f"run-{n}"), inline=inline, outputs=outputs)
+        made.commit(f"a{n}")
+    made.publish(hook_into(storage))
+    for path, data in storage.sink.items():
+        storage.create(path, data)
+    for attempt, interval, who, digest in attempts:
+        prepare(storage, interval, attempt, who, digest=digest, inline=inline, outputs=outputs)
+    return storage

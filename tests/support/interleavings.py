@@ -1,0 +1,468 @@
+"""Every interleaving of a few programs over one storage, with real code, at the granularity of storage calls.
+
+A program is deterministic: what it does next is a function of the answers that it got so far. So an actor is a *node* in the
+tree of its answers, and a state of the whole is (contents of the storage, node of each actor, faults left, writes under way).
+A node's next call is found by running the program from its start on the recorded answers, once per node; states that are equal
+are visited once. That is exhaustive: equal states have equal futures.
+
+Two reads commute, and so do a read and a write that leaves its answer as it was; a write that is refused, or finds its work done,
+is a read. ``reduced`` visits one of the orders that
+differ in nothing else: a step is a write, and before it the others make those reads that it would answer otherwise, or leave
+them for later. Whatever all of them can ever read and write is visited still, and so is every contents of the storage.
+
+A crash needs no step of its own: an actor that died is one that is never scheduled again, and every state is checked as if all
+that are not done had died in it. A lost answer is a step: the write takes effect and its caller hears UnknownOutcome, or it is
+under way and lands at any later moment, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from unittest import mock
+
+import google_crc32c
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import rewind as rewinding
+from state_backend.checkpoint import sweep as sweeping
+from state_backend.formats import record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import AlreadyExists, CairnError, NotFound, PreconditionFailed, UnknownOutcome
+from state_backend.values.handles import FileInfo, Handle
+
+OLD_MS, NOW_MS, LATER_MS = 0, 10_000_000, 1_000_000_000
+"""Times of files: from before the actors began, written by them, and when the last sweep looks."""
+
+GHOST = "~"
+"""Paths that no actor sees: what was ever created in the log, and by whom it was prepared."""
+
+T = TypeVar("T")
+WRITES = frozenset({"create", "replace", "delete", "put"})
+Stage = Callable[["Replay"], object]
+Contents = Mapping[str, tuple[bytes, int]]
+_State = tuple[int, tuple[int, ...], int, tuple[int, ...]]
+
+
+class Violation(AssertionError):
+    """What the checker found."""
+
+
+class _NextCall(BaseException):
+    """The program asks for an answer that was not recorded."""
+
+    def __init__(self, call: tuple[Any, ...]) -> None:
+        self.call = call
+
+
+class Replay(Storage):
+    """Answers from a list; then stops the program at its next call."""
+
+    url = "replay://"
+
+    def __init__(self, known: _Interned[Any], answers: Sequence[int]) -> None:
+        self.known, self._answers = known, list(answers)
+        self.trail: list[int] = []
+
+    def read_log(self) -> logs.Log:
+        """A log is one answer once it was read whole."""
+        at, start = len(self.trail), self._answers[len(self.trail) :][:1]
+        told = self.known[start[0]] if start else None
+        if isinstance(told, _ReadLog):
+            self.trail.append(start[0])
+            logs._seen[self].update(told.seen)
+            return told.log
+        log = logs.read_log(self)
+        key = (*((n, id(e)) for n, e in sorted(log.entries.items())), None, *sorted(log.quarantined))
+        number = self.known.id(_ReadLog(key, log, dict(logs._seen[self])))
+        self._answers[at : len(self.trail)] = [number]
+        self.trail[at:] = [number]
+        return self.known[number].log  # type: ignore[no-any-return]
+
+    def _ask(self, *call: Any) -> Any:
+        if len(self.trail) == len(self._answers):
+            raise _NextCall(call)
+        number = self._answers[len(self.trail)]
+        self.trail.append(number)
+        answer = self.known[number]
+        if isinstance(answer, _Raised):
+            raise answer.kind(answer.text)
+        return answer
+
+    def read(self, path: str) -> bytes:
+        return self._ask("read", path)  # type: ignore[no-any-return]
+
+    def create(self, path: str, data: bytes) -> Handle:
+        return self._ask("create", path, data)  # type: ignore[no-any-return]
+
+    def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
+        return self._ask("replace", path, data, generation)  # type: ignore[no-any-return]
+
+    def stat(self, path: str) -> FileInfo | None:
+        return self._ask("stat", path)  # type: ignore[no-any-return]
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        return iter(self._ask("list", prefix))
+
+    def delete(self, path: str, *, generation: int | None = None) -> bool:
+        return self._ask("delete", path, generation)  # type: ignore[no-any-return]
+
+    def put(self, path: str, data: bytes) -> None:
+        """Writes over what is there: what a sink that is no storage of ours does."""
+        self._ask("put", path, data)
+
+    def upload(self, path: str, local: Path) -> Handle:
+        raise NotImplementedError
+
+    def download(self, handle: Handle, destination: Path) -> None:
+        raise NotImplementedError
+
+    def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    kind: type[CairnError]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """A process: its stages one after the other, each of which knows nothing but what it reads. ``may``: errors that end it.
+    ``attempt``: the one that it commits."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    may: tuple[type[CairnError], ...] = ()
+    attempt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """``interleavings``: schedules of all actors from their start to their end, of which the ``states`` are the different
+    situations. ``contents``: different contents of the storage, each checked and recovered from."""
+
+    states: int
+    steps: int
+    contents: int
+    interleavings: int
+    nodes: int
+    outcomes: dict[tuple[str, ...], int]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.states:,} states, {self.steps:,} steps, {self.contents:,} contents of the storage, "
+            f"{self.interleavings:.3g} interleavings"
+        )
+
+
+@dataclass(slots=True)
+class _Node:
+    """``trail``: the answers that decide what comes next, a log that was read whole as one of them. ``story``: the first way here."""
+
+    actor: int
+    stage: int
+    said: tuple[str, ...]
+    trail: tuple[int, ...]
+    story: tuple[str, ...]
+    call: int | None = None
+    outcome: str | None = None
+    after: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadLog:
+    """A log that was read, and what its reader remembers of it."""
+
+    key: tuple[Any, ...]
+    log: logs.Log = field(compare=False)
+    seen: dict[tuple[str, int], Any] = field(compare=False)
+
+
+class Explorer:
+    """``check`` looks at every contents once and raises a Violation; ``faults`` answers may be lost, of calls for which ``lossy``
+    is true."""
+
+    def __init__(
+        self,
+        scene: MemoryStorage,
+        actors: Sequence[Actor],
+        check: Callable[[Contents], None],
+        *,
+        faults: int = 0,
+        reduced: bool = False,
+        lossy: Callable[[str, str], bool] = lambda method, path: method == "create" and path.startswith("checkpoints/"),
+        check_end: Callable[[Contents, list[tuple[Actor, str]]], None] = lambda contents, ends: None,
+        max_states: int = 2_000_000,
+    ) -> None:
+        self._actors, self._check, self._faults, self._lossy = actors, check, faults, lossy
+        self._reduced = reduced
+        self._check_end, self._max_states = check_end, max_states
+        self._files = _Interned[tuple[bytes, int]]()
+        self._contents = _Interned[frozenset[tuple[str, int]]]()
+        self._calls = _Interned[tuple[Any, ...]]()
+        self._answers = _Interned[Any]()
+        self._nodes: list[_Node] = []
+        self._equal: dict[tuple[Any, ...], int] = {}
+        self._roots: dict[tuple[int, int, tuple[str, ...]], int] = {}
+        self._applied: dict[tuple[int, int], tuple[int, int]] = {}
+        self._passed: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._chosen: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._known = dict[tuple[str, int], Any]()
+        start = {i.path: (scene.read(i.path), OLD_MS) for i in scene.list("")}
+        for path, (data, _) in [*start.items()]:
+            if path.startswith(("checkpoints/", "attempts/")):
+                start[GHOST + path] = (data, OLD_MS)
+        self._start = self._contents.id(frozenset((p, self._files.id(f)) for p, f in start.items()))
+        # Every process has read the log as it was; entries are immutable under their generation.
+        for info in self._answer_list(self._start, "checkpoints/"):
+            entry = record_codec.decode(start[info.path][0], info.path, logs.Record, logs.SweepRecord, logs.Tombstone)
+            self._known[info.path, info.generation] = entry
+
+    def run(self) -> Figures:
+        """Visits all states, level by level. Raises: Violation."""
+        with _deterministic():
+            roots = tuple(self._root(n, 0, ()) for n in range(len(self._actors)))
+            level: dict[_State, int] = {(self._start, roots, self._faults, ()): 1}
+            states = steps = interleavings = 0
+            checked: set[int] = set()
+            outcomes: dict[tuple[str, ...], int] = {}
+            while level:
+                states += len(level)
+                if states > self._max_states:
+                    raise AssertionError(f"more than {self._max_states:,} states")
+                following: dict[_State, int] = {}
+                for state, ways in level.items():
+                    contents = state[0]
+                    if contents not in checked:
+                        checked.add(contents)
+                        self._check(self.contents(contents))
+                    last = [self._reads(contents, n)[-1] if self._reduced else n for n in state[1]]
+                    if all(self._nodes[n].call is None for n in last):
+                        ends = tuple(self._nodes[n].outcome or "" for n in last)
+                        outcomes[ends] = outcomes.get(ends, 0) + ways
+                        interleavings += ways
+                        self._check_end(self.contents(contents), list(zip(self._actors, ends, strict=True)))
+                    for successor in self._successors(state):
+                        steps += 1
+                        following[successor] = following.get(successor, 0) + ways
+                level = following
+        return Figures(
+            states=states,
+            steps=steps,
+            contents=len(checked),
+            interleavings=interleavings,
+            nodes=len(self._nodes),
+            outcomes=outcomes,
+        )
+
+    def contents(self, number: int) -> Contents:
+        return {path: self._files[file] for path, file in self._contents[number]}
+
+    # --- steps -------------------------------------------------------------------------------------------------------------------
+
+    def _successors(self, state: _State) -> Iterator[_State]:
+        contents, nodes, faults, pending = state
+        for n, node in enumerate(nodes):
+            writer = self._reads(contents, node)[-1] if self._reduced else node
+            call = self._nodes[writer].call
+            if call is None:
+                continue
+            after, answer = self._apply(contents, call)
+            for others in self._others(contents, after, nodes, n):
+                yield after, _with(others, n, self._follow(writer, answer)), faults, pending
+            method, path = self._calls[call][:2]
+            if faults and method in WRITES and self._lossy(method, path):
+                lost = self._follow(writer, self._answers.id(_Raised(UnknownOutcome, f"injected at {method} {path}")))
+                for others in self._others(contents, after, nodes, n):
+                    yield after, _with(others, n, lost), faults - 1, pending
+                yield contents, _with(nodes, n, lost), faults - 1, tuple(sorted((*pending, call)))
+        for n, call in enumerate(pending):
+            after = self._apply(contents, call)[0]
+            for others in self._others(contents, after, nodes, None):
+                yield after, others, faults, pending[:n] + pending[n + 1 :]
+
+    def _others(
+        self, contents: int, after: int, nodes: tuple[int, ...], mover: int | None
+    ) -> Iterable[tuple[int, ...]]:
+        """Where the others may be when the mover writes."""
+        if not self._reduced:
+            return (nodes,)
+        return product(
+            *((node,) if n == mover else self._choices(contents, after, node) for n, node in enumerate(nodes))
+        )
+
+    def _reads(self, contents: int, node: int) -> tuple[int, ...]:
+        """The nodes that an actor passes by reading, up to where it writes or ends."""
+        known = self._passed.get((contents, node))
+        if known is None:
+            found, at = [node], node
+            while (call := self._nodes[at].call) is not None and self._changes_nothing(contents, call):
+                at = self._follow(at, self._apply(contents, call)[1])
+                found.append(at)
+            known = self._passed[contents, node] = tuple(found)
+        return known
+
+    def _changes_nothing(self, contents: int, call: int) -> bool:
+        """A read, or a write that would find its work done or be refused."""
+        method, path = self._calls[call][:2]
+        if method not in WRITES:
+            return True
+        return self._apply(contents, call)[0] == contents and not (self._faults and self._lossy(method, path))
+
+    def _choices(self, contents: int, after: int, node: int) -> tuple[int, ...]:
+        known = self._chosen.get((contents, after, node))
+        if known is None:
+            found = [node]
+            for before, there in pairwise(self._reads(contents, node)):
+                call = self._nodes[before].call
+                assert call is not None
+                same = self._apply(contents, call)[1] == self._apply(after, call)[1]
+                if not (same and self._changes_nothing(after, call)):
+                    found.append(there)
+            known = self._chosen[contents, after, node] = tuple(found)
+        return known
+
+    def _follow(self, node: int, answer: int) -> int:
+        known = self._nodes[node].after.get(answer)
+        if known is None:
+            known = self._node(node, answer)
+            self._nodes[node].after[answer] = known
+        return known
+
+    def _node(self, parent: int, answer: int) -> int:
+        """Where the actor is when its stage ran up to the next call, or ended."""
+        before = self._nodes[parent]
+        assert before.call is not None
+        told = f"{self._calls[before.call][:2]} -> {str(self._answers[answer])[:200]}"
+        return self._run_stage(before.actor, before.stage, before.said, (*before.trail, answer), (*before.story, told))
+
+    def _root(self, actor: int, stage: int, said: tuple[str, ...], story: tuple[str, ...] = ()) -> int:
+        """The beginning of a stage: what the actor read before is forgotten."""
+        known = self._roots.get((actor, stage, said))
+        if known is None:
+            known = self._roots[actor, stage, said] = self._run_stage(actor, stage, said, (), story)
+        return known
+
+    def _run_stage(
+        self, actor: int, stage: int, said: tuple[str, ...], trail: tuple[int, ...], story: tuple[str, ...]
+    ) -> int:
+        who, replay = self._actors[actor], Replay(self._answers, trail)
+        logs._seen[replay] = dict(self._known)
+        made = _Node(actor, stage, said, trail, story)
+        try:
+            last_words = who.stages[stage](replay)
+        except _NextCall as asked:
+            made.call = self._calls.id(asked.call)
+        except who.may as error:
+            made.outcome = type(error).__name__
+        except Exception as error:
+            told = "\n  ".join(story)
+            raise Violation(f"{who.name} failed: {type(error).__name__}: {error}\n  {told}") from error
+        else:
+            all_said = (*said, last_words) if isinstance(last_words, str) else said
+            if stage + 1 < len(who.stages):
+                return self._root(actor, stage + 1, all_said, story)
+            made.outcome = " ".join(all_said) or "done"
+        made.trail = tuple(replay.trail) if made.call is not None else ()
+        key = (actor, stage, said, made.trail, made.outcome)
+        known = self._equal.get(key)
+        if known is None:
+            self._nodes.append(made)
+            known = self._equal[key] = len(self._nodes) - 1
+        return known
+
+    # --- the storage --------------------------------------------------------------------------------------------------------------
+
+    def _apply(self, contents: int, call: int) -> tuple[int, int]:
+        known = self._applied.get((contents, call))
+        if known is None:
+            known = self._applied[contents, call] = self._applied_anew(contents, *self._calls[call])
+        return known
+
+    def _applied_anew(self, contents: int, method: str, path: str, *rest: Any) -> tuple[int, int]:
+        answer: Any = None
+        if method == "list":
+            return contents, self._answers.id(tuple(self._answer_list(contents, path)))
+        files = dict(self._contents[contents])
+        there = files.get(path)
+        if method == "stat":
+            answer = None if there is None else self._info(path, there)
+        elif method == "read":
+            answer = _Raised(NotFound, f"no file {path!r}") if there is None else self._files[there][0]
+        elif method == "create" and there is not None:
+            answer = _Raised(AlreadyExists, f"{path} exists")
+        elif method == "delete" and there is None:
+            answer = True  # as if it had been there: nobody does anything else then
+        elif method == "replace" and there is None:
+            answer = _Raised(NotFound, f"no file {path!r}")
+        elif method in ("replace", "delete") and rest[-1] not in (None, there):
+            answer = _Raised(PreconditionFailed, f"{path} was rewritten")
+        elif method == "delete":
+            del files[path]
+            answer = True
+        else:
+            data = rest[0]
+            files[path] = self._files.id((data, NOW_MS))
+            if method != "replace" and path.startswith(("checkpoints/", "attempts/")):
+                files.setdefault(GHOST + path, files[path])
+            answer = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
+        return self._contents.id(frozenset(files.items())), self._answers.id(answer)
+
+    def _answer_list(self, contents: int, prefix: str) -> Iterator[FileInfo]:
+        for path, file in sorted(self._contents[contents]):
+            if path.startswith(prefix) and not path.startswith((GHOST, "sink/")):
+                yield self._info(path, file)
+
+    def _info(self, path: str, file: int) -> FileInfo:
+        """A file's generation is the number of its bytes and time: another one after every write that changes anything."""
+        data, modified_ms = self._files[file]
+        crc32c: int = google_crc32c.value(data)
+        return FileInfo(path=path, size_bytes=len(data), generation=file, modified_ms=modified_ms, crc32c=crc32c)
+
+
+class _Interned(Generic[T]):
+    """Values by small numbers, from 1 on."""
+
+    def __init__(self) -> None:
+        self._ids: dict[T, int] = {}
+        self._values: list[T] = []
+
+    def id(self, value: T) -> int:
+        known = self._ids.get(value)
+        if known is None:
+            self._values.append(value)
+            known = self._ids[value] = len(self._values)
+        return known
+
+    def __getitem__(self, number: int) -> T:
+        return self._values[number - 1]
+
+
+def _with(nodes: tuple[int, ...], n: int, node: int) -> tuple[int, ...]:
+    return (*nodes[:n], node, *nodes[n + 1 :])
+
+
+def _read_log(storage: Storage) -> logs.Log:
+    return storage.read_log() if isinstance(storage, Replay) else logs.read_log(storage)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Sweeps one file at a time and under one name; records are decoded once; a log that was read is one answer."""
+    decode = lru_cache(maxsize=100_000)(record_codec.decode)
+    with ExitStack() as stack:
+        for module in (coordinating, sweeping, rewinding):
+            stack.enter_context(mock.patch.object(module, "read_log", _read_log))
+        stack.enter_context(mock.patch.object(sweeping, "_at_once", lambda work, items: [work(item) for item in items]))
+        stack.enter_context(mock.patch.object(sweeping, "uuid4", lambda: "the-sweep"))
+        stack.enter_context(mock.patch.object(record_codec, "decode", decode))
+        yield

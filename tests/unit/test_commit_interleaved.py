@@ -1,0 +1,261 @@
+"""All interleavings of the processes that write to one pipeline, and a bug planted for every check that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from state_backend.checkpoint import commit as committing
+from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.formats import paths, record_codec
+from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
+from state_backend.values.records import Published, Record, SweepRecord
+from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario
+from tests.support.interleavings import Replay, Violation
+
+BY_NAME = {s.name: s for s in SCENARIOS}
+
+
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if not s.big], ids=lambda s: s.name)
+def test_all_interleavings(scenario: Scenario) -> None:
+    """F36, F49, F53, F55, F58, S8, S9, S11, S15: whoever crashes, sleeps or loses an answer wherever."""
+    figures = scenario.explore()
+    print(f"{scenario.name}: {figures}")
+    assert figures.interleavings > 1 and len(figures.outcomes) > 0
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS[:2], ids=lambda s: s.name)
+def test_the_reduction_leaves_nothing_out(scenario: Scenario) -> None:
+    """Every order of every two calls against one order of those that commute: the same contents and the same ends."""
+    seen: list[set[frozenset[Any]]] = [set(), set()]
+    ends = []
+    for reduced in (False, True):
+        figures = scenario.explore(reduced=reduced, check=lambda c, r=reduced: seen[r].add(frozenset(c.items())))
+        ends.append(set(figures.outcomes))
+    assert seen[0] == seen[1] and ends[0] == ends[1]
+    assert len(seen[0]) > 10
+
+
+# --- planted bugs ---------------------------------------------------------------------------------------------------------------
+
+Bug = Callable[[], Any]
+BUGS: dict[str, tuple[Bug, str]] = {}
+
+
+def bug(scenario: str) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+    def add(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        (found,) = [name for name in BY_NAME if scenario in name]
+        BUGS[plant.__name__] = (contextmanager(plant), found)
+        return plant
+
+    return add
+
+
+def _own_files(record: Record) -> Iterator[str]:
+    for ref in record.content.shards:
+        for handle in ref.inline.handles if ref.inline is not None else ():
+            if paths.attempt_of(handle.path) == record.content.attempt:
+                yield handle.path
+
+
+def _deleting_own(kind: type[Exception]) -> Any:
+    """Creates of records that take this answer for a reason to delete their own files."""
+    real = Replay.create
+
+    def create(self: Replay, path: str, data: bytes) -> Any:
+        try:
+            return real(self, path, data)
+        except kind:
+            if path.startswith(paths.CHECKPOINTS):
+                for own in _own_files(record_codec.decode(data, path, Record)):
+                    self.delete(own)
+            raise
+
+    return mock.patch.object(Replay, "create", create)
+
+
+@bug("a zombie, its retry")
+def own_attempt_is_not_looked_for() -> Iterator[None]:
+    with mock.patch.object(Log, "of_attempt", lambda log, attempt: None):
+        yield
+
+
+@bug("a sweeper that takes them for dead")
+def a_sweep_that_names_me_is_overlooked() -> Iterator[None]:
+    real = coordinating.plan_commit
+
+    def blind(log: Log, *rest: Any) -> Any:
+        entries = {n: replace(e, abandoned=()) if isinstance(e, SweepRecord) else e for n, e in log.entries.items()}
+        return real(Log(entries, log.quarantined), *rest)
+
+    with mock.patch.object(coordinating, "plan_commit", blind):
+        yield
+
+
+@bug("two attempts at one interval, and a quarantine")
+def no_fence() -> Iterator[None]:
+    with mock.patch.object(committing, "_fences", lambda entry, content: False):
+        yield
+
+
+@bug("a re-run of an earlier interval")
+def the_base_is_not_planned_anew() -> Iterator[None]:
+    with mock.patch.object(committing, "_check_base", lambda log, prepared: None):
+        yield
+
+
+@bug("a re-run of an earlier interval")
+def nothing_becomes_stale() -> Iterator[None]:
+    with mock.patch.object(committing, "stale_marks", lambda log, content, new_id: {}):
+        yield
+
+
+@bug("a file that was acked")
+def files_are_not_verified() -> Iterator[None]:
+    with mock.patch.object(Coordinator, "_verify", lambda self, content: None):
+        yield
+
+
+@bug("a third committer")
+def retention_apart_from_the_commit() -> Iterator[None]:
+    """Records retain all; whoever cleans up applies the policy to the log that it read."""
+    plan, clean_up, read = committing.plan_retention, Coordinator.clean_up, Coordinator.log
+
+    def keep_all(log: Log, new: Record, marks: Any, *rest: Any) -> Any:
+        return plan(log, new, marks, KeepLast(1000))
+
+    def thinned(self: Coordinator) -> Log:
+        log = read(self)
+        kept = TIGHT.keep(log.completed())
+        log.__dict__["retained"] = {n: r for n, r in log.retained.items() if n in kept}
+        return log
+
+    def apart(self: Coordinator) -> Any:
+        with mock.patch.object(Coordinator, "log", thinned):
+            return clean_up(self)
+
+    with mock.patch.object(committing, "plan_retention", keep_all), mock.patch.object(Coordinator, "clean_up", apart):
+        yield
+
+
+@bug("two attempts at one interval, and a quarantine")
+def a_record_is_written_over() -> Iterator[None]:
+    real = Replay.create
+
+    def create(self: Replay, path: str, data: bytes) -> Any:
+        return self.put(path, data) if path.startswith(paths.CHECKPOINTS) else real(self, path, data)
+
+    with mock.patch.object(Replay, "create", create):
+        yield
+
+
+@bug("a reproduction that changes nothing for it")
+def whoever_loses_an_id_deletes() -> Iterator[None]:
+    with _deleting_own(AlreadyExists):
+        yield
+
+
+@bug("answer is lost, its retry")
+def whoever_hears_no_answer_deletes() -> Iterator[None]:
+    with _deleting_own(UnknownOutcome):
+        yield
+
+
+@bug("answer is lost, its retry")
+def whose_base_moved_deletes() -> Iterator[None]:
+    real = Coordinator.commit
+
+    def commit(self: Coordinator, attempt: str) -> Any:
+        try:
+            return real(self, attempt)
+        except BaseMoved:
+            self._delete_own(self.log(), self.load_prepared(attempt).content)
+            raise
+
+    with mock.patch.object(Coordinator, "commit", commit):
+        yield
+
+
+@bug("a zombie, its retry")
+def what_others_need_is_deleted() -> Iterator[None]:
+    with mock.patch.object(Coordinator, "_needed", lambda self, now: (set(), now)):
+        yield
+
+
+@bug("a re-run of an earlier interval")
+def an_id_is_freed() -> Iterator[None]:
+    with mock.patch.object(Replay, "replace", lambda self, path, data, *, generation: self.delete(path)):
+        yield
+
+
+@bug("a re-run of an earlier interval")
+def shrunk_before_its_files_are_deleted() -> Iterator[None]:
+    real = Coordinator.clean_up
+
+    def clean_up(self: Coordinator) -> Any:
+        doomed: list[str] = []
+        with mock.patch.object(type(self._storage), "delete", lambda storage, path: doomed.append(path) or True):
+            result = real(self)
+        for path in doomed:
+            self._storage.delete(path)
+        return result
+
+    with mock.patch.object(Coordinator, "clean_up", clean_up):
+        yield
+
+
+@bug("run again while its output is published")
+def marked_before_the_hook_ran() -> Iterator[None]:
+    real = Coordinator._publish
+
+    def publish(self: Coordinator, interval: Any, checkpoint_id: int, hook: Any) -> Any:
+        mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
+        with suppress(AlreadyExists):
+            self._storage.create(paths.published(interval, checkpoint_id), mark)
+        return real(self, interval, checkpoint_id, hook)
+
+    with mock.patch.object(Coordinator, "_publish", publish):
+        yield
+
+
+@bug("run again while its output is published")
+def what_was_published_meanwhile_is_not_looked_at() -> Iterator[None]:
+    def publish(self: Coordinator, interval: Any, checkpoint_id: int, hook: Any) -> Any:
+        entry = self.log().entries[checkpoint_id]
+        if not isinstance(entry, Record):
+            return []
+        hook(entry)
+        with suppress(AlreadyExists):
+            mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
+            self._storage.create(paths.published(interval, checkpoint_id), mark)
+        return [checkpoint_id]
+
+    with mock.patch.object(Coordinator, "_publish", publish):
+        yield
+
+
+@bug("a sweeper that takes them for dead")
+def a_sweep_does_not_tell_the_log() -> Iterator[None]:
+    real = sweeping.plan_sweep
+    with mock.patch.object(sweeping, "plan_sweep", lambda *a, **o: replace(real(*a, **o), abandon=())):
+        yield
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted(name: str) -> None:
+    """Without the check some interleaving breaks a rule: the checker can fail, and the check is needed."""
+    plant, scenario = BUGS[name]
+    # That a process finds a file missing and says so is not what is looked for.
+    actors = [replace(a, may=(*a.may, StateUnusable)) for a in BY_NAME[scenario].actors]
+    with plant(), pytest.raises(Violation) as found:
+        replace(BY_NAME[scenario], actors=actors).explore()
+    print(f"{name}: {str(found.value).splitlines()[0]}")
