@@ -117,8 +117,10 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
             raise CorruptFile(f"{name}: its columns are {_line(parquet.schema_arrow)}; expected {_line(schema)}")
         for at in range(parquet.num_row_groups):
             if key_groups is None or _may_hold(parquet.metadata.row_group(at), key_groups):
-                yield parquet.read_row_group(at)
-    except (pa.ArrowException, OSError) as error:
+                table = parquet.read_row_group(at)
+                table.validate(full=True)  # strings that are no UTF-8 would fail, or not, wherever they are looked at
+                yield table
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFile(f"{name}: not a Parquet file that can be read: {error}") from error
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_backend.values.errors import CorruptFile
+from state_backend.values.errors import CorruptFile, UsageError
 
 FORMAT = 1
 MAGIC = b"CAIRNLOG" + bytes([FORMAT])
@@ -36,6 +36,8 @@ _CRC = struct.Struct(">I")
 _DELETED = 0xFFFFFFFF
 _BLOCK_PAIRS = 4096
 _BLOCK_BYTES = 1024 * 1024
+# A block is larger than that if one entry is. What says that it is larger than this is no block of ours, and is not read.
+_MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
 _ZSTD = pa.Codec("zstd", 1)
 
 
@@ -134,6 +136,11 @@ def _cut(raw: bytes, ends: npt.NDArray[np.int64], start: int) -> list[bytes]:
 
 
 def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
+    if len(raw) > _MOST_BLOCK_BYTES:
+        raise UsageError(
+            f"an entry of {len(raw)} bytes is too large for a changelog, which takes {_MOST_BLOCK_BYTES} at most; keep less under one "
+            "key, or checkpoint in mode incremental"
+        )
     stored = _ZSTD.compress(raw, asbytes=True) if raw else b""
     head = _HEAD.pack(kind, count, len(raw), len(stored))
     file.write(head + _CRC.pack(google_crc32c.extend(google_crc32c.value(head), stored)) + stored)
@@ -144,6 +151,10 @@ def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
     if len(head) < _HEAD.size + _CRC.size:
         raise CorruptFile(f"{name}: truncated: {len(head)} bytes where a block's head has {_HEAD.size + _CRC.size}")
     kind, count, raw_size, stored_size = _HEAD.unpack_from(head)
+    if max(raw_size, stored_size) > _MOST_BLOCK_BYTES + 1024:
+        raise CorruptFile(
+            f"{name}: a block says that it has {max(raw_size, stored_size)} bytes, at most {_MOST_BLOCK_BYTES} are known"
+        )
     stored = file.read(stored_size)
     if len(stored) < stored_size:
         raise CorruptFile(f"{name}: truncated: {len(stored)} bytes of a block of {stored_size}")

@@ -3,23 +3,32 @@
     {"cairn": "<type>", "format": 1, "crc32c": "<8 hex digits>", "body": {...}}
 
 ``crc32c`` is over the body as compact JSON with sorted keys. An unknown type or version, a wrong checksum, a missing,
-extra or twice-named field, a wrong type, a path that leaves its root: each is a ``CorruptRecord`` that names the file. JSON
-and not a pickle, because reading a bucket that somebody else can write must never run their code.
+extra or twice-named field, a wrong type, a number that is none, a path that leaves its root, ids or shards that can't be: each is
+a ``CorruptRecord`` that names the file. JSON and not a pickle, because reading a bucket that somebody else can write must never
+run their code.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import is_dataclass
+import math
+import re
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from itertools import pairwise
+from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
 
 import google_crc32c
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from state_backend.formats.paths import check_name
 from state_backend.values.errors import CorruptRecord, UsageError
+from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import (
     Claim,
+    Content,
+    InlineFile,
+    LocalFile,
     Prepared,
     Published,
     Quarantine,
@@ -51,16 +60,29 @@ _TYPES: dict[str, type] = {
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
+# A number of these names may be less than 0, or take 64 or 32 bits without a sign; any other takes 63.
+_SIGNED = {"watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
+_BITS = {"digest": 64, "crc32c": 32}
+_LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+
 T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """The durable bytes of a record, manifest or mark."""
-    body = _adapter(cast(Any, type(value))).dump_python(value, mode="json")
+    """The durable bytes of a record, manifest or mark. UsageError for what ``decode`` would refuse: a source position with a
+    number that is none."""
+    try:
+        if isinstance(value, Record | Prepared | Savepoint):
+            _compact(value.content.source_position)  # of a NaN, pydantic would make null
+        body = _adapter(cast(Any, type(value))).dump_python(value, mode="json")
+        compact = _compact(body)
+    except (TypeError, ValueError) as error:
+        name = _NAMES[type(value)]
+        raise UsageError(f"{name} can't be recorded: {error}; a source position holds JSON only") from None
     envelope = {
         "cairn": _NAMES[type(value)],
         "format": FORMAT,
-        "crc32c": f"{google_crc32c.value(_compact(body)):08x}",
+        "crc32c": f"{google_crc32c.value(compact):08x}",
         "body": body,
     }
     return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
@@ -74,7 +96,7 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
     if len(data) > MAX_BYTES:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
-        envelope = json.loads(data, object_pairs_hook=_no_duplicates)
+        envelope = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
     if not isinstance(envelope, dict) or set(envelope) != {"cairn", "format", "crc32c", "body"}:
@@ -89,15 +111,93 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
         )
     try:
         found = f"{google_crc32c.value(_compact(envelope['body'])):08x}"
-    except UnicodeEncodeError as error:
+    except (UnicodeEncodeError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
     if envelope["crc32c"] != found:
         raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
     try:
         value: T = _adapter(cast(Any, cls)).validate_json(json.dumps(envelope["body"]))
+        _check(value)
     except (ValidationError, UsageError) as error:
         raise CorruptRecord(f"{path}: {_first_problem(error)}") from None
     return value
+
+
+# --- what no writer of ours says ------------------------------------------------------------------------------------------------
+
+
+def _check(value: Any) -> None:
+    """UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are left out, names of
+    local files that lead elsewhere."""
+    match value:
+        case int() | str() | None | float() | bytes():
+            return
+        case tuple():
+            for item in value:
+                _check(item)
+            return
+        case dict():
+            for key, number in value.items():
+                _check_number(key, number)
+            return
+        case Record() | SweepRecord():
+            ids = [0, *(r.id for r in value.retained), value.id + 1]
+            _require(
+                all(a < b for a, b in pairwise(ids)), f"its retained ids are not ascending and within 1 .. {value.id}"
+            )
+        case Content():
+            _check_content(value)
+        case ShardManifest():
+            groups = [
+                value.key_groups.first - 1,
+                *(s.key_group for s in value.key_group_states),
+                value.key_groups.last + 1,
+            ]
+            _require(
+                all(a < b for a, b in pairwise(groups)),
+                f"its key groups are not ascending and within {value.key_groups}",
+            )
+            names = [*(f.name for f in value.files), *(f.name for f in value.inline_files)]
+            _require(len({*names}) == len(names), "two files have one local name")
+        case LocalFile(name=local) | InlineFile(name=local):
+            _require(_LOCAL_NAME.fullmatch(local) is not None, f"it names a local file {local[:100]!r}")
+    for name in _plain_fields(cast(Any, type(value))):
+        inner = getattr(value, name)
+        if isinstance(inner, int):
+            _check_number(name, inner)
+        else:
+            _check(inner)
+
+
+def _check_content(content: Content) -> None:
+    check_name(content.pipeline)
+    check_parallelism(content.parallelism, content.max_parallelism)
+    shards = [ref.shard for ref in content.shards]
+    _require(shards in ([], [*range(content.parallelism)]), f"it lists shards {shards[:20]} of {content.parallelism}")
+    for what in ([d.name for d in content.states], [d.state_id for d in content.states]):
+        _require(len({*what}) == len(what), "two states share a name or an id")
+
+
+def _check_number(name: str, number: Any) -> None:
+    if isinstance(number, int):
+        bits = _BITS.get(name, 63)
+        least = -(2**63) if name in _SIGNED else 0
+        _require(least <= number < 2**bits, f"{name} is {number if abs(number) < 2**70 else 'a huge number'}")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise UsageError(problem)
+
+
+@cache
+def _plain_fields(cls: type) -> tuple[str, ...]:
+    """The fields of a value's class; none of what is checked by its own constructor, or is the owner's own JSON."""
+    if not is_dataclass(cls):
+        return ()
+    return tuple(
+        f.name for f in fields(cls) if f.name not in ("interval", "source_position", "value", "user_key", "key_schema")
+    )
 
 
 @cache
@@ -118,7 +218,7 @@ def _be_strict(hint: Any) -> None:
 
 
 def _compact(body: object) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,6 +226,16 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise ValueError("a field is named twice")
     return result
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
 
 
 def _first_problem(error: ValidationError | UsageError) -> str:

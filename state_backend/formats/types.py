@@ -157,8 +157,10 @@ def parse_struct(json_value: Mapping[str, Json]) -> StructType:
     refuse them, since they know whose they are. ``StateSchemaError`` for what is no such JSON, or names a field twice."""
     try:
         parsed = _parse(json_value, "", {})
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StateSchemaError(f"not a Spark struct type in JSON ({error!r}): {shortened(json_value)}") from error
+    except RecursionError:
+        raise StateSchemaError("a schema is nested too deeply") from None
     if not isinstance(parsed, StructType):
         raise StateSchemaError(f"a schema must be a Spark struct type in JSON; found {shortened(json_value)}")
     return parsed
@@ -172,7 +174,7 @@ def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
             return _unsupported(f"string collate {collations[path]}", value)
         if value in _ATOMIC:
             return AtomicType(value)
-        if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", value):
+        if match := re.fullmatch(r"decimal\(([0-9]{1,3}),([0-9]{1,3})\)", value):
             precision, scale = int(match[1]), int(match[2])
             if 1 <= precision <= MAX_DIGITS and scale <= precision:
                 return DecimalType(precision, scale)
@@ -193,6 +195,8 @@ def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
 
 def _parse_field(value: Json) -> Field:
     name, metadata = value["name"], value.get("metadata") or {}
+    if not isinstance(name, str) or not isinstance(value["nullable"], bool):
+        raise TypeError(f"field {shortened(name)}")
     return Field(name, _parse(value["type"], name, metadata.get("__COLLATIONS", {})), value["nullable"], metadata)
 
 

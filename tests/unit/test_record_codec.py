@@ -49,7 +49,9 @@ SHARDS = (
     ),
 )
 OUTPUTS = (OutputFile(handle=replace(HANDLE, path="output/i/a/part-0.parquet"), rows=3),)
-RECORD = record(2, day(2), 1, shards=SHARDS, outputs=OUTPUTS, source_position={"näme": [1, 2.5, None, "\u2028"]})
+RECORD = record(
+    2, day(2), 1, parallelism=2, shards=SHARDS, outputs=OUTPUTS, source_position={"näme": [1, 2.5, None, "\u2028"]}
+)
 VALUES: list[Any] = [
     RECORD,
     record(1, day(1)),
@@ -67,7 +69,7 @@ VALUES: list[Any] = [
         reproduces=None,
         outputs=OUTPUTS,
     ),
-    Prepared(h0=0, content=content(day(1), "a", shards=SHARDS)),
+    Prepared(h0=0, content=content(day(1), "a", parallelism=2, shards=SHARDS)),
     manifest([HANDLE]),
     Quarantine(id=1, reason='it "lies"', findings=("x",)),
     Published(id=1, interval=day(1)),

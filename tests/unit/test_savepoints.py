@@ -206,7 +206,7 @@ def tampered(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ("canonical", lambda b: b["content"]["states"][0].update(name="$timers"), "share a name or an id"),
         ("canonical", lambda b: b["content"]["states"][0].update(versions=[]), "no schema"),
         ("canonical", lambda b: b["content"].update(key_schema={"type": "long"}), "Spark struct type"),
-        ("native", lambda b: b["content"]["shards"].pop(), "lists 1 of them"),
+        ("native", lambda b: b["content"]["shards"].pop(), "lists shards [0] of 2"),
         ("native", lambda b: b["content"]["shards"][0]["inline"].update(shard=1), "it is of shard 1"),
         (
             "native",

@@ -1,0 +1,452 @@
+"""Durable bytes that somebody else wrote: decoded to what they may mean, or refused by an error of ours, in bounded time and memory.
+
+Checksums are made right again where a hostile writer would. CAIRN_EXAMPLES sets the examples of each test (default 60);
+with 2,000 it is the long run that docs/storage.md counts.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.log import read_log
+from state_backend.checkpoint.savepoints import native_manifest, read_savepoint
+from state_backend.formats import changelog, paths, record_codec
+from state_backend.formats.canonical import read_tables, state_schema
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.row_codec import RowCodec
+from state_backend.formats.types import parse_struct
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateSchemaError, UsageError
+from state_backend.values.handles import Handle, check_path
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import ShardRef
+from tests.support.chains import Chain
+from tests.support.shards import KEY_SCHEMA, STATES
+from tests.unit.test_record_codec import ALL, VALUES
+
+EXAMPLES = int(os.environ.get("CAIRN_EXAMPLES", "60"))
+hostile = settings(
+    deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+MOST_BYTES = 64 * 1024 * 1024
+
+NASTY: list[Any] = [
+    None, True, -1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**64, 10**400, -(10**30), 1e308, 0.5, "", "..", "../../etc/passwd", "/etc/passwd",
+    "a/../b", "a\\b", "\x00", "\ud800", "x" * 5_000, ".tmp/x", "2024-01-01T00:00:00", "9999-99-99T00:00:00+00:00", [], [[]], {}, {"": {}},
+    [{}] * 50,
+]  # fmt: skip
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """At most 64 MiB of Python's memory at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) in a JSON value."""
+    found: list[tuple[Any, Any]] = []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        found += [(value, key), *places(inner)]
+    return found
+
+
+def sealed(envelope: dict[str, Any]) -> bytes:
+    """With a checksum that fits, whatever the body."""
+    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    envelope["crc32c"] = f"{google_crc32c.value(body.encode(errors='surrogatepass')):08x}"
+    text = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="surrogatepass")
+
+
+@st.composite
+def changed_records(draw: st.DrawFn, values: list[Any] = VALUES) -> bytes:
+    """A valid record with up to three places changed: another value, taken out, doubled, renamed, or wrapped."""
+    envelope = json.loads(record_codec.encode(draw(st.sampled_from(values))))
+    for _ in range(draw(st.integers(1, 3))):
+        container, key = draw(st.sampled_from(places(envelope) or [(envelope, "body")]))
+        what = draw(st.sampled_from(["set", "drop", "double", "rename", "wrap", "swap"]))
+        if what == "drop":
+            del container[key]
+        elif what == "double" and isinstance(container[key], list):
+            container[key] = container[key] * 2
+        elif what == "rename" and isinstance(container, dict):
+            container[draw(st.text(max_size=8))] = container.pop(key)
+        elif what == "wrap":
+            container[key] = [container[key]]
+        elif what == "swap":
+            other, there = draw(st.sampled_from(places(envelope)))
+            container[key] = json.loads(json.dumps(other[there]))
+        else:
+            container[key] = deepcopy(draw(st.sampled_from(NASTY)))
+        if not isinstance(envelope.get("body"), dict):
+            break
+    return sealed({"body": None, **envelope})
+
+
+@hostile
+@given(changed_records())
+def test_a_changed_record_is_refused_or_means_what_it_says(data: bytes) -> None:
+    """What is accepted says the same when it is written again: nothing was guessed or dropped."""
+    with bounded(), suppress(CorruptRecord):
+        value = record_codec.decode(data, "p", *ALL)
+        assert record_codec.decode(record_codec.encode(value), "p", *ALL) == value
+
+
+@hostile
+@given(st.sampled_from(VALUES), st.data())
+def test_changed_bytes_of_a_record_are_refused(value: Any, data: st.DataObject) -> None:
+    encoded = bytearray(record_codec.encode(value))
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    what = data.draw(st.sampled_from(["insert", "cut", "flip", "repeat"]))
+    if what == "insert":
+        encoded[at:at] = data.draw(st.binary(min_size=1, max_size=8).filter(bytes.strip))
+    elif what == "cut":
+        del encoded[at:]
+    elif what == "flip":
+        encoded[at] ^= data.draw(st.integers(1, 255))
+    else:
+        encoded += encoded[at:]
+    with pytest.raises(CorruptRecord):
+        record_codec.decode(bytes(encoded), "p", *ALL)
+
+
+DEEP = b"[" * 900 + b"]" * 900
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"id":NaN}', b'{"id":Infinity}', b'{"id":-Infinity}', b'{"id":1e999}', b'{"id":' + b"9" * 5_000 + b"}",
+        b'{"id":1,"id":1}', b'{"a":{"id":1,"id":2}}', DEEP, b"[" * 100_000, b'{"a":' * 400 + b"1" + b"}" * 400, b'"\\ud800"',
+    ],
+    ids=["NaN", "Infinity", "-Infinity", "1e999", "5,000 digits", "twice", "twice inside", "deep", "unclosed", "objects", "surrogate"],
+)  # fmt: skip
+def test_json_that_is_no_record(body: bytes) -> None:
+    crc32c = f"{google_crc32c.value(body):08x}".encode()
+    for position in (body, b'{"source_position":' + body + b"}"):
+        data = b'{"cairn":"checkpoint","format":1,"crc32c":"' + crc32c + b'","body":' + position + b"}"
+        with bounded(), pytest.raises(CorruptRecord):
+            record_codec.decode(data, "p", *ALL)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+def test_a_number_that_is_none_is_refused_also_in_the_owners_json(number: str) -> None:
+    """And nothing of the kind is written: what could not be read again."""
+    envelope = json.loads(record_codec.encode(VALUES[0]))
+    envelope["body"]["content"]["source_position"] = {"at": float(number)}
+    with pytest.raises(CorruptRecord, match="number"):
+        record_codec.decode(sealed(envelope), "p", *ALL)
+    wrong = replace(VALUES[0], content=replace(VALUES[0].content, source_position={"at": float(number)}))
+    with pytest.raises(UsageError, match="source position"):
+        record_codec.encode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("retained",), [{"id": 1, "stale_by": None}] * 2, "retained ids"),
+        (("retained",), [{"id": 3, "stale_by": None}], "retained ids"),
+        (("id",), -1, "retained ids|id is -1"),
+        (("content", "parallelism"), 10**9, "parallelism"),
+        (("content", "max_parallelism"), 0, "parallelism"),
+        (("content", "pipeline"), "x; rm -rf /", "can't be a name"),
+        (("content", "totals", "entries"), -1, "entries is -1"),
+        (("content", "digest"), 2**64, "digest"),
+        (("content", "shards"), [], None),
+        (("content", "shards", 0, "shard"), 1, "it lists shards"),
+        (("content", "shards", 0, "inline", "files", 0, "name"), "../../x", "local file"),
+        (("content", "shards", 0, "inline", "inline_files", 0, "name"), "\x00", "local file"),
+        (("content", "shards", 0, "inline", "key_groups", "last"), 10**6, "key-group range"),
+        (("content", "shards", 0, "inline", "key_group_states", 0, "key_group"), 99, "key groups"),
+        (("content", "shards", 0, "inline", "files", 0, "handle", "crc32c"), 2**32, "crc32c"),
+        (("content", "shards", 0, "inline", "files", 0, "handle", "size_bytes"), -1, "size_bytes"),
+        (("content", "states", 0, "state_id"), 10**30, "state_id"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(path: tuple[Any, ...], value: Any, says: str | None) -> None:
+    """Huge and negative counts, ids twice, shards left out, names that lead elsewhere."""
+    envelope = json.loads(record_codec.encode(VALUES[0]))
+    at = envelope["body"]
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    if says is None:
+        record_codec.decode(sealed(envelope), "p", *ALL)
+        return
+    with pytest.raises(CorruptRecord, match=says):
+        record_codec.decode(sealed(envelope), "p", *ALL)
+
+
+# --- a folder ------------------------------------------------------------------------------------------------------------------------
+
+
+@hostile
+@given(st.lists(st.tuples(st.integers(1, 3), changed_records()), min_size=1, max_size=3))
+def test_a_log_of_changed_records_is_refused_or_read(records: list[tuple[int, bytes]]) -> None:
+    storage = MemoryStorage()
+    for checkpoint_id, data in records:
+        with suppress(CairnError):
+            storage.create(paths.record(checkpoint_id), data)
+    with suppress(CorruptRecord):
+        read_log(storage).current_outputs()
+
+
+@hostile
+@given(changed_records([v for v in VALUES if type(v).__name__ == "Savepoint"]))
+def test_a_changed_savepoint_is_refused_or_read(data: bytes) -> None:
+    storage = MemoryStorage()
+    storage.create(paths.SAVEPOINT_RECORD, data)
+    with suppress(CorruptFile):
+        savepoint = read_savepoint(storage)
+        for shard in range(len(savepoint.content.shards)):
+            native_manifest(savepoint, shard, storage)
+
+
+@hostile
+@given(st.text(max_size=60) | st.builds("checkpoints/{}.json".format, st.text("0123456789٣²", max_size=25)))
+def test_any_path_is_ours_or_not(path: str) -> None:
+    for id_of, path_of in ((paths.record_id, paths.record),):
+        found = id_of(path)
+        assert found is None or path_of(found) in (path, f"checkpoints/{path}")
+    paths.published_id(path)
+    paths.attempt_of(path)
+    paths.is_of_savepoint(path)
+    with suppress(UsageError):
+        check_path(path)
+        assert (Path("/root") / path).resolve().is_relative_to("/root")
+
+
+# --- shards --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStorage, Any]:
+    """A real shard of a few entries whose files all lie inline."""
+    from state_backend.state.keyed_states import ValueState
+    from tests.support.shards import KEYS
+
+    storage = MemoryStorage()
+    chain = Chain(tmp_path_factory.mktemp("chain"), storage, max_parallelism=1, inline_budget_bytes=1_000_000)
+
+    def change(state: Any, owned: KeyGroupRange) -> None:
+        for n in range(50):
+            state.set_key(0, KEYS.encode((f"k{n}",)))
+            ValueState(state, "value").update((n, "x" * n))
+
+    return storage, chain.step(1, "incremental", change)[0]
+
+
+@hostile
+@given(data=st.data())
+def test_changed_files_of_a_store_are_refused_or_opened(shard: Any, data: st.DataObject) -> None:
+    """Inline files have no checksum but the record's, which a hostile writer makes right: RocksDB sees the bytes."""
+    storage, manifest = shard
+    at = data.draw(st.integers(0, len(manifest.inline_files) - 1))
+    file = manifest.inline_files[at]
+    changed = bytearray(file.data)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(changed) - 1))
+        changed[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del changed[data.draw(st.integers(0, len(changed) - 1)) :]
+    files = list(manifest.inline_files)
+    files[at] = replace(file, data=bytes(changed))
+    hostile_one = replace(manifest, inline_files=tuple(files))
+    with (
+        TemporaryDirectory() as folder,
+        suppress(CairnError),
+        restore_shard(
+            hostile_one.key_groups, [hostile_one], storage, Path(folder, "db"), EngineOptions()
+        ).store as store,
+    ):
+        for _ in store.scan(b"", None):
+            pass
+
+
+@hostile
+@given(st.binary(max_size=200), st.integers(-5, 5), st.booleans())
+def test_a_manifest_that_is_not_what_its_handle_says(data: bytes, more: int, right: bool) -> None:
+    storage = MemoryStorage()
+    storage.create("shared/a/m", data)
+    size_bytes = max(0, len(data) + (0 if right else more or 1))
+    handle = Handle(path="shared/a/m", size_bytes=size_bytes, crc32c=google_crc32c.value(data))
+    with pytest.raises(CorruptFile):
+        manifest_of(ShardRef(shard=0, manifest=handle, inline=None), storage)
+
+
+# --- segments ------------------------------------------------------------------------------------------------------------------------
+
+_HEAD = struct.Struct(">BQII")
+
+
+def block(kind: int, count: int, raw_size: int, stored: bytes, stored_size: int | None = None) -> bytes:
+    """A block with any head and a checksum that fits."""
+    head = _HEAD.pack(kind, count, raw_size, len(stored) if stored_size is None else stored_size)
+    return head + struct.pack(">I", google_crc32c.extend(google_crc32c.value(head), stored)) + stored
+
+
+sizes = st.sampled_from([0, 1, 7, 8, 100, 2**20, 2**31, 2**32 - 1])
+raws = st.binary(max_size=64) | st.just(b"\x00\x00\x00\x01\xff\xff\xff\xffk") | st.just(b"\xff" * 16)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> bytes:
+    raw = draw(raws)
+    stored = draw(st.sampled_from([raw, pa.Codec("zstd", 1).compress(raw, asbytes=True)]))
+    count = draw(st.sampled_from([0, 1, 2, 2**31, 2**63, 2**64 - 1]))
+    claimed = draw(sizes | st.just(len(raw)))
+    return block(draw(st.integers(0, 3)), count, claimed, stored, draw(st.none() | sizes))
+
+
+@hostile
+@given(st.lists(blocks(), max_size=4), st.booleans())
+def test_blocks_with_right_checksums_and_wrong_contents(parts: list[bytes], ended: bool) -> None:
+    data = changelog.MAGIC + b"".join(parts) + (block(changelog.END, len(parts), 0, b"") if ended else b"")
+    with bounded(), suppress(CorruptFile):
+        for _, pairs in changelog.read_segment(io.BytesIO(data), "a segment"):
+            assert all(isinstance(first, bytes) for first, _ in pairs)
+
+
+def test_a_block_that_says_it_is_huge_is_not_read(tmp_path: Path) -> None:
+    """A few kilobytes that would fill the memory, as a head says or as zstd makes of them."""
+    bomb = pa.Codec("zstd", 1).compress(bytes(300 * 1024 * 1024), asbytes=True)
+    assert len(bomb) < 100_000
+    for data in (
+        block(changelog.ENTRIES, 1, 2**32 - 1, bomb),
+        block(changelog.ENTRIES, 1, 9, bomb),
+        block(changelog.ENTRIES, 1, 9, b"", stored_size=2**32 - 1),
+    ):
+        (tmp_path / "segment").write_bytes(changelog.MAGIC + data)
+        before = pa.default_memory_pool().max_memory()
+        with bounded(), (tmp_path / "segment").open("rb") as file, pytest.raises(CorruptFile):
+            list(changelog.read_segment(file, "a segment"))
+        assert pa.default_memory_pool().max_memory() - before < MOST_BYTES
+
+
+# --- canonical files -----------------------------------------------------------------------------------------------------------------
+
+DESCRIPTOR = next(d for d in STATES if d.name == "value")
+SCHEMA = state_schema(DESCRIPTOR, parse_struct(KEY_SCHEMA))
+
+
+def canonical_file() -> bytes:
+    rows = [
+        {
+            "key": {"k": f"k{n}"},
+            "value": {"n": n, "s": "x" * n},
+            "expires_at_ms": None,
+            "key_group": n,
+            "schema_version": 1,
+        }
+        for n in range(20)
+    ]
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file, compression="zstd")
+    return file.getvalue()
+
+
+CANONICAL = canonical_file()
+
+
+@hostile
+@given(data=st.data())
+def test_changed_bytes_of_a_canonical_file(data: st.DataObject) -> None:
+    """Its checksum would show it; here it is what Parquet's own metadata makes of it."""
+    changed = bytearray(CANONICAL)
+    footer = len(changed) - 8 - int.from_bytes(changed[-8:-4], "little")
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(footer, len(changed) - 1) | st.integers(0, len(changed) - 1))
+        changed[at] = data.draw(st.integers(0, 255))
+    with TemporaryDirectory() as folder, suppress(CorruptFile):
+        file = Path(folder, "file.parquet")
+        file.write_bytes(changed)
+        for table in read_tables(file, SCHEMA, KeyGroupRange(first=0, last=5), "a file"):
+            table.validate(full=True)
+
+
+# --- schemas, keys and rows ----------------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.sampled_from(NASTY) | st.sampled_from(["struct", "array", "map", "long", "decimal(99999999999,1)", "decimal(٣,١)", "udt"]),
+    lambda of: st.lists(of, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["type", "fields", "name", "nullable", "elementType", "containsNull", "keyType", "valueType", "metadata"]), of
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@hostile
+@given(json_values)
+def test_any_json_is_a_schema_or_none(value: Any) -> None:
+    with suppress(StateSchemaError):
+        parse_struct({"type": "struct", "fields": [{"name": "a", "type": value, "nullable": True}]})
+    with suppress(StateSchemaError):
+        parse_struct(value)
+
+
+def test_a_schema_of_a_thousand_floors_is_none() -> None:
+    value: Any = "long"
+    for _ in range(5_000):
+        value = {"type": "array", "elementType": value, "containsNull": True}
+    with pytest.raises(StateSchemaError):
+        parse_struct({"type": "struct", "fields": [{"name": "a", "type": value, "nullable": True}]})
+
+
+ROWS = parse_struct(
+    {
+        "type": "struct",
+        "fields": [
+            {"name": n, "type": t, "nullable": True, "metadata": {}}
+            for n, t in {
+                "a": {"type": "array", "elementType": "long", "containsNull": True},
+                "m": {"type": "map", "keyType": "string", "valueType": "binary", "valueContainsNull": True},
+                "d": "decimal(38,2)",
+                "s": "string",
+            }.items()
+        ],
+    }
+)
+
+
+@hostile
+@given(st.data())
+def test_counts_and_lengths_that_are_not_there(data: st.DataObject) -> None:
+    """Anywhere in a row or a key: no memory is taken for what is only claimed."""
+    codec = RowCodec("x", ROWS, 1)
+    encoded = bytearray(codec.encode(([1, 2, None], {"k": b"v"}, None, "text")))
+    at, size = data.draw(st.integers(2, len(encoded) - 1)), data.draw(st.sampled_from([1, 2, 4, 8]))
+    encoded[at : at + size] = data.draw(st.sampled_from([b"\xff", b"\x7f", b"\x00"])) * size
+    with bounded(), suppress(CorruptFile):
+        codec.decode(bytes(encoded))
+    keys = KeyCodec(parse_struct(KEY_SCHEMA))
+    with bounded(), suppress(CorruptFile):
+        keys.decode(bytes(encoded))
