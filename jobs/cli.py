@@ -2,7 +2,7 @@
 
 Needs neither Spark nor Airflow, but for taking and restoring savepoints, and for stopping a DAG.
 
-Exit codes: 0 all well, 1 something was found or can't be used, 2 the call is wrong, 3 the storage failed.
+Exit codes: 0 all well, 1 something was found or can't be used, 2 the call is wrong, 3 the storage failed or refused.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from state_backend.values.errors import (
     CairnError,
     CorruptFile,
     NotFound,
+    PermissionRefused,
     RetryableError,
     StateGapError,
     StorageError,
@@ -80,6 +81,8 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
 
 
 def _code_of(error: CairnError) -> int:
+    if isinstance(error, PermissionRefused):
+        return STORAGE
     if isinstance(error, UsageError | StateGapError):
         return USAGE
     return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS

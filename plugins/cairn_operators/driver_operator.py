@@ -8,24 +8,35 @@ from typing import Any
 from airflow.sdk import BaseOperator, get_current_context
 
 from cairn_operators.driver_process import DriverProcess
+from cairn_operators.google_connection import google_credentials
 from cairn_operators.spark_location import spark_location
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Runs one command of ``jobs.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL.
+    """Runs one command of ``jobs.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
+    the connection whose key a ``gs://`` root is accessed with; None: application default credentials.
 
     ``driver_module`` is another module with the same command line; tests use it.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id")
+    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id")
     ui_color = "#e9d8c4"
     driver_module = "jobs.driver"
 
-    def __init__(self, *, pipeline: str, root: str, spark_conn_id: str = "cairn_spark", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        root: str,
+        spark_conn_id: str = "cairn_spark",
+        gcp_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.pipeline = pipeline
         self.root = root
         self.spark_conn_id = spark_conn_id
+        self.gcp_conn_id = gcp_conn_id
         self._driver: DriverProcess | None = None
 
     def run_driver(self, command: str, *arguments: str, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -37,7 +48,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             self.log.info("Spark is %s", spark)
             common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark, *_task_arguments()]
             show = on_line or (lambda line: self.log.info("%s", line))
-            return self._driver.run([command, *common, *arguments], show)
+            with google_credentials(self.gcp_conn_id) as environment:
+                return self._driver.run([command, *common, *arguments], show, environment)
         finally:
             self._driver = None
 

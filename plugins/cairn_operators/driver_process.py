@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,15 @@ class DriverProcess:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, arguments: Sequence[str], log_line: Callable[[str], None]) -> dict[str, Any]:
-        """What the driver reported. AirflowException for what a retry may mend, AirflowFailException for the rest."""
+    def run(
+        self, arguments: Sequence[str], log_line: Callable[[str], None], environment: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """What the driver reported; ``environment`` is added to its own. AirflowException for what a retry may mend, AirflowFailException for the rest."""
         with tempfile.TemporaryDirectory(prefix="cairn-driver-") as folder:
             result = Path(folder, "result.json")
             command = [sys.executable, "-m", self._module, *arguments, "--result", str(result)]
             try:
-                self._process = _start(command)
+                self._process = _start(command, environment or {})
                 for line in _lines(self._process):
                     log_line(line)
                 return_code = self._process.wait()
@@ -72,13 +74,13 @@ def repo_root() -> Path:
     return here if (here / "jobs").is_dir() else Path(os.environ.get("AIRFLOW_HOME", here))
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         command,
         cwd=root,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **environment, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

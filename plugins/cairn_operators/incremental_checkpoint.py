@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 
 from cairn_operators.failures import failure
+from cairn_operators.google_connection import as_google_identity
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
@@ -36,21 +37,35 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
     on the asset ``cairn://<pipeline_name>``, so that DAGs scheduled on it know what they got.
 
     ``sink_of`` (``module:NAME``) is the pipeline whose sink hook publishes; empty for none. Only then is the pipeline's
-    code imported here, and with it PySpark.
+    code imported here, and with it PySpark. ``gcp_conn_id`` as in `DriverOperator`.
     """
 
-    template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of")
+    template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "gcp_conn_id")
     ui_color = "#cfe3d4"
 
-    def __init__(self, *, pipeline_name: str, root: str, attempt: str, sink_of: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        pipeline_name: str,
+        root: str,
+        attempt: str,
+        sink_of: str = "",
+        gcp_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
         super().__init__(outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **kwargs})
         self.pipeline_name = pipeline_name
         self.root = root
         self.attempt = attempt
         self.sink_of = sink_of
+        self.gcp_conn_id = gcp_conn_id
 
     def execute(self, context: Any) -> dict[str, Any]:
+        with as_google_identity(self.gcp_conn_id):
+            return self._execute(context)
+
+    def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.coordinator import Coordinator
         from state_backend.values.errors import AttemptLost, CairnError

@@ -34,6 +34,7 @@ def stateful_pipeline(
     pipeline_name: str | None = None,
     spark_conn_id: str = "cairn_spark",
     gate: bool = False,
+    gcp_conn_id: str | None = None,
     process: dict[str, Any] | None = None,
     checkpoint: dict[str, Any] | None = None,
     validate: dict[str, Any] | None = None,
@@ -46,10 +47,16 @@ def stateful_pipeline(
 
     ``schedule`` has to give data intervals: `CronDataIntervalTimetable`. ``pipeline_name`` is the name in the `Pipeline`;
     ``dag_id`` if left out. Without ``docs_dir`` nothing is validated, without ``savepoints`` (a directory URL) none are
-    taken, without ``sweep_every`` nothing is swept. ``process``, ``checkpoint``, ``validate``, ``savepoint`` and ``sweep`` are
-    further arguments of those tasks, as in ``savepoint={"consolidate": True}``; ``dag_arguments`` of the DAG.
+    taken, without ``sweep_every`` nothing is swept. ``gcp_conn_id``: the connection with the key for a ``gs://`` root, if not the
+    application's. ``process``, ``checkpoint``, ``validate``, ``savepoint`` and ``sweep`` are further arguments of those tasks, as
+    in ``savepoint={"consolidate": True}``; ``dag_arguments`` of the DAG.
     """
-    where: dict[str, Any] = {"pipeline": pipeline, "root": root, "spark_conn_id": spark_conn_id}
+    where: dict[str, Any] = {
+        "pipeline": pipeline,
+        "root": root,
+        "spark_conn_id": spark_conn_id,
+        "gcp_conn_id": gcp_conn_id,
+    }
     name = pipeline_name or dag_id
     again = {"retry_delay": timedelta(seconds=5)}
     permissions = {
@@ -74,6 +81,7 @@ def stateful_pipeline(
             task_id="checkpoint",
             pipeline_name=name,
             root=root,
+            gcp_conn_id=gcp_conn_id,
             attempt=_ATTEMPT,
             sink_of=_IF_SINK % pipeline,
             **{"retries": 5, **again, **(checkpoint or {})},
@@ -109,6 +117,7 @@ def stateful_pipeline(
                 task_id="sweep",
                 pipeline_name=name,
                 root=root,
+                gcp_conn_id=gcp_conn_id,
                 every=sweep_every,
                 **{"retries": 2, **again, **(sweep or {})},
             )

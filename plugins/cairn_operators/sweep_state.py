@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
+from cairn_operators.google_connection import as_google_identity
 
 _DOC = """Deletes files that crashed and lost attempts left behind, and that nothing needs. It goes by reference: what any record
 names stays. It may run beside the pipeline; in doubt it deletes nothing. The log lists what goes.
@@ -26,7 +27,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     that it can't be committed any more; all others are left alone. ``dry_run`` only logs what would go. Returns counts.
     """
 
-    template_fields: Sequence[str] = ("pipeline_name", "root")
+    template_fields: Sequence[str] = ("pipeline_name", "root", "gcp_conn_id")
     ui_color = "#dcdcdc"
 
     def __init__(
@@ -37,12 +38,14 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         min_age: timedelta = timedelta(days=3),
         dry_run: bool = False,
         every: timedelta | None = None,
+        gcp_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"doc_md": _DOC, **kwargs})
         self.pipeline_name = pipeline_name
         self.root = root
         self.min_age = min_age
+        self.gcp_conn_id = gcp_conn_id
         self.only_plan = dry_run  # BaseOperator has a method dry_run
         self.every = every
 
@@ -51,6 +54,10 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             _, end = data_interval(context)
             if not is_due(end, context["dag"].start_date, self.every):
                 raise AirflowSkipException(f"swept every {self.every}, and not at {end.isoformat()}")
+        with as_google_identity(self.gcp_conn_id):
+            return self._execute()
+
+    def _execute(self) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.sweep import sweep
         from state_backend.values.errors import CairnError

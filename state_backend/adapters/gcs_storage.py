@@ -50,6 +50,7 @@ from state_backend.values.errors import (
     CairnError,
     CorruptFile,
     NotFound,
+    PermissionRefused,
     PreconditionFailed,
     StorageUnavailable,
     UnknownOutcome,
@@ -65,6 +66,7 @@ EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 _WRITE_KEY = "cairn-write"
 _MAX_NAME_BYTES = 1024
 _SCOPES = ["https://www.googleapis.com/auth/devstorage.read_write"]
+_OVERLOAD = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded")
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 _LISTED = "items(name,size,generation,timeCreated,crc32c),nextPageToken"
 
@@ -75,9 +77,11 @@ R = TypeVar("R")
 class Patience:
     """How long to wait, in seconds. A step is given up ``deadline_s`` after its beginning; one request of it after
     ``request_s``, or what is left of the deadline. Before the n-th repeat it waits a random time, up to
-    ``first_delay_s * 2**(n-1)`` and never more than ``longest_delay_s``."""
+    ``first_delay_s * 2**(n-1)`` and never more than ``longest_delay_s``. A refused permission is asked for again for
+    ``permission_s``: what was granted a moment ago is not known to all servers yet."""
 
     deadline_s: float = 180.0
+    permission_s: float = 30.0
     request_s: float = 60.0
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
@@ -200,7 +204,8 @@ def _close_all(idle: dict[int, list[_Connection]]) -> None:
 
 
 @functools.cache
-def _of_environment(emulator: str | None) -> _Connections:
+def _of_environment(emulator: str | None, key_file: str | None) -> _Connections:
+    """One identity per key file that the environment names: a process may be another later."""
     return _Connections(emulator, None)
 
 
@@ -209,7 +214,7 @@ class GcsStorage:
 
     ``credentials`` (of google.auth) default to the application's; with STORAGE_EMULATOR_HOST set they are anonymous
     unless given. ``project`` pays for the requests, which a bucket may demand. UsageError if there are no credentials,
-    they are refused, or the bucket does not exist; a missing permission is StorageUnavailable, as the port has it.
+    they are refused, or the bucket does not exist.
     """
 
     def __init__(
@@ -233,7 +238,7 @@ class GcsStorage:
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
         if credentials is None:
-            self._connections = _of_environment(emulator)
+            self._connections = _of_environment(emulator, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
         else:
             self._connections = _Connections(emulator, with_scopes_if_required(credentials, _SCOPES))
 
@@ -556,8 +561,12 @@ class GcsStorage:
     def _send(self, doing: str, request: Callable[[float], R], write: _Write | None = None) -> R:
         """One step: the request, given its timeout in seconds, repeated while that may help. NotFound and
         PreconditionFailed are left to the caller; with an uncertain write everything else is UnknownOutcome."""
-        patience = self._patience
-        deadline = time.monotonic() + patience.deadline_s
+        patience, began = self._patience, time.monotonic()
+        deadline = began + patience.deadline_s
+
+        def may_pass(error: BaseException) -> bool:
+            waiting = _is_refusal(error) and time.monotonic() < began + patience.permission_s
+            return waiting or _is_transient(error)
 
         def attempt() -> R:
             try:
@@ -568,7 +577,7 @@ class GcsStorage:
                 raise
 
         retry = Retry(
-            predicate=_is_transient,
+            predicate=may_pass,
             initial=patience.first_delay_s,
             maximum=patience.longest_delay_s,
             multiplier=2.0,
@@ -599,9 +608,10 @@ class GcsStorage:
             return UsageError(
                 f"{reason}; the credentials are refused: renew them, or set GOOGLE_APPLICATION_CREDENTIALS to others"
             )
-        if status == 403:
-            return StorageUnavailable(
-                f"{reason}; give this identity the role Storage Object User on the bucket {self._bucket!r}"
+        if _is_refusal(error):
+            return PermissionRefused(
+                f"{reason}; give this identity the role Storage Object User on the bucket {self._bucket!r}, wait until that is "
+                "known everywhere (some minutes), then try again"
             )
         if status is not None or _is_transient(error):
             gave_up = f" for {self._patience.deadline_s:g} s" if _is_transient(error) else ""
@@ -717,12 +727,19 @@ def _steps(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 def _is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a moment later."""
     if isinstance(error, GoogleAPICallError):
-        return error.code in _TRANSIENT
+        return error.code in _TRANSIENT or (error.code == 403 and not _is_refusal(error))
     if isinstance(error, GoogleAuthError):
         return isinstance(error, TransportError) or error.retryable
     return isinstance(
         error, requests.RequestException | urllib3.exceptions.HTTPError | HTTPException | ConnectionError | TimeoutError
     )
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether a permission is missing. The server says 403 for some kinds of overload too."""
+    if not isinstance(error, GoogleAPICallError) or error.code != 403:
+        return False
+    return not any(isinstance(e, dict) and e.get("reason") in _OVERLOAD for e in error.errors)
 
 
 def _without_effect(error: Exception) -> bool:

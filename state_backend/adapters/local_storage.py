@@ -29,6 +29,7 @@ from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
     NotFound,
+    PermissionRefused,
     PreconditionFailed,
     StorageUnavailable,
     UnknownOutcome,
@@ -69,7 +70,8 @@ def os_errors(doing: str, *, may_be_absent: bool = True) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise UsageError(f"{reason}; use a shorter name") from error
         advice = _ADVICE.get(error.errno or 0, "check the disk or the mount, then try again")
-        raise StorageUnavailable(f"{reason}; {advice}") from error
+        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        raise (PermissionRefused if refused else StorageUnavailable)(f"{reason}; {advice}") from error
 
 
 def read_chunks(local: Path, doing: str) -> Iterator[bytes]:

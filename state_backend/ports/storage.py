@@ -27,8 +27,8 @@ __all__ = ["TEMP_FOLDER", "Storage", "check_path", "check_prefix"]
 class Storage(Protocol):
     """Files under one root. Every path is relative, passes `check_path`, and raises UsageError if it does not.
 
-    Any method raises StorageUnavailable if the storage can't be reached, is full, or refuses permission. UsageError if
-    what it was opened with is wrong: a bucket that does not exist, credentials that nobody accepts.
+    Any method raises StorageUnavailable if the storage can't be reached or is full, PermissionRefused (a UsageError: only a
+    person can mend it) if it refuses permission, or if the storage is read-only. UsageError if what it was opened with is wrong: a bucket that does not exist, credentials that nobody accepts.
     """
 
     @property

@@ -19,7 +19,7 @@ class RetryableError(CairnError):
 
 
 class StorageUnavailable(RetryableError):
-    """The storage could not be reached, refused for load, or has no room or permission now."""
+    """The storage could not be reached, refused for load, or has no room now."""
 
 
 class UnknownOutcome(RetryableError):
@@ -77,6 +77,10 @@ class ValidationRefused(StateUnusable):
 
 class UsageError(CairnError):
     """The call, the pipeline or the configuration is wrong; calling again unchanged can't help."""
+
+
+class PermissionRefused(UsageError):
+    """The storage refuses permission; the message names who has to grant what. It doesn't pass by itself."""
 
 
 class StateSchemaError(UsageError):

@@ -27,6 +27,7 @@ from state_backend.values.errors import (
     CairnError,
     CorruptFile,
     NotFound,
+    PermissionRefused,
     PreconditionFailed,
     StorageUnavailable,
     UnknownOutcome,
@@ -477,9 +478,10 @@ def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, mon
         def refuse(*_: object, number: int = number) -> None:
             raise OSError(number, os.strerror(number))
 
+        error = PermissionRefused if number in (13, 30) else StorageUnavailable
         with monkeypatch.context() as patch:
             patch.setattr("state_backend.adapters.local_storage.os.fsync", refuse)
-            with pytest.raises(StorageUnavailable, match=advice):
+            with pytest.raises(error, match=advice):
                 storage.create("a", b"data")
     assert storage.stat("a") is None
     assert list((tmp_path / ".tmp").iterdir()) == []

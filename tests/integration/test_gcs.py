@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import google_crc32c
 import pytest
+from google.api_core.exceptions import from_http_status
 from google.auth.credentials import AnonymousCredentials
 
 from state_backend.adapters import gcs_storage
@@ -31,6 +32,7 @@ from state_backend.values.errors import (
     CairnError,
     CorruptFile,
     NotFound,
+    PermissionRefused,
     PreconditionFailed,
     StorageUnavailable,
     UnknownOutcome,
@@ -457,14 +459,27 @@ def test_a_bucket_that_does_not_exist_is_named(server: GcsServer, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("kind", "error", "advice"),
-    [("401", UsageError, "GOOGLE_APPLICATION_CREDENTIALS"), ("403", StorageUnavailable, "Storage Object User")],
+    [("401", UsageError, "GOOGLE_APPLICATION_CREDENTIALS"), ("403", PermissionRefused, "Storage Object User")],
 )
 def test_refused_identities_are_told_what_to_do(
     storage: GcsStorage, server: GcsServer, tmp_path: Path, kind: FaultKind, error: type[CairnError], advice: str
 ) -> None:
+    storage = GcsStorage(BUCKET, folder_of(storage), patience=changed(HURRY, permission_s=0.0))
     for call in every_call(storage, tmp_path):
         with server.broken(kind, times=10), pytest.raises(error, match=advice):
             call()
+
+
+def test_a_permission_that_was_just_granted_is_waited_for(
+    storage: GcsStorage, server: GcsServer, tmp_path: Path
+) -> None:
+    """Not all servers know of it at once; and some kinds of overload are told by 403 too."""
+    with server.broken("403", times=3) as refused:
+        assert storage.create("a", b"1") == handle_of("a", b"1")
+    assert refused.struck == 3
+    error = from_http_status(403, "", errors=[{"reason": "userRateLimitExceeded", "message": "slow down"}])
+    assert gcs_storage._is_transient(error)
+    assert not gcs_storage._is_refusal(error)
 
 
 def test_without_credentials_the_ways_to_give_them_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

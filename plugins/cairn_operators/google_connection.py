@@ -1,0 +1,87 @@
+"""Who the tasks are on Google Cloud Storage: an Airflow connection of type ``google_cloud_platform``, as environment variables.
+
+The key never goes through an argument, a log line, an XCom or a record: it is in a file that only this user can read, in a
+folder that goes when the block ends, and the environment has the path of it. The Google provider is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.log import mask_secret
+
+_PREFIX = "extra__google_cloud_platform__"  # what Airflow 2 put before each field
+_UNKNOWN = ("key_secret_name", "credential_config_file", "impersonation_chain", "is_anonymous")
+
+
+@contextmanager
+def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
+    """The environment variables of a process that shall be who the connection says; empty for None: application default
+    credentials. AirflowFailException for a connection that gives a key in a way that is not known here."""
+    if conn_id is None:
+        yield {}
+        return
+    fields = _fields(BaseHook.get_connection(conn_id).extra_dejson)
+    if useless := [name for name in _UNKNOWN if fields.get(name)]:
+        raise AirflowFailException(
+            f"connection {conn_id!r} has {', '.join(useless)}, which is not supported here: give key_path or keyfile_dict, or "
+            "neither, and then the application default credentials count"
+        )
+    environment = {"GOOGLE_CLOUD_PROJECT": str(fields["project"])} if fields.get("project") else {}
+    if fields.get("key_path"):
+        yield {**environment, "GOOGLE_APPLICATION_CREDENTIALS": str(fields["key_path"])}
+        return
+    if not fields.get("keyfile_dict"):
+        yield environment
+        return
+    key = _key(conn_id, fields["keyfile_dict"])
+    with tempfile.TemporaryDirectory(prefix="cairn-key-") as folder:  # which is this user's only
+        file = Path(folder, "key.json")
+        file.touch(mode=0o600)
+        file.write_text(key)
+        yield {**environment, "GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+
+
+@contextmanager
+def as_google_identity(conn_id: str | None) -> Iterator[None]:
+    """For what runs in the task's own process: the same, in its environment while the block lasts."""
+    with google_credentials(conn_id) as environment:
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name.removeprefix(_PREFIX): value for name, value in extra.items() if value}
+    if "keyfile_path" in fields:
+        fields.setdefault("key_path", fields["keyfile_path"])
+    return fields
+
+
+def _key(conn_id: str, value: Any) -> str:
+    """The key as JSON text. It may be an object, or text that was put into a form field."""
+    try:
+        key = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        key = None
+    if not isinstance(key, dict):
+        raise AirflowFailException(f"connection {conn_id!r}: keyfile_dict is not the JSON of a key file")
+    for name in ("private_key", "client_secret", "refresh_token"):
+        if isinstance(key.get(name), str):
+            mask_secret(key[name])
+    return json.dumps(key)
