@@ -38,6 +38,7 @@ from cairn_operators import (
 )
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import exit_failure, failure
+from cairn_operators.google_connection import google_credentials
 from cairn_operators.spark_location import spark_location, spark_url
 from state_backend.values import errors
 
@@ -534,6 +535,98 @@ def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> N
         spark_url("http", "h", 1)
 
 
+# --- who it is on Google Cloud Storage -------------------------------------------------------------------------------------
+
+SECRET = "s3cret-of-the-key"
+KEY = {"type": "service_account", "client_email": "me@project", "private_key": SECRET}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"keyfile_dict": KEY, "project": "mine"},
+        {"keyfile_dict": json.dumps(KEY), "project": "mine"},
+        {
+            "extra__google_cloud_platform__keyfile_dict": json.dumps(KEY),
+            "extra__google_cloud_platform__project": "mine",
+        },
+    ],
+)
+def test_a_key_reaches_the_driver_by_a_file_of_its_own_and_nothing_else(
+    fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: dict[str, Any]
+) -> None:
+    """Not the log, the command line, the result, the templated fields; and nothing is left of it."""
+    (tmp_path / "fake_driver.py").write_text(
+        "import json, os, stat, sys\nfrom pathlib import Path\n"
+        "key = Path(os.environ['GOOGLE_APPLICATION_CREDENTIALS'])\n"
+        "seen = {'path': str(key), 'mode': stat.S_IMODE(key.stat().st_mode), 'folder': stat.S_IMODE(key.parent.stat().st_mode),"
+        " 'key': json.loads(key.read_text()), 'project': os.environ['GOOGLE_CLOUD_PROJECT'],"
+        " 'cmdline': Path('/proc/self/cmdline').read_text(), 'environ': Path('/proc/self/environ').read_text()}\n"
+        "Path(os.environ['FAKE_DRIVER_DIR'], 'seen.json').write_text(json.dumps(seen))\n"
+        "print('a line', flush=True)\n"
+        "Path(sys.argv[sys.argv.index('--result') + 1]).write_text(json.dumps({'ok': {'input_rows': 1}}))\n"
+    )
+    fake("")
+    monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    lines: list[str] = []
+    operator = micro_batch(gcp_conn_id="my_google")
+    monkeypatch.setattr(type(operator), "log", SimpleNamespace(info=lambda text, *more: lines.append(text % more)))
+    result = run(operator)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert (seen["key"], seen["project"], seen["mode"], seen["folder"]) == (KEY, "mine", 0o600, 0o700)
+    templated = [str(getattr(operator, name)) for name in type(operator).template_fields]
+    for told in (
+        *lines,
+        seen["cmdline"],
+        seen["environ"].replace(os.environ["AIRFLOW_CONN_MY_GOOGLE"], ""),
+        json.dumps(result),
+        *templated,
+    ):
+        assert SECRET not in told
+    assert not Path(seen["path"]).parent.exists()
+    assert "GOOGLE_APPLICATION_CREDENTIALS" not in os.environ
+
+
+def test_the_checkpoint_task_is_the_connection_while_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key = str(tmp_path / "key.json")
+    extra = {"key_path": key}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "another")
+    operator, asked = checkpoint(
+        monkeypatch,
+        lambda: asked.append(os.environ["GOOGLE_APPLICATION_CREDENTIALS"]) or record(),
+        gcp_conn_id="my_google",
+    )
+    run(operator, context(outlet_events={operator.asset: SimpleNamespace(extra=None)}))
+    assert key in asked
+    assert os.environ["GOOGLE_APPLICATION_CREDENTIALS"] == "another"
+
+
+def test_a_connection_without_a_key_leaves_the_default_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform"}))
+    for conn_id in (None, "my_google"):
+        with google_credentials(conn_id) as environment:
+            assert environment == {}
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"keyfile_dict": "no json"}, "keyfile_dict is not the JSON of a key file"),
+        ({"keyfile_dict": "[1]"}, "keyfile_dict is not the JSON of a key file"),
+        ({"key_secret_name": "x"}, "key_secret_name, which is not supported here: give key_path or keyfile_dict"),
+        ({"impersonation_chain": "x"}, "impersonation_chain"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_told_without_it(
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
+    with pytest.raises(AirflowFailException, match=says), google_credentials("my_google"):
+        pass
+
+
 # --- the wiring -----------------------------------------------------------------------------------------------------------
 
 
@@ -562,6 +655,9 @@ def test_pipeline_wires_everything() -> None:
 
 
 def test_pipeline_without_validation_and_savepoints() -> None:
-    dag = stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, process={"retries": 9})
+    dag = stateful_pipeline(
+        "p", "m:P", "file:///r", schedule="@daily", start_date=START, gcp_conn_id="g", process={"retries": 9}
+    )
+    assert {task.gcp_conn_id for task in dag.tasks} == {"g"}
     assert {task.task_id for task in dag.tasks} == {"process", "checkpoint"}
     assert dag.get_task("process").retries == 9

@@ -1,0 +1,93 @@
+"""The plain copy after crashes, re-runs and repeats; and that it is no link to what it copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from jobs.plain_copy import _copy, plain_copy
+from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, stop_at
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CorruptFile, UsageError
+from state_backend.values.records import Record
+from tests.support.checkpoints import Folder, day
+
+HERE = "interval=20240101T000000000Z_20240102T000000000Z"
+
+
+class Copying:
+    """A pipeline whose sink is a plain copy; the copy's folder may fail."""
+
+    def __init__(self, source: Storage) -> None:
+        self.folder, self.copy = Folder(source), MemoryStorage()
+
+    def publish(self, copy: Storage | None = None) -> list[int]:
+        def opened(url: str) -> Storage:
+            return (copy or self.copy) if url == "memory://copy" else self.folder.storage
+
+        def hook(record: Record) -> None:
+            files = [f"file:///root/{f.handle.path}" for f in record.content.outputs if not f.late]
+            plain_copy("memory://copy")(None, files, record.content.interval, record.id)
+
+        with mock.patch("jobs.plain_copy.open_storage", opened):
+            return self.folder.coordinator.publish(hook)
+
+    def contents(self) -> dict[str, bytes]:
+        return {info.path: self.copy.read(info.path) for info in self.copy.list("")}
+
+
+def whole(checkpoint_id: int, attempt: str) -> dict[str, bytes]:
+    return {f"{HERE}/{checkpoint_id:020d}-part-00000-0.parquet": f"output of {attempt}".encode()}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_call_is_made_good_by_the_next_task(when: str) -> None:
+    """F94: the first publication and the one of a re-run; there is never less than one whole result once one was there."""
+    crashes = 0
+    for at in range(20):
+        this = Copying(MemoryStorage())
+        this.folder.run(day(1), "a1")
+        this.publish()
+        assert this.contents() == whole(1, "a1")
+        this.copy.create(f"{HERE}/notes.txt", b"somebody's")
+        this.folder.run(day(1), "a2", digest=2)
+        dying = FaultyStorage(this.copy, stop_at(at, when))  # type: ignore[arg-type]
+        try:
+            this.publish(dying)
+        except StopHere:
+            crashes += 1
+        found = this.contents()
+        assert any(found.items() >= kept.items() for kept in (whole(1, "a1"), whole(2, "a2")))
+        this.publish()
+        assert this.contents() == whole(2, "a2") | {f"{HERE}/notes.txt": b"somebody's"}
+        if len(dying.calls) <= at:
+            break
+    assert crashes == at >= 3
+
+
+def test_the_copy_is_a_file_of_its_own(tmp_path: Path) -> None:
+    """A hard link would let whoever edits the copy damage the output."""
+    output = LocalStorage(tmp_path / "p").create("output/x/a/part-00000-0.parquet", b"rows")
+    _copy(LocalStorage(tmp_path / "p"), output, LocalStorage(tmp_path / "copy"), "file")
+    assert (tmp_path / "copy" / "file").stat().st_ino != (tmp_path / "p" / output.path).stat().st_ino
+    (tmp_path / "p" / output.path).write_bytes(b"Rows")
+    with pytest.raises(CorruptFile, match="part-00000-0"):
+        _copy(LocalStorage(tmp_path / "p"), output, LocalStorage(tmp_path / "copy"), "again")
+
+
+def test_an_interval_that_puts_nothing_out_any_more_loses_its_files() -> None:
+    this = Copying(MemoryStorage())
+    this.folder.run(day(1), "a1")
+    this.publish()
+    this.folder.run(day(1), "a2", digest=2, outputs=())
+    this.publish()
+    assert this.contents() == {}
+
+
+def test_a_url_that_nothing_serves_is_told_at_once() -> None:
+    with pytest.raises(UsageError, match="not a storage URL"):
+        plain_copy("ftp://somewhere")
