@@ -603,6 +603,55 @@ def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     assert {"checkpoints", "output", "published"} <= set(files)
 
 
+@pytest.mark.spark
+def test_a_query_on_the_server_never_shows_half_an_interval(
+    spark: SparkSession, server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A re-run is committed after a query was planned: while the older files are there it shows the older result, all of it; when
+    they are cleaned up it fails and says to ask again. A query that is planned then shows the newer one, all of it."""
+    from jobs.run_interval import coordinator_of, run_interval
+    from jobs.runtime.keyed_output import KeyedOutput, _OutputReader
+    from state_backend.checkpoint.coordinator import Coordinator
+    from state_backend.checkpoint.retention import KeepLast
+    from tests.support.counting import DAYS, counting, day
+
+    monkeypatch.setitem(spark.sparkContext.environment, EMULATOR_VARIABLE, server.url)
+    root = f"gs://{BUCKET}/half/{uuid4().hex}"
+    spark.dataSource.register(KeyedOutput)
+
+    def committed(amount: int) -> None:
+        monkeypatch.setitem(DAYS, day(0).start, [(f"user-{n}", "fig", amount) for n in range(40)])
+        run_interval(spark, counting(), day(0), root)
+
+    def planned() -> tuple[_OutputReader, list[object]]:
+        source = KeyedOutput({"root": root, "pipeline": "counting"})
+        reader = source.reader(source.schema())
+        return reader, list(reader.partitions())
+
+    def totals(reader: _OutputReader, partitions: list[object]) -> list[set[int]]:
+        return [{row["total"] for batch in reader.read(p) for row in batch.to_pylist()} for p in partitions]
+
+    committed(1)
+    reader, partitions = planned()
+    assert len(partitions) == 2  # one file for each shard
+    first = totals(reader, partitions[:1])
+    committed(2)
+    assert first + totals(reader, partitions[1:]) == [{1}, {1}]
+    assert totals(*planned()) == [{2}, {2}]
+    table = spark.read.format("keyed_output").option("root", root).option("pipeline", "counting").load()
+    assert {row.total for row in table.collect()} == {2}
+    reader, partitions = planned()
+    assert totals(reader, partitions[:1]) == [{2}]
+    committed(3)
+    coordinator = Coordinator(GcsStorage(BUCKET, root[6 + len(BUCKET) :] + "/counting"), "counting", policy=KeepLast(1))
+    monkeypatch.setattr("jobs.run_interval.Coordinator", lambda *_: coordinator)
+    committed(4)
+    coordinator_of(counting(), root).clean_up()
+    with pytest.raises(StorageUnavailable, match="replaced by a re-run while this query ran"):
+        totals(reader, partitions[1:])
+    assert totals(*planned()) == [{4}, {4}]
+
+
 # --- copies ---------------------------------------------------------------------------------------------------------------
 
 

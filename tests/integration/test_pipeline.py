@@ -21,6 +21,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
 from state_backend.values import errors
+from state_backend.values.records import Record, ShardManifest
 from tests.support.counting import DAYS, Counting, counting, day
 
 if TYPE_CHECKING:
@@ -334,6 +335,37 @@ def test_a_damaged_sst_is_named_and_nothing_is_committed(spark: SparkSession, tm
     # Nothing else was touched: with the file as it was, the interval runs.
     file.write_bytes(whole)
     assert run_interval(spark, pipeline, day(1), str(tmp_path)).content.base_id == 1
+
+
+def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """S31, S32: the error of an interval names the file, the newest checkpoint that verifies, and what to run; after that the state
+    is what it was. A savepoint that meets the file offers the same."""
+    pipeline, root = counting(engine=EngineOptions(cache_dir=None)), str(tmp_path)
+    for n in range(3):
+        DAYS[day(n).start] = [(f"user-{m}", "fig", m + n) for m in range(3_000)]
+    records = [run_interval(spark, pipeline, day(n), root) for n in range(2)]
+    before, victim = ({f.handle.path for m in manifests(tmp_path, r) for f in m.files} for r in records)
+    path = min(victim - before)
+    (tmp_path / "counting" / path).unlink()
+    offer = "by its metadata, is 1, the state at 2024-01-02T00:00:00Z"
+    command = "--dag-id counting --from-date 2024-01-02T00:00:00Z --to-date 2024-01-02T00:00:00Z"
+    with pytest.raises(errors.CorruptFile, match=path) as raised:
+        run_interval(spark, pipeline, day(2), root)
+    assert offer in str(raised.value) and command in str(raised.value)
+    with pytest.raises(errors.CorruptFile, match=path) as raised:
+        take_savepoint(spark, pipeline, f"{root}/counting", records[1], str(tmp_path / "savepoint"))
+    assert offer in str(raised.value)
+    assert coordinator_of(pipeline, root).log().head_id == 2
+    mended = run_interval(spark, pipeline, day(1), root)
+    assert (mended.reproduces, mended.content.digest) == (2, records[1].content.digest)
+    assert run_interval(spark, pipeline, day(2), root).content.base_id == mended.id
+
+
+def manifests(root: Path, record: Record) -> list[ShardManifest]:
+    storage = open_storage(str(root / "counting"))
+    return [manifest_of(ref, storage) for ref in record.content.shards]
 
 
 def test_a_state_may_not_change_its_schema(spark: SparkSession, tmp_path: Path) -> None:
