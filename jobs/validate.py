@@ -16,7 +16,7 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,14 +160,15 @@ def validate_savepoint(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is validated. ``folder``: what handles are relative to; ``options``: how ``format("keyed_state")`` finds it."""
+    """What is validated. ``folder``: what handles are relative to; ``options``: how ``format("keyed_state")`` finds it.
+    ``savepoint``: None for a checkpoint or attempt, else the canonical files."""
 
     name: str
     folder: str
     content: Content
     before: Record | None
     options: dict[str, str]
-    canonical: tuple[CanonicalFile, ...] = field(default=())
+    savepoint: tuple[CanonicalFile, ...] | None = None
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
@@ -195,7 +196,7 @@ def _validate(
         raise UsageError(f"validation mode {mode!r} is not one of {', '.join(MODES)}")
     content = target.content
     with tempfile.TemporaryDirectory(prefix="cairn-verify-") as work:
-        files = verify_files(content, open_storage(target.folder), work=Path(work), canonical=target.canonical)
+        files = verify_files(content, open_storage(target.folder), work=Path(work), savepoint=target.savepoint)
     found = Validation(
         what=target.name,
         checkpoint_id=None,
@@ -226,7 +227,7 @@ def _reports(target: _Target) -> tuple[StateReport, ...]:
         for state in manifest_of(ref, storage).key_group_states:
             for name, count in state.entries.items():
                 entries[name] += count
-    for file in target.canonical:
+    for file in target.savepoint or ():
         entries[file.state] += file.rows
     return tuple(StateReport(state=name, entries=n, expectations=0, failed=0) for name, n in entries.items())
 
@@ -238,7 +239,10 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
 
     content = target.content
     task = ValidationTask(
-        root=target.folder, content=content, canonical=target.canonical, engine=replace(pipeline.engine, cache_dir=None)
+        root=target.folder,
+        content=content,
+        canonical=target.savepoint or (),
+        engine=replace(pipeline.engine, cache_dir=None),
     )
     with first_cause():
         shards = task.run(spark)

@@ -169,15 +169,16 @@ class VerifiedFiles:
 
 
 def verify_files(
-    content: Content, storage: Storage, *, work: Path, canonical: Sequence[CanonicalFile] = ()
+    content: Content, storage: Storage, *, work: Path, savepoint: Sequence[CanonicalFile] | None = None
 ) -> VerifiedFiles:
     """That every file which the content names is there with its size and crc32c, and that the content agrees with itself: states,
     shards, key-group ranges, counts, and the digests of all key groups, which sum up to the recorded one.
 
-    ``canonical``: the files of a savepoint in that format, whose content has no shards. ``work``: an empty local folder; where the
-    storage keeps no checksums, it holds eight files at a time while they are read. Only a storage that can't be reached raises.
+    ``savepoint``: of a savepoint, its canonical files (native: none); its content tells the checkpoint's bytes, not its own.
+    ``work``: an empty local folder; where the storage keeps no checksums, it holds eight files at a time while they are read. Only
+    a storage that can't be reached raises.
     """
-    findings = [*_contradictions(content)]
+    findings, canonical = [*_contradictions(content)], savepoint or ()
     manifests, damaged = _manifests(content, storage)
     handles = dict.fromkeys([*handles_in(content), *handles_in(tuple(manifests)), *(f.handle for f in canonical)])
     folders = sorted({f"{handle.path.rpartition('/')[0]}/" for handle in handles})
@@ -193,6 +194,9 @@ def verify_files(
         findings += [] if rows == content.totals.entries else [f"{rows} rows, {content.totals.entries} are recorded"]
     elif not damaged:
         findings += _sums(content, manifests)
+        found_bytes = sum(m.size_bytes for m in manifests)
+        if savepoint is None and found_bytes != content.totals.state_bytes:
+            findings.append(f"bytes of state: the record says {content.totals.state_bytes}, its shards {found_bytes}")
     return VerifiedFiles(
         files=len(handles), size_bytes=sum(h.size_bytes for h in handles), findings=tuple(dict.fromkeys(findings))
     )
@@ -376,7 +380,6 @@ def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]
         ("entries", totals.entries, sum(m.entries for m in manifests)),
         ("digest", content.digest, sum(m.digest for m in manifests) % 2**64),
         ("keys", totals.keys, max(keys.values(), default=0)),
-        ("bytes of state", totals.state_bytes, sum(m.size_bytes for m in manifests)),
     ):
         if recorded != found:
             yield f"{what}: the record says {recorded}, its shards {found}"

@@ -77,20 +77,13 @@ def content_of(chain: Chain, n: int, attempt: str, base_id: int | None) -> Conte
     return with_totals(made, chain.manifests)
 
 
-def look(
-    root: Path,
-    made: Content,
-    mode: str,
-    *,
-    canonical: tuple[CanonicalFile, ...] = (),
-    engine: EngineOptions | None = None,
-) -> list[str]:
-    """What validation finds in what lies in the folder, in the order in which it looks."""
+def look(root: Path, made: Content, mode: str, *, savepoint: tuple[CanonicalFile, ...] | None = None) -> list[str]:
+    """What validation finds in what lies in the folder, in the order in which it looks. ``savepoint``: its canonical files."""
     with tempfile.TemporaryDirectory(prefix="cairn-test-") as work:
-        found = verify_files(made, LocalStorage(root), work=Path(work), canonical=canonical).findings
+        found = verify_files(made, LocalStorage(root), work=Path(work), savepoint=savepoint).findings
     if found or mode == "fast":
         return list(found)
-    task = ValidationTask(root=str(root), content=made, canonical=canonical, engine=engine or EngineOptions())
+    task = ValidationTask(root=str(root), content=made, canonical=savepoint or (), engine=EngineOptions())
     return list(task.findings([task.run_shard(shard) for shard in range(made.parallelism)]))
 
 
