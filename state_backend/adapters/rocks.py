@@ -212,6 +212,27 @@ class RocksStore:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return chunk
 
+    def read_columns(self, start: bytes, rows: int) -> tuple[list[bytes], list[bytes]]:
+        """The first ``rows`` stored keys from ``start`` on, ascending, and what lies under them; fewer only at the end. For whoever
+        takes them as columns: half the time of a scan that is taken apart."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        try:
+            iterator = self._db.iter(rocksdict.ReadOptions())
+            iterator.seek(start)
+            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
+            add_key, add_value = keys.append, values.append
+            for _ in range(rows):
+                if not valid():
+                    iterator.status()
+                    break
+                add_key(key())
+                add_value(value())
+                next_()
+        except Exception as error:
+            raise _translated(error, f"can't read the state in {self.directory}") from error
+        return keys, values
+
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Removes start <= key < end."""
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -63,12 +63,18 @@ def verify_shard(
 
 def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Stored keys and what lies under them. The first batch is small, since it tells how large entries are."""
-    entries, wanted = iter(store.scan(b"", None)), 1024
-    while pairs := list(islice(entries, wanted)):
-        keys, values = (pa.array(column, pa.binary()) for column in zip(*pairs, strict=True))
+    start, wanted = b"", 1024
+    while True:
+        pairs = store.read_columns(start, wanted)
+        if not pairs[0]:
+            return
+        keys, values = (pa.array(column, pa.binary()) for column in pairs)
         size_bytes = sum(int(binary_views(column)[0][-1]) for column in (keys, values))
-        wanted = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(pairs) // max(1, size_bytes)))
+        start, ended = pairs[0][-1] + b"\x00", len(keys) < wanted
+        wanted = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(keys) // max(1, size_bytes)))
         yield keys, values
+        if ended:
+            return
 
 
 @dataclass(slots=True)
