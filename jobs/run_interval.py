@@ -30,7 +30,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, StateUnusable, UsageError
 from state_backend.values.intervals import to_ms
-from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef
+from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
 from state_backend.verify import offering_sound
 
 if TYPE_CHECKING:
@@ -284,6 +284,11 @@ def _initial_state(spark: SparkSession, pipeline: Pipeline, key_schema: StructTy
             f"{key_schema.simpleString()}; cast one of them"
         )
     return initial
+
+
+def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
+    """What the pipeline's processor (of the row or pandas API) declares, as for an interval that starts empty."""
+    return _plan_states(spark, pipeline, None, StructType(), StructType()).states
 
 
 def _plan_states(

@@ -132,6 +132,15 @@ def ticks(spark: SparkSession, *, parallelism: int, max_parallelism: int) -> Dat
     return rows.repartitionById(parallelism, _shard(parallelism, max_parallelism))
 
 
+def place(spark: SparkSession, frames: Sequence[DataFrame], *, parallelism: int, max_parallelism: int) -> DataFrame:
+    """Rows with a ``__key_group`` in their shards' partitions, in any order, and a tick in each, all else of which is null. The
+    frames may have different columns."""
+    rows = _tick_rows(spark, parallelism, max_parallelism)
+    for frame in frames:
+        rows = rows.unionByName(frame, allowMissingColumns=True)
+    return rows.repartitionById(parallelism, _shard(parallelism, max_parallelism))
+
+
 def _tick_rows(spark: SparkSession, parallelism: int, max_parallelism: int) -> DataFrame:
     firsts = [range_of(shard, parallelism, max_parallelism).first for shard in range(parallelism)]
     return spark.createDataFrame([(first,) for first in firsts], "__key_group int")

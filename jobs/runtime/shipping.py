@@ -36,6 +36,7 @@ _RUNTIME = (
     "jobs.savepoint",
     "jobs.restore",
     "jobs.spark",
+    "jobs.streaming",
     "jobs.validate",
     "state_backend",
     "cairn_operators",

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, GroupedData, SparkSession
     from pyspark.sql.types import StructType
 
 _CONF = {
@@ -100,8 +100,17 @@ def write_batches(spark: SparkSession, case: Case, folder: Path) -> list[Path]:
     return files
 
 
-def run_under_spark(spark: SparkSession, case: Case, files: Sequence[Path], checkpoint: Path) -> Outcome:
-    """Runs the case as a streaming query until its files are used up."""
+def run_under_spark(
+    spark: SparkSession,
+    case: Case,
+    files: Sequence[Path],
+    checkpoint: Path,
+    *,
+    done: int = 0,
+    initial: GroupedData | None = None,
+) -> Outcome:
+    """Runs the case as a streaming query until its files are used up. ``done``: batches that an earlier call ran on the
+    checkpoint; the outcome is that of the others. ``initial``: the initial state, if not the case's own."""
     outputs: dict[int, list[dict[str, Any]]] = {}
 
     def collect(batch: DataFrame, batch_id: int) -> None:
@@ -116,7 +125,6 @@ def run_under_spark(spark: SparkSession, case: Case, files: Sequence[Path], chec
             )
         grouped = rows.groupBy(*case.key)
         transform = grouped.transformWithState if case.api == "row" else grouped.transformWithStateInPandas
-        initial = None
         if case.initial_schema:
             # An RDD or a local relation would do too; a file is what a real initial state is.
             initial = spark.createDataFrame(list(case.initial), ddl(spark, case.initial_schema)).groupBy(*case.key)
@@ -136,10 +144,11 @@ def run_under_spark(spark: SparkSession, case: Case, files: Sequence[Path], chec
         states = {name: _read_state(spark, checkpoint, name, kind) for name, kind in case.states.items()}
         if case.time_mode != "none":
             states["$timers"] = _read_timers(spark, checkpoint)
-    offsets = [_offsets(checkpoint / "offsets" / str(n)) for n in range(len(files))]
-    assert sorted(outputs) == list(range(len(files))), "one file was not one batch"
+    batches = range(done, len(files))
+    offsets = [_offsets(checkpoint / "offsets" / str(n)) for n in batches]
+    assert sorted(outputs) == list(batches), "one file was not one batch"
     return Outcome(
-        outputs=[outputs[n] for n in range(len(files))],
+        outputs=[outputs[n] for n in batches],
         states=states,
         processing_times_ms=[o["batchTimestampMs"] for o in offsets],
         watermarks_ms=[o["batchWatermarkMs"] for o in offsets],
