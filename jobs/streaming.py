@@ -191,8 +191,8 @@ def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[st
 
 def _watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
     """What the query journaled for the batch after this one; 0 before any event."""
-    lines = [row.value for row in spark.read.option("wholetext", "true").text(f"{path}/commits/{batch}").collect()]
-    watermark_ms: int = json.loads(lines[0].splitlines()[1])["nextBatchWatermarkMs"]
+    (commit,) = spark.read.text(f"{path}/commits/{batch}", wholetext=True).collect()
+    watermark_ms: int = json.loads(commit.value.splitlines()[1])["nextBatchWatermarkMs"]
     return watermark_ms
 
 
