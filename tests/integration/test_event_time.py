@@ -13,11 +13,11 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
 from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import run_interval
+from jobs.run_interval import process_interval, run_interval
 from jobs.runtime.keyed_output import KeyedOutput
 from jobs.runtime.keyed_state import KeyedState
 from state_backend.values import errors
-from state_backend.values.records import Record
+from state_backend.values.records import Permissions, Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,6 +149,36 @@ def test_the_interval_watermark_closes_the_intervals_own_windows(spark: SparkSes
         ("bob", "window", ms(60), 4),
         ("bob", "window", ms(90), 64),
     ]
+
+
+def test_windows_over_tries_that_fail_close_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
+    """F80: in every mode of checkpoint, each hour is tried twice in vain, once dying in the processor after it has changed some
+    state, once prepared and never committed; then all windows are out once, with the sums of a run that never failed."""
+    run(spark, tmp_path / "steady")
+    expected = [emitted(spark, tmp_path / "steady", n) for n in range(5)]
+    for mode in ("incremental", "full", "changelog"):
+        root = tmp_path / mode
+        for n in range(5):
+            if HOURS.get(hour(n).start):
+                with pytest.raises(errors.ProcessorError):
+                    run_interval(spark, windows(processor=DiesLate), hour(n), str(root), mode)
+            lost = RunRef(run_id=f"lost-{n}", clear_number=0, try_number=1)
+            process_interval(
+                spark, windows(), hour(n), str(root), mode, attempt=f"lost-{n}", run=lost, permissions=Permissions()
+            )
+            run_interval(spark, windows(), hour(n), str(root), mode)
+        assert [emitted(spark, root, n) for n in range(5)] == expected
+    closed = [row for rows in expected for row in rows if row[1] == "window"]
+    assert len(closed) == len({(user, at) for user, _, at, _ in closed}) == 4
+
+
+class DiesLate(Windows):
+    """Dies at bob's rows, so after ann's, or at the end of bob's first."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from Windows.handleInputRows(self, key, rows, timerValues)
+        if key[0] == "bob":
+            raise ZeroDivisionError("on purpose")
 
 
 def test_a_rerun_sees_the_same_watermark(spark: SparkSession, tmp_path: Path) -> None:

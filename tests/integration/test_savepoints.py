@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from jobs import driver
 from jobs.cli import app
-from jobs.pipeline import Pipeline
+from jobs.pipeline import Interval, Pipeline
 from jobs.restore import restore_savepoint
 from jobs.run_interval import coordinator_of, run_interval
 from jobs.runtime.keyed_state import KeyedState
@@ -25,10 +25,10 @@ from jobs.validate import validate_checkpoint
 from state_backend.adapters.open_storage import join_url
 from state_backend.values import errors
 from state_backend.values.records import Record
-from tests.support.counting import COUNTING, DAYS, counting, day
+from tests.support.counting import COUNTING, DAYS, counting, day, read_days
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -116,7 +116,7 @@ def test_a_pipeline_goes_on_from_its_savepoint_elsewhere(
 def test_restored_and_restored_again_without_a_write(
     spark: SparkSession, tmp_path: Path, uninterrupted: Any, format: Any
 ) -> None:
-    """F77: savepoint, restore, an interval that writes nothing, savepoint of it, restore; each origin is deleted at once."""
+    """F77, F96: savepoint, restore, an interval that writes nothing, savepoint of it, restore; each origin is deleted at once."""
     saved(spark, tmp_path / "root", tmp_path / "s0", format)
     shutil.rmtree(tmp_path / "root")
     restore_savepoint(spark, counting(), str(tmp_path / "a"), str(tmp_path / "s0"))
@@ -244,6 +244,7 @@ def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_savepoint_is_a_checkpoint_to_whoever_reads_state(spark: SparkSession, tmp_path: Path, format: Any) -> None:
+    """F96, S38: values, map entries, list elements and timers, while the pipeline's own root is away."""
     saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
     for state in ("total", "items", "amounts", "$timers"):
         expected = keyed(spark, tmp_path / "root", state)
@@ -272,12 +273,26 @@ def _behind(row: dict[str, Any]) -> Any:
 def test_what_does_not_fit_the_pipeline_is_refused_and_not_claimed(
     spark: SparkSession, tmp_path: Path, format: Any, changes: dict[str, Any], says: str
 ) -> None:
-    """F79."""
+    """F79, F92."""
     saved(spark, tmp_path / "root", tmp_path / "savepoint", format)
     with pytest.raises(errors.UsageError, match=says):
         restore_savepoint(spark, counting(**changes), str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
     assert not (tmp_path / "savepoint" / "claimed.json").exists()
     restore_savepoint(spark, counting(), str(tmp_path / "new"), str(tmp_path / "savepoint"))
+
+
+def test_another_type_of_the_key_is_refused_before_the_first_row(spark: SparkSession, tmp_path: Path) -> None:
+    """F92: the savepoint restores into a pipeline whose key has the same name; the first interval finds that its type is not the
+    recorded one, and nothing is committed. With the type of before it goes on."""
+    saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
+    restore_savepoint(spark, counting(), str(tmp_path / "new"), str(tmp_path / "savepoint"))
+
+    def read(session: SparkSession, interval: Interval) -> DataFrame:
+        return read_days(session, interval).selectExpr("length(user) AS user", "item", "amount")
+
+    with pytest.raises(errors.UsageError, match=r"key types is .*integer.* made with .*string"):
+        run_interval(spark, counting(source=read), day(2), str(tmp_path / "new"))
+    assert run_interval(spark, counting(), day(2), str(tmp_path / "new")).id == 2
 
 
 def test_a_damaged_savepoint_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
