@@ -194,7 +194,10 @@ class AirflowClient:
         content = self.call("GET", path)["content"]
         return [line if isinstance(line, str) else _log_line(line) for line in content]
 
-    def clear(self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = True) -> None:
+    def clear(
+        self, dag_id: str, run_id: str, task_ids: Iterable[str], *, downstream: bool = True, future: bool = False
+    ) -> None:
+        """``future``: the same tasks of all later runs too."""
         self.call(
             "POST",
             f"/api/v2/dags/{dag_id}/clearTaskInstances",
@@ -204,6 +207,7 @@ class AirflowClient:
                 "task_ids": list(task_ids),
                 "only_failed": False,
                 "include_downstream": downstream,
+                "include_future": future,
             },
         )
 

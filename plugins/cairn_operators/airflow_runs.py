@@ -26,7 +26,7 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     for run in _runs_before(dag_id, end + (end - start)):
         if run.run_id != own and run.data_interval_end == start:
             found.append(run)
-        if run.logical_date < start and run.run_type != "manual":
+        if run.logical_date < start and run.run_type.value != "manual":
             break
     if not found:
         return []
@@ -34,7 +34,7 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
     return [
         PredecessorRun(
             run_id=run.run_id,
-            state=str(run.state),
+            state=run.state.value,
             clear_number=run.clear_number or 0,
             wanted=tuple(tasks),
             tasks=states.get(run.run_id, {}),

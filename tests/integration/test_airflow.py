@@ -24,7 +24,9 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.savepoints import read_savepoint
 from tests.oracles.aircraft import expected, row_order
+from tests.support.checkpoints import day as tally_day
 from tests.support.reading import read_output, read_state
+from tests.support.tally import Tally, day_of
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
@@ -47,9 +49,19 @@ def connect(data: Path) -> Iterator[SparkConnectServer]:
 
 @pytest.fixture(scope="module")
 def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
-    env = pipeline_env(data, data / "flights", connect)
+    """One Airflow and one Spark server for all tests of this file; the DAGs are the repository's and the tests' own."""
+    dags = data / "dags"
+    dags.mkdir()
+    (dags / "aircraft.py").symlink_to(ROOT / "dags" / "aircraft.py")
+    (dags / "tally.py").symlink_to(ROOT / "tests" / "support" / "tally_dags.py")
+    env = pipeline_env(data, data / "flights", connect) | {
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "CAIRN_TALLY": str(data / "tally"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
+    }
     with AirflowServer(ROOT, home=data / "home", log_dir=data / "logs", env=env) as server:
-        server.wait_for_dag(DAG)
+        for dag_id in (DAG, "tally", "tally_scheduled", "tally_two"):
+            server.wait_for_dag(dag_id)
         yield server
 
 
@@ -229,3 +241,127 @@ def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -
     assert airflow.client.dag_runs(DAG) == []
     assert files() == before and any(name.endswith(".sst") for name in before)
     assert log_of(data).head_id == 7
+
+
+# --- the order of things ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tally(airflow: AirflowServer, data: Path) -> Callable[[str], Tally]:
+    return lambda name: Tally(airflow.client, data / "tally", name)
+
+
+def test_ten_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
+    """A backfill with max-active-runs 4: runs that are too early defer. It is cancelled half-way, and a second one does the rest."""
+    days = tally("tally")
+    for n in range(1, 13):
+        days.input(n, {"every": n, f"even{n % 2}": 1, f"only{n}": 2})
+    days.fails_once(3)
+    first = days.backfill(1, 10)
+    wait_until(lambda: days.log().head_id >= 4, 30, "four days are committed")
+    days.client.cancel_backfill(first)
+    days.wait(n for n in range(1, 11))
+    assert days.log().head_id < 10, "the backfill was not interrupted"
+    days.backfill(1, 10, reprocess_behavior="failed")
+    assert days.wait(range(1, 11)) == {"success"}
+
+    records = days.log().completed()
+    assert [record.content.interval.start for record in records] == [tally_day(n).start for n in range(1, 11)]
+    assert [record.content.base_id for record in records] == [None, *range(1, 10)]
+    assert days.tries(3) == 2
+    assert any("waiting, without a worker slot" in days.process_log(n) for n in range(2, 11))
+    assert days.mine() == days.undisturbed(10)
+    days.assert_one_at_a_time()
+
+
+def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(tally: Callable[[str], Tally]) -> None:
+    days = tally("tally")
+    days.clear(2)
+    assert days.wait([2]) == {"success"}
+    log = days.log()
+    assert not any(retained.stale_by for retained in log.retained.values())
+    # Triggered by hand at a second past midnight: the interval is the day that ended then.
+    run = days.trigger("2024-01-12T00:00:01+00:00")
+    assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "success"}
+    newest = days.log().completed()[-1]
+    assert (newest.content.interval, newest.content.base_id) == (tally_day(11), 10)
+    assert days.mine() == days.undisturbed(11)
+
+
+def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(tally: Callable[[str], Tally]) -> None:
+    days = tally("tally")
+    days.input(1, {"every": 100, "new": 1})
+    days.clear(1)
+    assert days.wait([1]) == {"success"}
+    head = days.log().head_id
+    run = days.trigger("2024-01-13T00:00:01+00:00")
+    assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "failed"}
+    assert len(days.client.tries("tally", run, "process")) == 1
+    text = "\n".join(days.client.log("tally", run, "process", 1))
+    assert "StaleStateError" in text
+    assert "airflow backfill create --dag-id tally --from-date 2024-01-02T00:00:00Z --to-date 2024-01-11" in text
+    assert days.log().head_id == head
+
+
+def test_a_backfill_of_ten_done_days_with_changed_input_reads_no_old_state(tally: Callable[[str], Tally]) -> None:
+    """From the very first interval on, with max-active-runs 4: every day starts from what this backfill made of the day before."""
+    days = tally("tally")
+    for n in (1, 4, 7):
+        days.input(n, {"every": 1000 * n, "changed": n})
+    head = days.log().head_id
+    days.backfill(1, 10)
+    assert days.wait(range(1, 11)) == {"success"}
+    again = [record for record in days.log().completed() if record.id > head]
+    assert [record.content.interval.start for record in again] == [tally_day(n).start for n in range(1, 11)]
+    assert [record.content.base_id for record in again] == [None, *range(head + 1, head + 10)]
+    assert days.mine(10) == days.undisturbed(10)
+    days.assert_one_at_a_time()
+
+
+def test_a_backfill_over_done_days_while_scheduled_runs_go_on(tally: Callable[[str], Tally]) -> None:
+    days = tally("tally_scheduled")
+    for n in range(1, 7):
+        days.input(n, {"every": n, f"only{n}": 1})
+    days.slow(4, 2.0)
+    days.client.pause(days.name, False)
+    wait_until(lambda: days.log().head_id >= 2, 90, "two scheduled runs have committed")
+    days.backfill(1, 2)
+    wait_until(lambda: len(days.runs()) == 6, 90, "the scheduled runs go on")
+    assert days.wait(range(1, 7)) == {"success"}
+    log = days.log()
+    assert sorted(r.content.interval.start.day for r in log.completed()) == [1, 1, 2, 2, 3, 4, 5, 6]
+    assert not any(retained.stale_by for retained in log.retained.values())
+    assert days.mine() == days.undisturbed(6)
+
+
+def test_a_cleared_day_with_everything_after_it(tally: Callable[[str], Tally]) -> None:
+    """Three runs are cleared at a time, with changed input: each starts from the re-run of the day before."""
+    days = tally("tally_scheduled")
+    days.input(4, {"every": 400})
+    head = days.log().head_id
+    days.clear(4, future=True)
+    assert days.wait(range(4, 7)) == {"success"}
+    again = [r for r in days.log().completed() if r.id > head]
+    assert [r.content.interval.start.day for r in again] == [4, 5, 6]
+    assert [r.content.base_id for r in again][1:] == [head + 1, head + 2]
+    assert days.mine() == days.undisturbed(6)
+
+
+def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[str], Tally]) -> None:
+    """Two stateful tasks in one DAG, each with its own checkpoint."""
+    first, second = tally("tally_first"), tally("tally_second")
+    first.input(1, {"a": 1})
+    first.client.backfill("tally_two", day_of(1), day_of(1))
+    [run] = [r["dag_run_id"] for r in first.client.dag_runs("tally_two")]
+    # The second has no input: it fails in every try, and this is its last.
+    assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "failed"}
+    states_of = {t["task_id"]: t["state"] for t in first.client.task_instances("tally_two", run)}
+    assert states_of["checkpoint_tally_first"] == "success" and states_of["process_tally_second"] == "failed"
+    assert (first.log().head_id, second.log().head_id) == (1, 0)
+    assert first.mine() == first.undisturbed(1)
+
+    second.input(1, {"b": 1})
+    first.client.clear("tally_two", run, ["process_tally_second"])
+    assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "success"}
+    assert (first.log().head_id, second.log().head_id) == (1, 1)
+    assert second.mine() == second.undisturbed(1)

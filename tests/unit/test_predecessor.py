@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 
 from cairn_operators import airflow_runs
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
@@ -160,8 +161,8 @@ def dag_run(run_id: str, logical: datetime, interval: Interval, kind: str = "sch
         logical_date=logical,
         data_interval_start=interval.start,
         data_interval_end=interval.end,
-        run_type=kind,
-        state="running",
+        run_type=DagRunType(kind),
+        state=DagRunState.RUNNING,
         clear_number=None,
     )
 

@@ -1,0 +1,61 @@
+"""DAGs for tests of the order of things; the tests put this file into Airflow's DAGs folder."""
+
+import os
+from datetime import timedelta
+
+from airflow.sdk import DAG, CronDataIntervalTimetable
+
+from cairn_operators import IncrementalCheckpointOperator, StatefulMicroBatchOperator, stateful_pipeline
+from tests.support.checkpoints import START
+
+ROOT = f"file://{os.environ['CAIRN_TALLY']}/state"
+DRIVER = "tests.support.tally_driver"
+DAILY = CronDataIntervalTimetable("0 0 * * *", timezone="UTC")
+# Two looks per second: the tests would wait for every one.
+WAITING = {"poll": timedelta(seconds=0.5), "start_patience": timedelta(seconds=30)}
+RETRIES = {"retries": 3, "retry_delay": timedelta(seconds=1)}
+
+
+def tally(name: str, **more: object) -> DAG:
+    dag = stateful_pipeline(
+        name,
+        pipeline="unused:TALLY",
+        root=ROOT,
+        schedule=DAILY,
+        start_date=START,
+        process={**WAITING, **RETRIES},
+        checkpoint=RETRIES,
+        **more,
+    )
+    dag.get_task("process").driver_module = DRIVER
+    return dag
+
+
+by_hand = tally("tally", max_active_runs=4)
+# Paused, so that a test says when its scheduled runs begin.
+scheduled = tally(
+    "tally_scheduled",
+    catchup=True,
+    end_date=START + timedelta(days=6),
+    max_active_runs=2,
+    is_paused_upon_creation=True,
+)
+
+# Two stateful tasks in sequence, by hand: each with its own pipeline, folder and checkpoint.
+with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_active_runs=1) as two:
+    before = None
+    for name in ("tally_first", "tally_second"):
+        process = StatefulMicroBatchOperator(
+            task_id=f"process_{name}", pipeline="unused:TALLY", pipeline_name=name, root=ROOT, **WAITING
+        )
+        process.driver_module = DRIVER
+        checkpoint = IncrementalCheckpointOperator(
+            task_id=f"checkpoint_{name}",
+            pipeline_name=name,
+            root=ROOT,
+            attempt=f"{{{{ ti.xcom_pull(task_ids='process_{name}')['attempt'] }}}}",
+        )
+        process >> checkpoint
+        if before is not None:
+            before >> process
+        before = checkpoint

@@ -1,0 +1,156 @@
+"""A driver for tests of the order of things: it takes the commands of ``jobs.driver``, keeps real state in RocksDB, and starts
+no Spark, so that an interval takes half a second.
+
+The pipeline adds up numbers by key. Below ``CAIRN_TALLY/<pipeline>/``: ``input/2024-01-01.json`` holds a day's numbers;
+``fail/2024-01-01`` makes one try of that day fail, and is gone then; ``slow/2024-01-01`` holds seconds that it takes;
+``trace`` gets a line for every try: day, pid, base, begin and end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.formats import paths
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
+from state_backend.manifest import manifest_of
+from state_backend.restore import restore_shard
+from state_backend.snapshot import take_snapshot
+from state_backend.state.keyed_states import ValueState
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import CairnError, SourceError
+from state_backend.values.intervals import Interval
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import LogicalTime, OutputFile, Permissions, Prepared, RunRef, ShardRef
+from tests.support.checkpoints import START, content, start_ms
+from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
+
+STATES = (descriptor("value", "value", 1),)
+MAX_PARALLELISM = 16
+
+
+def prepare(
+    root: str, pipeline: str, interval: Interval, *, attempt: str, run: RunRef, permissions: Permissions
+) -> Prepared:
+    """One interval, up to *prepared*."""
+    began_s = time.time()
+    folder = Path(os.environ["CAIRN_TALLY"], pipeline)
+    day = interval.start.date().isoformat()
+    coordinator = Coordinator(open_storage(join_url(root, pipeline)), pipeline)
+    begun = coordinator.begin(interval, run=run, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt)
+    base_id = begun.base.id if begun.base is not None else None
+    if (slow := folder / "slow" / day).exists():
+        time.sleep(float(slow.read_text()))
+    if (fail := folder / "fail" / day).exists():
+        fail.unlink()
+        raise SourceError(f"{day} has not landed")
+    numbers: dict[str, int] = json.loads((folder / "input" / f"{day}.json").read_text())
+    owned, storage = range_of(0, 1, MAX_PARALLELISM), coordinator.storage
+    base = [manifest_of(ref, storage) for ref in begun.base.content.shards] if begun.base is not None else []
+    work = Path(tempfile.mkdtemp(prefix="cairn-tally-"))
+    restored = restore_shard(owned, base, storage, work / "db", EngineOptions(cache_dir=None))
+    state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=STATES, now_ms=interval.end_ms)
+    rows = []
+    for key, number in sorted(numbers.items()):
+        state.set_key(key_group((key,), parse_struct(KEY_SCHEMA), MAX_PARALLELISM), KEYS.encode((key,)))
+        value = ValueState(state, "value")
+        before = value.get()
+        total = number + (before[0] if before is not None else 0)
+        value.update((total, day))
+        rows.append({"key": key, "total": total, "day": day})
+    state.flush()
+    manifest = take_snapshot(
+        state.store,
+        storage,
+        image=work / "image",
+        attempt=attempt,
+        shard=0,
+        task=0,
+        key_groups=owned,
+        key_group_states=state.key_group_states(),
+        opened=restored.opened,
+        opened_inline=restored.opened_inline,
+        full=False,
+        inline_budget_bytes=1 << 16,
+    ).manifest
+    state.store.close()
+    pq.write_table(pa.Table.from_pylist(rows), work / "rows.parquet")
+    output = storage.create(paths.output(interval, attempt, 0, 0), (work / "rows.parquet").read_bytes())
+    shutil.rmtree(work)
+    made = content(
+        interval,
+        attempt,
+        base_id,
+        pipeline=pipeline,
+        run=run,
+        permissions=permissions,
+        max_parallelism=MAX_PARALLELISM,
+        key_schema=KEY_SCHEMA,
+        states=STATES,
+        time=LogicalTime(mode="processing", processing_time_ms=interval.end_ms, watermark_ms=None),
+        digest=manifest.digest,
+        shards=(ShardRef(shard=0, manifest=None, inline=manifest),),
+        outputs=(OutputFile(handle=output, rows=len(rows)),),
+    )
+    totals = replace(made.totals, entries=manifest.entries, keys=manifest.entries, output_rows=len(rows))
+    prepared = Prepared(h0=begun.h0, content=replace(made, totals=totals))
+    coordinator.prepare(prepared)
+    with (folder / "trace").open("a") as trace:
+        trace.write(json.dumps([day, os.getpid(), base_id, began_s, time.time()]) + "\n")
+    return prepared
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command")
+    for name in ("name", "root", "start", "end", "run-id", "attempt", "result"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("clear-number", "try-number"):
+        parser.add_argument(f"--{name}", required=True, type=int)
+    for name in ("allow-gap", "allow-stale-base"):
+        parser.add_argument(f"--{name}", action="store_true")
+    options, _ = parser.parse_known_args()
+    try:
+        made = prepare(
+            options.root,
+            options.name,
+            Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end)),
+            attempt=options.attempt,
+            run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
+            permissions=Permissions(allow_gap=options.allow_gap, allow_stale_base=options.allow_stale_base),
+        )
+        result = {"ok": {"attempt": options.attempt, "output_rows": made.content.totals.output_rows}}
+    except CairnError as error:
+        result = {"error": {"type": type(error).__name__, "message": str(error)}}
+    Path(options.result).write_text(json.dumps(result))
+    return 0 if "ok" in result else 1
+
+
+def write_input(folder: Path, day: int, numbers: dict[str, int]) -> None:
+    """The numbers of the n-th day, from 1."""
+    file = folder / "input" / f"{day_name(day)}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(numbers))
+
+
+def day_name(day: int) -> str:
+    return START.replace(day=day).date().isoformat()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
