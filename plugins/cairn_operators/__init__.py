@@ -3,15 +3,18 @@
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.pipeline import stateful_pipeline
+from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
 
 __all__ = [
     "IncrementalCheckpointOperator",
+    "RestoreStateOperator",
     "SavepointOperator",
     "StatefulMicroBatchOperator",
     "SweepStateOperator",
     "ValidateStateOperator",
+    "restore_pipeline",
     "stateful_pipeline",
 ]

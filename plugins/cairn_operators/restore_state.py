@@ -1,0 +1,298 @@
+"""Goes back to a checkpoint, forks one under another name, or restores a savepoint."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.sdk import DAG, Param
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+
+from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.failures import failure
+from cairn_operators.micro_batch import for_dag
+
+if TYPE_CHECKING:
+    from state_backend.checkpoint.coordinator import Coordinator
+
+_AGREED_KEY = "cairn_agreed"
+_APPROVE, _REJECT = "Approve", "Reject"
+
+_DOC = """Makes an earlier state the pipeline's state: that of a checkpoint (by id, or by the end of its interval), or a savepoint's; or
+starts another pipeline with it.
+
+1. It says what would be discarded. If newer checkpoints would be, it **waits for a person** (Required Actions in the UI).
+2. The state that is to be restored is **validated**; one that is refused is not restored.
+3. One commit. The log has the command that runs the discarded intervals again.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoration:
+    """What is about to happen. ``kind``: rewind, fork or savepoint; ``checkpoint``: the id of the target, None for a savepoint;
+    ``discards``: ids that no interval would start from any more; ``text``: for the person who has to agree."""
+
+    kind: Literal["rewind", "fork", "savepoint"]
+    checkpoint: int | None
+    discards: frozenset[int]
+    text: str
+
+
+class RestoreStateOperator(DriverOperator):
+    """Restores ``target`` into ``pipeline`` (``module:NAME``, whose folder is ``pipeline_name``).
+
+    ``target``: a checkpoint's id, the end of an interval (ISO format with a time zone), ``latest``, or the folder of a savepoint
+    (a URL or an absolute path). ``fork_as``: leave the pipeline as it is, and begin one of this name, under ``fork_root`` if
+    that is given, with the state of the target checkpoint; a savepoint is restored into any pipeline that is named here.
+
+    ``validate``: the target is validated first, on Spark, and a refused one is not restored. ``ask``: a person has to agree if
+    newer checkpoints are discarded, within ``response_timeout``. ``claim``: as for savepoints; CLAIM takes the savepoint over.
+    ``allow_stale_base``, ``allow_quarantined``: go back to a checkpoint that is no base any more.
+    Returns kind, checkpoint (the new id), the ids that were discarded and the intervals' command. Retries finish the same restore.
+    """
+
+    template_fields: Sequence[str] = (
+        *DriverOperator.template_fields,
+        "pipeline_name",
+        "target",
+        "fork_as",
+        "fork_root",
+        "claim",
+    )
+    ui_color = "#f2c9c9"
+
+    def __init__(
+        self,
+        *,
+        pipeline_name: str,
+        target: str,
+        fork_as: str | None = None,
+        fork_root: str | None = None,
+        validate: bool = True,
+        ask: bool = True,
+        response_timeout: timedelta | None = None,
+        claim: str = "NO_CLAIM",
+        allow_stale_base: bool = False,
+        allow_quarantined: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"doc_md": _DOC, **kwargs})
+        self.pipeline_name = pipeline_name
+        self.target = target
+        self.fork_as = fork_as
+        self.fork_root = fork_root
+        self.validate = validate
+        self.ask = ask
+        self.response_timeout = response_timeout
+        self.claim = claim
+        self.allow_stale_base = allow_stale_base
+        self.allow_quarantined = allow_quarantined
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        if (done := self._into().log().of_attempt(self._attempt(context))) is not None:
+            self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", done.id)
+            return {"kind": "fork" if self.fork_as else "rewind", "checkpoint": done.id, "discarded": []}
+        plan = self._plan(context)
+        self.log.info("%s", plan.text)
+        store = context.get("task_state_store")
+        agreed = store.get(self._agreed_key(context)) if store is not None else None
+        if self.ask and plan.discards and not plan.discards <= set(agreed or ()):
+            self._ask(context, plan)
+        return self._restore(context, plan)
+
+    def after_answer(self, context: Any, event: dict[str, Any], agreed: list[int]) -> dict[str, Any]:
+        """Airflow calls this with the person's answer. The plan is made anew: what was not agreed to is not discarded."""
+        if "error" in event:
+            raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is restored")
+        who = (event.get("responded_by_user") or {}).get("name", "somebody")
+        if event["chosen_options"] != [_APPROVE]:
+            raise AirflowFailException(f"{who} has rejected it; nothing is restored")
+        self.log.info("%s has agreed to discard %s", who, ", ".join(map(str, agreed)))
+        if (store := context.get("task_state_store")) is not None:
+            store.set(self._agreed_key(context), agreed)  # a retry does not ask again
+        plan = self._plan(context)
+        if more := plan.discards - set(agreed):
+            raise AirflowFailException(
+                f"{plan.text}\nSince the question was asked there is more to discard: {', '.join(map(str, sorted(more)))}. "
+                "Nothing is restored; clear this task to be asked again"
+            )
+        return self._restore(context, plan)
+
+    # --- what would happen --------------------------------------------------------------------------------------------------
+
+    def _plan(self, context: Any) -> Restoration:
+        from state_backend.checkpoint.rewind import plan_rewind, restorable
+        from state_backend.values.errors import CairnError
+
+        which = parse_target(self.target)
+        try:
+            if isinstance(which, str) and which != "latest":
+                return self._plan_savepoint(which)
+            coordinator = self._coordinator()
+            log, permissions = coordinator.log(), self._permissions()
+            checkpoint_id = which if isinstance(which, int) else coordinator.record(which).id
+            if self.fork_as:
+                record = restorable(log, checkpoint_id, permissions)
+                text = f"{self.pipeline_name}: checkpoint {record.id} of {record.content.interval} becomes pipeline {self.fork_as!r}"
+                return Restoration(kind="fork", checkpoint=record.id, discards=frozenset(), text=text)
+            plan = plan_rewind(log, checkpoint_id, permissions)
+        except CairnError as error:
+            raise failure(type(error).__name__, str(error)) from error
+        return Restoration(
+            kind="rewind",
+            checkpoint=checkpoint_id,
+            discards=frozenset(d.id for d in plan.discards),
+            text=for_dag(str(plan), self.pipeline_name, context["dag_run"].dag_id),
+        )
+
+    def _plan_savepoint(self, folder: str) -> Restoration:
+        from state_backend.adapters.open_storage import open_storage
+        from state_backend.checkpoint.lineage import stale_marks
+        from state_backend.checkpoint.savepoints import read_savepoint
+
+        if self.fork_as:
+            raise AirflowFailException("a savepoint is restored into the pipeline that is named; leave fork_as out")
+        content = read_savepoint(open_storage(folder)).content
+        log = self._coordinator().log()
+        same = {c.id for c in log.completed() if c.content.interval == content.interval}
+        discards = frozenset({*stale_marks(log, content, log.head_id + 1), *same})
+        text = f"{self.pipeline_name}: the state at the end of {content.interval} from the savepoint in {folder}."
+        if discards:
+            text += f" It discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."
+        return Restoration(kind="savepoint", checkpoint=None, discards=discards, text=text)
+
+    def _ask(self, context: Any, plan: Restoration) -> None:
+        from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+
+        upsert_hitl_detail(
+            ti_id=context["ti"].id,
+            options=[_APPROVE, _REJECT],
+            subject=f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)?",
+            body=plan.text,
+        )
+        self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
+        raise TaskAwaitingInput(
+            method_name="after_answer", kwargs={"agreed": sorted(plan.discards)}, timeout=self.response_timeout
+        )
+
+    # --- doing it --------------------------------------------------------------------------------------------------------------
+
+    def _restore(self, context: Any, plan: Restoration) -> dict[str, Any]:
+        if self.validate:
+            self._validate(plan)
+        checkpoint = self._commit(context, plan)
+        self.log.info("checkpoint %d is the restored state", checkpoint)
+        return {"kind": plan.kind, "checkpoint": checkpoint, "discarded": sorted(plan.discards)}
+
+    def _validate(self, plan: Restoration) -> None:
+        what = ("--savepoint", self.target) if plan.checkpoint is None else ("--checkpoint", str(plan.checkpoint))
+        found = self.run_driver("validate", *what)
+        if not found["success"]:
+            findings = "\n".join(f"- {finding}" for finding in found["findings"])
+            raise AirflowFailException(f"{' '.join(what)[2:]} is refused, so it is not restored:\n{findings}")
+
+    def _commit(self, context: Any, plan: Restoration) -> int:
+        from state_backend.checkpoint.rewind import fork, rewind
+        from state_backend.values.errors import CairnError
+        from state_backend.values.records import RunRef
+
+        if plan.checkpoint is None:
+            restored = self.run_driver("restore", "--savepoint", self.target, "--claim", self.claim)
+            return int(restored["checkpoint"])
+        ti, dag_run = context["ti"], context["dag_run"]
+        call: dict[str, Any] = {
+            "run": RunRef(run_id=dag_run.run_id, clear_number=dag_run.clear_number or 0, try_number=ti.try_number),
+            "attempt": self._attempt(context),
+            "permissions": self._permissions(),
+        }
+        try:
+            if plan.kind == "fork":
+                return fork(self._coordinator().storage, plan.checkpoint, self._into(), **call).id
+            made = rewind(self._coordinator(), plan.checkpoint, agreed=plan.discards, **call)
+            self._coordinator().clean_up()
+            return made.id
+        except CairnError as error:
+            raise failure(type(error).__name__, str(error)) from error
+
+    def _attempt(self, context: Any) -> str:
+        """The same in every try of this run until somebody clears it: a retry completes what an earlier try began."""
+        run = context["dag_run"]
+        name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
+
+    def _coordinator(self) -> Coordinator:
+        return _coordinator_of(self.root, self.pipeline_name)
+
+    def _into(self) -> Coordinator:
+        """Of the pipeline that gets the state."""
+        return _coordinator_of(self.fork_root or self.root, self.fork_as) if self.fork_as else self._coordinator()
+
+    def _permissions(self) -> Any:
+        from state_backend.values.records import Permissions
+
+        return Permissions(allow_stale_base=self.allow_stale_base, allow_quarantined=self.allow_quarantined)
+
+    def _agreed_key(self, context: Any) -> str:
+        return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
+
+
+def _coordinator_of(root: str, name: str) -> Coordinator:
+    from state_backend.adapters.open_storage import join_url, open_storage
+    from state_backend.checkpoint.coordinator import Coordinator
+
+    return Coordinator(open_storage(join_url(root, name)), name)
+
+
+def parse_target(text: str) -> int | str | datetime:
+    """A checkpoint's id, an interval's end, ``latest``, or the folder of a savepoint."""
+    text = text.strip()
+    if text == "latest" or "://" in text or text.startswith("/"):
+        return text
+    if text.isdigit():
+        return int(text)
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise AirflowFailException(
+            f"target {text!r} is neither a checkpoint's id, nor an interval's end like 2013-01-02T00:00:00+00:00, nor 'latest', "
+            "nor the folder of a savepoint (a URL or an absolute path)"
+        )
+    return instant
+
+
+def restore_pipeline(
+    dag_id: str,
+    pipeline: str,
+    root: str,
+    *,
+    pipeline_name: str,
+    spark_conn_id: str = "cairn_spark",
+    restore: dict[str, Any] | None = None,
+    **dag_arguments: Any,
+) -> DAG:
+    """A DAG without schedule to restore a pipeline by hand: whoever triggers it fills in ``target``, and ``fork_as`` for a fork.
+    ``restore`` are further arguments of the `RestoreStateOperator`, ``dag_arguments`` of the DAG."""
+    params = {
+        "target": Param(
+            "", type="string", minLength=1, description="Checkpoint id, interval end, 'latest', or savepoint folder"
+        ),
+        "fork_as": Param(None, type=["null", "string"], description="Begin another pipeline of this name instead"),
+    }
+    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
+    with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
+        RestoreStateOperator(
+            task_id="restore",
+            pipeline=pipeline,
+            pipeline_name=pipeline_name,
+            root=root,
+            spark_conn_id=spark_conn_id,
+            target="{{ params.target }}",
+            fork_as="{{ params.fork_as or '' }}",
+            **(restore or {}),
+        )
+    return dag

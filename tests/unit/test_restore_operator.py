@@ -1,0 +1,199 @@
+"""The operator that goes back: what it asks, what it validates, what it commits, and that a retry completes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
+
+from cairn_operators import RestoreStateOperator, restore_pipeline
+from cairn_operators.restore_state import parse_target
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.values.records import Record
+from tests.support.checkpoints import PIPELINE, Folder, day
+from tests.unit.test_operators import context as task_context
+from tests.unit.test_operators import run
+
+ROOT = "memory://restore"
+
+
+class Store(dict[str, Any]):
+    """As Airflow's task state store."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+@pytest.fixture
+def folder() -> Iterator[Folder]:
+    """Days 1 to 4, as checkpoints 1 to 4."""
+    for name in (PIPELINE, "trial"):
+        storage = open_storage(f"{ROOT}/{name}")
+        for info in list(storage.list("")):
+            storage.delete(info.path)
+    made = Folder(open_storage(f"{ROOT}/{PIPELINE}"))
+    for n in range(1, 5):
+        made.run(day(n), f"a{n}")
+    yield made
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Calls of a driver that finds everything well; ``findings`` on it makes it refuse."""
+
+    class Calls(list[tuple[str, ...]]):
+        findings: tuple[str, ...] = ()
+
+    calls = Calls()
+
+    def run_driver(self: Any, *arguments: str, **_: Any) -> dict[str, Any]:
+        calls.append(arguments)
+        return {"success": not calls.findings, "findings": calls.findings, "checkpoint": 77}
+
+    monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
+    return calls
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    questions: list[dict[str, Any]] = []
+    monkeypatch.setattr("airflow.sdk.execution_time.hitl.upsert_hitl_detail", lambda **more: questions.append(more))
+    return questions
+
+
+def operator(target: str, **more: Any) -> RestoreStateOperator:
+    return RestoreStateOperator(
+        task_id="restore", pipeline="m:P", pipeline_name=PIPELINE, root=ROOT, target=target, **more
+    )
+
+
+def context(**more: Any) -> dict[str, Any]:
+    made = task_context(**{"task_state_store": Store(), **more})
+    made["ti"].id = "ti"
+    return made
+
+
+def answer(option: str) -> dict[str, Any]:
+    return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": "ann"}}
+
+
+def park(made: RestoreStateOperator, where: dict[str, Any]) -> TaskAwaitingInput:
+    with pytest.raises(TaskAwaitingInput) as caught:
+        run(made, where)
+    return caught.value
+
+
+def newest(folder: Folder) -> Record:
+    return folder.coordinator.log().completed()[-1]
+
+
+@pytest.mark.parametrize("target", ["2", day(2).end.isoformat()])
+def test_a_rewind_asks_validates_and_commits_once(
+    folder: Folder, driver: list[Any], asked: list[dict[str, Any]], target: str
+) -> None:
+    made, where = operator(target), context()
+    parked = park(made, where)
+    assert asked[0]["options"] == ["Approve", "Reject"] and asked[0]["ti_id"] == "ti"
+    assert "It discards 2 checkpoint(s): 3 of" in asked[0]["body"]
+    assert "airflow backfill create --dag-id aircraft --from-date 2024-01-03" in asked[0]["body"]
+    assert not driver and folder.coordinator.log().head_id == 4
+
+    result = made.after_answer(where, answer("Approve"), **parked.kwargs)
+    assert result == {"kind": "rewind", "checkpoint": 5, "discarded": [3, 4]}
+    assert driver == [("validate", "--checkpoint", "2")]
+    content = newest(folder).content
+    assert (content.kind, content.base_id, content.interval) == ("restore", 2, day(2))
+    assert {i for i, r in folder.coordinator.log().retained.items() if r.stale_by == 5} == {3, 4}
+
+    # A retry of the same run: agreed already, and there is nothing left to do.
+    assert run(made, where)["checkpoint"] == 5
+    assert len(asked) == 1 and folder.coordinator.log().head_id == 5
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (answer("Reject"), "ann has rejected it"),
+        ({"error": "no answer", "error_type": "timeout"}, "nobody has agreed: timeout"),
+    ],
+)
+def test_without_consent_nothing_is_restored(
+    folder: Folder, driver: list[Any], asked: list[Any], event: dict[str, Any], message: str
+) -> None:
+    made, where = operator("2"), context()
+    parked = park(made, where)
+    with pytest.raises(AirflowFailException, match=message):
+        made.after_answer(where, event, **parked.kwargs)
+    assert not driver and folder.coordinator.log().head_id == 4 and len(asked) == 1
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_was_committed_meanwhile_was_not_agreed_to(folder: Folder, driver: list[Any]) -> None:
+    made, where = operator("2"), context()
+    parked = park(made, where)
+    folder.run(day(5), "a5")
+    with pytest.raises(AirflowFailException, match="there is more to discard: 5"):
+        made.after_answer(where, answer("Approve"), **parked.kwargs)
+    assert not driver and folder.coordinator.log().head_id == 5
+
+
+def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
+    assert run(operator("4"), context()) == {"kind": "rewind", "checkpoint": 5, "discarded": []}
+    assert not asked and driver == [("validate", "--checkpoint", "4")]
+    assert newest(folder).content.base_id == 4
+
+
+def test_a_refused_state_is_not_restored(folder: Folder, driver: Any) -> None:
+    driver.findings = ("value: 3 entries, 4 are recorded",)
+    with pytest.raises(AirflowFailException, match=r"(?s)checkpoint 2 is refused.*- value: 3 entries"):
+        run(operator("2", ask=False), context())
+    assert folder.coordinator.log().head_id == 4
+
+
+def test_validation_can_be_left_out(folder: Folder, driver: list[Any]) -> None:
+    assert run(operator("2", ask=False, validate=False), context())["checkpoint"] == 5
+    assert not driver and newest(folder).content.base_id == 2
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_fork_leaves_the_pipeline_as_it_is(folder: Folder, asked: list[Any]) -> None:
+    made, where = operator("2", fork_as="trial"), context()
+    assert run(made, where) == {"kind": "fork", "checkpoint": 1, "discarded": []}
+    assert not asked and folder.coordinator.log().head_id == 4
+    trial = Coordinator(open_storage(f"{ROOT}/trial"), "trial")
+    assert trial.record("latest").content.digest == folder.coordinator.record(2).content.digest
+    assert run(made, where)["checkpoint"] == 1 and trial.log().head_id == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "message"),
+    [
+        ("9", {}, "there is no checkpoint 9"),
+        ("yesterday", {}, "neither a checkpoint's id"),
+        ("2024-01-03T00:00:00", {}, "neither a checkpoint's id"),
+        ("2030-01-01T00:00:00+00:00", {}, "no usable checkpoint 2030"),
+        ("/no/such/savepoint", {}, "savepoint"),
+        ("/no/such/savepoint", {"fork_as": "x"}, "leave fork_as out"),
+    ],
+)
+@pytest.mark.usefixtures("folder", "driver")
+def test_refusals(target: str, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(AirflowFailException, match=message):
+        run(operator(target, **more), context())
+
+
+def test_targets() -> None:
+    assert parse_target(" 17 ") == 17
+    assert parse_target("latest") == "latest"
+    assert parse_target("gs://bucket/savepoint") == "gs://bucket/savepoint"
+    assert parse_target("2024-01-03T00:00:00+00:00") == day(2).end
+
+
+def test_the_dag_to_restore_by_hand() -> None:
+    dag = restore_pipeline("restore_p", "m:P", ROOT, pipeline_name="p", restore={"ask": False})
+    task = dag.get_task("restore")
+    assert (task.target, task.fork_as, task.ask) == ("{{ params.target }}", "{{ params.fork_as or '' }}", False)
+    assert set(dag.params) == {"target", "fork_as"} and dag.schedule is None
