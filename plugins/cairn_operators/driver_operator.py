@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         gcp_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        # Shown with the task in the UI; an operator that says nothing better has what its users read in the code.
+        super().__init__(**{"doc_md": inspect.cleandoc(type(self).__doc__ or ""), **kwargs})
         self.pipeline = pipeline
         self.root = root
         self.spark_conn_id = spark_conn_id

@@ -82,6 +82,12 @@ class StatefulMicroBatchOperator(DriverOperator):
         super().__init__(**{"doc_md": _DOC, **kwargs})
         if mode not in MODES and "{" not in mode:
             raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
+        if self.depends_on_past or self.max_active_tis_per_dag is not None:
+            raise ValueError(
+                f"{self.task_id}: leave out depends_on_past and max_active_tis_per_dag. The task itself keeps the intervals in order, "
+                "and while it is deferred Airflow counts it as active: it would keep the run that it waits for from starting. To "
+                "limit how many compute at a time, give it a pool"
+            )
         self.pipeline_name = pipeline_name
         self.mode = mode
         self.allow_gap = allow_gap

@@ -68,14 +68,14 @@ def stateful_pipeline(
     arguments = {"catchup": False, "max_active_runs": 1, "params": permissions, **dag_arguments}
     with DAG(dag_id, schedule=schedule, start_date=start_date, **arguments) as dag:
         # The order of intervals is process's own business: it waits for the checkpoint before its own, also in a backfill,
-        # whose max_active_runs is its own. So that two never compute at a time, it may not overlap either.
+        # whose max_active_runs is its own.
         batch = StatefulMicroBatchOperator(
             task_id="process",
             pipeline_name=name,
             allow_gap="{{ params.allow_gap }}",
             allow_stale_base="{{ params.allow_stale_base }}",
             **where,
-            **{"max_active_tis_per_dag": 1, "retries": 3, **again, **(process or {})},
+            **{"retries": 3, **again, **(process or {})},
         )
         commit = IncrementalCheckpointOperator(
             task_id="checkpoint",

@@ -251,26 +251,29 @@ def tally(airflow: AirflowServer, data: Path) -> Callable[[str], Tally]:
     return lambda name: Tally(airflow.client, data / "tally", name)
 
 
-def test_ten_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
+# Ten days take two to three times as long and show the same: for `CAIRN_LONG=1`.
+DAYS = 10 if os.environ.get("CAIRN_LONG") else 5
+
+
+def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
     """A backfill with max-active-runs 4: runs that are too early defer. It is cancelled half-way, and a second one does the rest."""
     days = tally("tally")
-    for n in range(1, 13):
+    for n in range(1, DAYS + 3):
         days.input(n, {"every": n, f"even{n % 2}": 1, f"only{n}": 2})
-    days.fails_once(3)
-    first = days.backfill(1, 10)
-    wait_until(lambda: days.log().head_id >= 4, 30, "four days are committed")
+    days.fails_once(2)
+    first = days.backfill(1, DAYS)
+    wait_until(lambda: days.log().head_id >= 1, 90, "the first day is committed")
     days.client.cancel_backfill(first)
-    days.wait(n for n in range(1, 11))
-    assert days.log().head_id < 10, "the backfill was not interrupted"
-    days.backfill(1, 10, reprocess_behavior="failed")
-    assert days.wait(range(1, 11)) == {"success"}
+    assert days.wait(range(1, DAYS + 1)) == {"success", "failed"}, "the backfill was not interrupted"
+    days.backfill(1, DAYS, reprocess_behavior="failed")
+    assert days.wait(range(1, DAYS + 1)) == {"success"}
 
     records = days.log().completed()
-    assert [record.content.interval.start for record in records] == [tally_day(n).start for n in range(1, 11)]
-    assert [record.content.base_id for record in records] == [None, *range(1, 10)]
-    assert days.tries(3) == 2
-    assert any("waiting, without a worker slot" in days.process_log(n) for n in range(2, 11))
-    assert days.mine() == days.undisturbed(10)
+    assert [record.content.interval.start for record in records] == [tally_day(n).start for n in range(1, DAYS + 1)]
+    assert [record.content.base_id for record in records] == [None, *range(1, DAYS)]
+    assert "SourceError: 2024-01-02 has not landed" in days.process_log(2) and days.tries(2) >= 2
+    assert any("waiting, without a worker slot" in days.process_log(n) for n in range(2, DAYS + 1))
+    assert days.mine() == days.undisturbed(DAYS)
     days.assert_one_at_a_time()
 
 
@@ -281,11 +284,11 @@ def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(tally: Callable[[
     log = days.log()
     assert not any(retained.stale_by for retained in log.retained.values())
     # Triggered by hand at a second past midnight: the interval is the day that ended then.
-    run = days.trigger("2024-01-12T00:00:01+00:00")
+    run = days.trigger(f"{day_of(DAYS + 2)[:10]}T00:00:01+00:00")
     assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "success"}
     newest = days.log().completed()[-1]
-    assert (newest.content.interval, newest.content.base_id) == (tally_day(11), 10)
-    assert days.mine() == days.undisturbed(11)
+    assert (newest.content.interval, newest.content.base_id) == (tally_day(DAYS + 1), DAYS)
+    assert days.mine() == days.undisturbed(DAYS + 1)
 
 
 def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(tally: Callable[[str], Tally]) -> None:
@@ -294,57 +297,60 @@ def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(tally
     days.clear(1)
     assert days.wait([1]) == {"success"}
     head = days.log().head_id
-    run = days.trigger("2024-01-13T00:00:01+00:00")
+    run = days.trigger(f"{day_of(DAYS + 3)[:10]}T00:00:01+00:00")
     assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "failed"}
     assert len(days.client.tries("tally", run, "process")) == 1
     text = "\n".join(days.client.log("tally", run, "process", 1))
     assert "StaleStateError" in text
-    assert "airflow backfill create --dag-id tally --from-date 2024-01-02T00:00:00Z --to-date 2024-01-11" in text
+    command = (
+        f"airflow backfill create --dag-id tally --from-date 2024-01-02T00:00:00Z --to-date {day_of(DAYS + 1)[:10]}"
+    )
+    assert command in text
     assert days.log().head_id == head
 
 
-def test_a_backfill_of_ten_done_days_with_changed_input_reads_no_old_state(tally: Callable[[str], Tally]) -> None:
+def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(tally: Callable[[str], Tally]) -> None:
     """From the very first interval on, with max-active-runs 4: every day starts from what this backfill made of the day before."""
     days = tally("tally")
-    for n in (1, 4, 7):
+    for n in range(1, DAYS + 1, 3):
         days.input(n, {"every": 1000 * n, "changed": n})
     head = days.log().head_id
-    days.backfill(1, 10)
-    assert days.wait(range(1, 11)) == {"success"}
+    days.backfill(1, DAYS)
+    assert days.wait(range(1, DAYS + 1)) == {"success"}
     again = [record for record in days.log().completed() if record.id > head]
-    assert [record.content.interval.start for record in again] == [tally_day(n).start for n in range(1, 11)]
-    assert [record.content.base_id for record in again] == [None, *range(head + 1, head + 10)]
-    assert days.mine(10) == days.undisturbed(10)
+    assert [record.content.interval.start for record in again] == [tally_day(n).start for n in range(1, DAYS + 1)]
+    assert [record.content.base_id for record in again] == [None, *range(head + 1, head + DAYS)]
+    assert days.mine(DAYS) == days.undisturbed(DAYS)
     days.assert_one_at_a_time()
 
 
 def test_a_backfill_over_done_days_while_scheduled_runs_go_on(tally: Callable[[str], Tally]) -> None:
     days = tally("tally_scheduled")
-    for n in range(1, 7):
+    for n in range(1, 5):
         days.input(n, {"every": n, f"only{n}": 1})
-    days.slow(4, 2.0)
+    days.slow(3, 2.0)
     days.client.pause(days.name, False)
     wait_until(lambda: days.log().head_id >= 2, 90, "two scheduled runs have committed")
     days.backfill(1, 2)
-    wait_until(lambda: len(days.runs()) == 6, 90, "the scheduled runs go on")
-    assert days.wait(range(1, 7)) == {"success"}
+    wait_until(lambda: len(days.runs()) == 4, 90, "the scheduled runs go on")
+    assert days.wait(range(1, 5)) == {"success"}
     log = days.log()
-    assert sorted(r.content.interval.start.day for r in log.completed()) == [1, 1, 2, 2, 3, 4, 5, 6]
+    assert sorted(r.content.interval.start.day for r in log.completed()) == [1, 1, 2, 2, 3, 4]
     assert not any(retained.stale_by for retained in log.retained.values())
-    assert days.mine() == days.undisturbed(6)
+    assert days.mine() == days.undisturbed(4)
 
 
 def test_a_cleared_day_with_everything_after_it(tally: Callable[[str], Tally]) -> None:
-    """Three runs are cleared at a time, with changed input: each starts from the re-run of the day before."""
+    """All runs are cleared at a time, from the first, with changed input: each starts from the re-run of the day before."""
     days = tally("tally_scheduled")
-    days.input(4, {"every": 400})
+    days.input(1, {"every": 400})
     head = days.log().head_id
-    days.clear(4, future=True)
-    assert days.wait(range(4, 7)) == {"success"}
+    days.clear(1, future=True)
+    assert days.wait(range(1, 5)) == {"success"}
     again = [r for r in days.log().completed() if r.id > head]
-    assert [r.content.interval.start.day for r in again] == [4, 5, 6]
-    assert [r.content.base_id for r in again][1:] == [head + 1, head + 2]
-    assert days.mine() == days.undisturbed(6)
+    assert [r.content.interval.start.day for r in again] == [1, 2, 3, 4]
+    assert [r.content.base_id for r in again] == [None, head + 1, head + 2, head + 3]
+    assert days.mine() == days.undisturbed(4)
 
 
 def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[str], Tally]) -> None:

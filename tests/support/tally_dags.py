@@ -36,7 +36,7 @@ by_hand = tally("tally", max_active_runs=4)
 scheduled = tally(
     "tally_scheduled",
     catchup=True,
-    end_date=START + timedelta(days=6),
+    end_date=START + timedelta(days=3),
     max_active_runs=2,
     is_paused_upon_creation=True,
 )

@@ -343,6 +343,47 @@ def test_checkpoint_commits_publishes_cleans_up(monkeypatch: pytest.MonkeyPatch)
     assert event.extra == {**result, "rows": 7, "bytes": 2, "validated": False} and json.dumps(result)
 
 
+def test_metrics_go_through_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the backend that Airflow was configured with; a logger stands in for it."""
+    from airflow.sdk.observability import stats
+
+    sent: list[tuple[str, str, Any, Any]] = []
+
+    class Backend:
+        def __getattr__(self, kind: str) -> Callable[..., None]:
+            def send(name: str, value: Any = None, *_: Any, tags: Any = None, **more: Any) -> None:
+                sent.append((kind, name, value if value is not None else more.get("count", more.get("dt")), tags))
+
+            return send
+
+    monkeypatch.setattr("airflow.sdk._shared.observability.metrics.stats._backend", Backend())
+    assert stats.gauge is not None
+    operator, _ = checkpoint(monkeypatch, record)
+    run(operator)
+    by_name = {name: (kind, value) for kind, name, value, tags in sent if tags == {"pipeline": "p"}}
+    assert by_name["cairn.checkpoint.uploaded_bytes"] == ("gauge", 1)
+    assert by_name["cairn.checkpoint.keys_touched"] == ("gauge", 5)
+    assert by_name["cairn.checkpoint.committed"][0] == "incr"
+    kind, duration = by_name["cairn.checkpoint.duration"]
+    assert kind == "timing" and timedelta(0) < duration < timedelta(seconds=10)
+    assert len(by_name) == 10
+
+
+def test_every_operator_has_docs_for_the_ui() -> None:
+    dag = stateful_pipeline(
+        "p",
+        "m:P",
+        "file:///r",
+        schedule="@daily",
+        start_date=START,
+        docs_dir="/d",
+        savepoints="file:///s",
+        sweep_every=timedelta(days=7),
+    )
+    without = [task.task_id for task in dag.tasks if not task.doc_md]
+    assert without == []
+
+
 def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     operator, asked = checkpoint(monkeypatch, refuse(errors.BaseMoved("the base is gone")))
     task = SimpleNamespace(task_id="checkpoint", upstream_task_ids={"process"})
@@ -646,12 +687,26 @@ def test_pipeline_wires_everything() -> None:
     )
     process = dag.get_task("process")
     # The order of intervals is kept by the task itself.
-    assert not process.depends_on_past and process.max_active_tis_per_dag == 1 and process.pipeline_name == "aircraft"
+    assert not process.depends_on_past and process.pipeline_name == "aircraft"
     assert process.downstream_task_ids == {"checkpoint"}
     assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint", "sweep"}
     assert dag.get_task("savepoint").format == "canonical"
     sweep = dag.get_task("sweep")
     assert (sweep.pipeline_name, sweep.every, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
+
+
+@pytest.mark.parametrize(
+    "more", [{"max_active_tis_per_dag": 1}, {"depends_on_past": True}, {"wait_for_downstream": True}]
+)
+def test_what_would_keep_the_run_before_from_starting_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="depends_on_past and max_active_tis_per_dag"):
+        micro_batch(**more)
+
+
+def test_a_mode_that_there_is_not_is_refused_at_parse_time() -> None:
+    with pytest.raises(ValueError, match="process: mode 'fast' is not one of incremental, full, changelog"):
+        micro_batch(mode="fast")
+    assert micro_batch(mode="{{ params.mode }}").mode == "{{ params.mode }}"
 
 
 def test_pipeline_without_validation_and_savepoints() -> None:
