@@ -9,7 +9,7 @@ BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 export AIRFLOW_HOME := $(CURDIR)
 export TZ := UTC
 
-.PHONY: help setup java demo bench test test-fast lint ui clean
+.PHONY: help setup java demo bench soak test test-fast lint ui clean
 
 help:  ## what can be typed here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (D
 
 bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a table (SCALE=small to try it)
 	@$(PYTHON) -m benchmarks.suite --scale $(or $(SCALE),full) $(BENCH_ARGS)
+
+soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1)
+	@$(PYTHON) -m benchmarks.soak
 
 test: setup  ## all tests
 	@$(PYTHON) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
