@@ -32,7 +32,14 @@ _LOCAL_CONF = {
 # A server that is gone: Spark's client would try again for ten minutes, Airflow's own retry is the better place to wait.
 # With these the tries end after about 25 seconds: enough for a busy server, or a proxy that is started anew.
 _PATIENCE = {"max_retries": 6, "max_backoff": 10_000}
-_LOST = ("UNAVAILABLE", "SESSION_CHANGED", "SESSION_NOT_FOUND", "SESSION_CLOSED", "stopped SparkContext")
+_LOST = (
+    "UNAVAILABLE",
+    "SESSION_CHANGED",
+    "SESSION_NOT_FOUND",
+    "SESSION_CLOSED",
+    "NO_ACTIVE_SESSION",
+    "stopped SparkContext",
+)
 # Spark itself ends an operation whose client is gone after `spark.connect.execute.manager.detachedTimeout` (5 minutes), so
 # what is older than this still runs only if its driver does.
 _HOURS_BACK = 24

@@ -15,6 +15,7 @@ from state_backend.values.errors import ProcessorError, StorageUnavailable
         ("[SPARK_JOB_CANCELLED] Job 0 cancelled", "was interrupted"),
         ("StatusCode.UNAVAILABLE: failed to connect to all addresses", "lost its Spark Connect server"),
         ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid.", "lost its Spark Connect server"),
+        ("[NO_ACTIVE_SESSION] No active Spark session found.", "lost its Spark Connect server"),
         ("Cannot call methods on a stopped SparkContext", "lost its Spark Connect server"),
     ],
 )

@@ -1,0 +1,82 @@
+"""Two more DAGs, of another shape: an hourly one with two stateful tasks, wired by hand, and one without state that the
+checkpoints of others trigger. The pipelines are jobs/pipelines/weather.py."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
+
+from cairn_operators import IncrementalCheckpointOperator, StatefulMicroBatchOperator
+
+DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
+ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
+RETRIES = {"retries": 3, "retry_delay": timedelta(seconds=5)}
+
+
+def interval_and_checkpoint(name: str, pipeline: str, pipeline_name: str) -> tuple[Any, Any]:
+    """One stateful task and its checkpoint. Where one of a DAG fails, what the ones before it committed stays."""
+    process = StatefulMicroBatchOperator(
+        task_id=name,
+        pipeline=pipeline,
+        root=ROOT,
+        mode="changelog",
+        # An hour starts from the checkpoint of the hour before, whatever max_active_runs a backfill asks for.
+        depends_on_past=True,
+        wait_for_downstream=True,
+        max_active_tis_per_dag=1,
+        **RETRIES,
+    )
+    checkpoint = IncrementalCheckpointOperator(
+        task_id=f"{name}_checkpoint",
+        pipeline_name=pipeline_name,
+        root=ROOT,
+        attempt=f"{{{{ ti.xcom_pull(task_ids='{name}')['attempt'] }}}}",
+        **RETRIES,
+    )
+    process >> checkpoint
+    return process, checkpoint
+
+
+with DAG(
+    "weather",
+    schedule=CronDataIntervalTimetable("@hourly", timezone="UTC"),
+    start_date=datetime(2013, 1, 1, 6, tzinfo=UTC),
+    end_date=datetime(2013, 12, 30, 23, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    tags=["cairn"],
+    doc_md="""
+Hour by hour the weather at New York's airports: `windows` of six hours per airport, closed by event-time timers, then
+`records`, the extremes so far, as a vectorised aggregate. Each has its own pipeline and checkpoint, in changelog mode.
+
+The first hour is that of 2013-01-01T06:00Z:
+`airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 --reprocess-behavior completed`
+""",
+) as weather:
+    _, windows_checkpoint = interval_and_checkpoint("windows", "jobs.pipelines.weather:WEATHER", "weather")
+    records, _ = interval_and_checkpoint("records", "jobs.pipelines.weather:RECORDS", "weather_records")
+    windows_checkpoint >> records
+
+with DAG(
+    "flying_weather",
+    # An asset event comes with every committed checkpoint of either.
+    schedule=Asset(name="cairn_aircraft", uri="cairn://aircraft") | Asset(name="cairn_weather", uri="cairn://weather"),
+    start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    tags=["cairn"],
+    doc_md="Delays by weather, from what `aircraft` and `weather` have committed. Their checkpoints trigger it.",
+) as flying_weather_dag:
+
+    @task
+    def delays_by_weather(triggering_asset_events: Any = None) -> dict[str, Any]:
+        from jobs.pipelines.flying_weather import flying_weather
+
+        for asset, events in triggering_asset_events.items():
+            for event in events:
+                print(f"checkpoint {event.extra.get('checkpoint')} of {asset.name}: {event.extra.get('interval')}")
+        return flying_weather(ROOT)
+
+    delays_by_weather()

