@@ -110,7 +110,7 @@ def spark_server(folder: Path) -> Iterator[SparkConnectServer]:
 @pytest.fixture(scope="module")
 def airflow(folder: Path, spark_server: SparkConnectServer) -> Iterator[AirflowServer]:
     env = {
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "AIRFLOW_CONN_CAIRN_SPARK": spark_server.airflow_connection,
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         # A task whose supervisor is gone is retried after this many seconds without a heartbeat; they come every second.

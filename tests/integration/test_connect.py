@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.records import Record
+from tests.support.reading import read_output
 
 pytestmark = pytest.mark.spark
 
@@ -251,7 +253,7 @@ def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: 
 
 
 def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, tmp_path: Path) -> None:
-    """S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and prepares
+    """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and prepares
     its attempt after the next one is committed. Its commit creates no record, and the state is that of the second."""
     slow = Slow(tmp_path, server.url)
     driver = slow.start()
@@ -270,10 +272,49 @@ def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, t
         (record.id, "attempt-2", record.content.digest)
     ]
     assert "ok" in process(tmp_path, server.url, 2, "attempt-3")
-    assert commit(tmp_path, "attempt-3").content.base_id == record.id
+    after = commit(tmp_path, "attempt-3")
+    assert after.content.base_id == record.id
+    assert sorted(row["text"] for row in read_output(tmp_path / "root" / "greeting", after)) == ["hello one 2"] * 2
 
 
 def commit(folder: Path, attempt: str) -> Record:
     record = Coordinator(open_storage(str(folder / "root" / "greeting")), "greeting").commit(attempt).record
     assert record is not None
     return record
+
+
+# --- a driver that is its own Spark --------------------------------------------------------------------------------------------
+
+
+def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
+    """kill -9 of the task's process takes the driver, its JVM, Spark's Python daemon, and the worker that is busy."""
+    slow = Slow(tmp_path, "local[1]")
+    common = ["--pipeline", "pipeline_of_it:PIPELINE", "--root", str(tmp_path / "root"), "--spark", "local[1]"]
+    arguments = ["process", *common, *interval_of(1, "attempt-1")]
+    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('jobs.driver').run({arguments}, print)"
+    path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "plugins")])
+    task = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(slow.beat.exists, 60, "the processor runs")
+        driver = next(pid for pid, _, parent in processes() if parent == task.pid)
+        started = {pid for pid, session, _ in processes() if session == driver}
+        assert len(started) >= 4, "driver, JVM, daemon, worker"
+    finally:
+        task.kill()
+        task.wait()
+    wait_until(lambda: not started & {pid for pid, *_ in processes()}, 10, "all that the task started is gone")
+    assert not slow.still_beats()
+
+
+def processes() -> Iterator[tuple[int, int, int]]:
+    """Process, session, parent; of all that live."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent, _, session = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+            if state != "Z":
+                yield int(folder.name), int(session), int(parent)

@@ -283,6 +283,19 @@ def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None
     assert gone([driver])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[str], Path]) -> None:
+    """kill -9 of the supervisor: the kernel does not kill the task, and another try will be started."""
+    folder = fake("hang")
+    task = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {task!r}])"
+    supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    both = pids(folder)
+    supervisor.kill()
+    supervisor.wait()
+    assert gone(both, timeout_s=10)
+
+
 def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path], tmp_path: Path) -> None:
     fake("ok {}")
     driver = tmp_path / "fake_driver.py"
