@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs.runtime.shipping import code_hash
 from state_backend.checkpoint.commit import plan_commit
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import DEFAULT_POLICY
@@ -93,9 +95,9 @@ def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
     return Reuse(attempt=earlier.attempt)
 
 
-def options_of(task: IntervalTask, order_by: tuple[str, ...], runtime: str) -> dict[str, str]:
-    """What besides code, input and base decides what a try computes and writes, short enough to be kept: names and numbers as
-    they are, schemas and settings as 12 hex digits of a hash."""
+def options_of(task: IntervalTask, order_by: tuple[str, ...], source: str, runtime: str) -> dict[str, str]:
+    """What besides the processor's code, input and base decides what a try computes and writes, short enough to be kept: names and
+    numbers as they are, schemas and settings as 12 hex digits of a hash. ``source``: `source_hash`."""
     settings: dict[str, Any] = {
         "key": task.key_schema,
         "input": task.input_schema,
@@ -112,9 +114,24 @@ def options_of(task: IntervalTask, order_by: tuple[str, ...], runtime: str) -> d
         "api": task.api,
         "parallelism": str(task.parallelism),
         "max_parallelism": str(task.max_parallelism),
+        "source": source[:12],
         "runtime": runtime,
     }
     return plain | {name: _short(value) for name, value in settings.items()}
+
+
+def source_hash(source: Any) -> str:
+    """SHA-256, hex, over the code that reads the input and what was bound to it. Where that has no lasting form (an object's
+    default ``repr`` has its address), it differs in every process, and the input counts as changed."""
+    bound: list[Any] = []
+    while isinstance(source, functools.partial):
+        bound.append((source.args, sorted(source.keywords.items())))
+        source = source.func
+    bound += [cell.cell_contents for cell in getattr(source, "__closure__", None) or ()]
+    code = source if hasattr(source, "__qualname__") else type(source)
+    if code is not source:
+        bound.append(source)
+    return hashlib.sha256(f"{code_hash(code)} {bound!r}".encode()).hexdigest()
 
 
 def _short(value: Any) -> str:

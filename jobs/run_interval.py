@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from jobs.pipeline import Interval, Pipeline
-from jobs.reuse import Earlier, Now, Recompute, options_of, plan_reuse
+from jobs.reuse import Earlier, Now, Recompute, options_of, plan_reuse, source_hash
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
@@ -159,7 +159,7 @@ def process_interval(
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
     order_by = tuple(pipeline.order_by or ([event_time.column] if event_time is not None else []))
-    options = options_of(task, order_by, runtime_version())
+    options = options_of(task, order_by, source_hash(pipeline.source), runtime_version())
     if earlier is not None and (reused := _reuse(coordinator, task, options, *earlier)) is not None:
         return reused
     if on_begin is not None:

@@ -43,8 +43,8 @@ _RUNTIME = (
 )
 
 
-def user_modules(cls: type) -> list[ModuleType]:
-    """The module of a class and what it imports, directly or not, of modules that neither Python, an installed package nor
+def user_modules(cls: Any) -> list[ModuleType]:
+    """The module of a class or function and what it imports, directly or not, of modules that neither Python, an installed package nor
     this runtime brings; sorted by name. Import statements are read from the sources, since a constant that was imported
     leaves no trace of where it came from."""
     found: dict[str, ModuleType] = {}
@@ -75,8 +75,8 @@ def _imported(module: ModuleType) -> Iterator[str]:
             yield from (f"{parent}.{alias.name}" for alias in node.names)
 
 
-def code_hash(cls: type) -> str:
-    """SHA-256, hex, over the sources of the user's modules."""
+def code_hash(cls: Any) -> str:
+    """SHA-256, hex, over the sources of the user's modules that a class or function needs."""
     digest = hashlib.sha256(cls.__qualname__.encode())
     for module in user_modules(cls):
         digest.update(module.__name__.encode() + b"\0")

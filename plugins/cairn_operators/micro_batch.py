@@ -15,6 +15,7 @@ from airflow.sdk.observability import stats
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure
+from cairn_operators.google_connection import as_google_identity
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator, again_command
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         url = join_url(self.root, self.pipeline_name)
         try:
             # After Airflow: what has succeeded there is in the log that is read now.
-            log = read_log(open_storage(url))
+            with as_google_identity(self.gcp_conn_id):
+                log = read_log(open_storage(url))
             decision = plan_start(
                 log,
                 self.pipeline_name,
@@ -181,7 +183,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         self.log.info("waiting, without a worker slot, for the checkpoint of the interval before: %s", wait.reason)
         self.defer(
             trigger=PreviousCheckpointTrigger(
-                url=url,
+                # The environment of the triggerer is that of all its triggers: no place for one pipeline's identity.
+                url=url if self.gcp_conn_id is None else None,
                 head_id=log.head_id,
                 end_ms=to_ms(start),
                 dag_id=context["dag_run"].dag_id,

@@ -15,13 +15,13 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     ended in another way, or at ``until_ms``. What follows from it, the task decides: it looks at everything again.
 
     Every ``poll_s`` seconds it asks the storage for the next record (one look-up by name; it reads those that are there) and
-    Airflow for the states of the runs' tasks. Storage that does not answer is asked again.
+    Airflow for the states of the runs' tasks. Storage that does not answer is asked again. Without a ``url`` it asks Airflow only.
     """
 
     def __init__(
         self,
         *,
-        url: str,
+        url: str | None,
         head_id: int,
         end_ms: int,
         dag_id: str,
@@ -56,13 +56,13 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             await asyncio.sleep(self.poll_s)
 
     async def _look(self) -> str | None:
-        if (checkpoint_id := await asyncio.to_thread(self._committed)) is not None:
+        if self.url is not None and (checkpoint_id := await asyncio.to_thread(self._committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is there"
         if (ended := await self._ended()) is not None:
             return ended
         return "time is up" if time.time() * 1000 >= self.until_ms else None
 
-    def _committed(self) -> int | None:
+    def _committed(self, url: str) -> int | None:
         """The id of the checkpoint that is waited for; goes on where the last look ended."""
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import interval_of, run_of
@@ -70,7 +70,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         from state_backend.values.errors import NotFound, RetryableError
         from state_backend.values.records import Record, SweepRecord, Tombstone
 
-        storage = open_storage(self.url)
+        storage = open_storage(url)
         try:
             while True:
                 path = paths.record(self.head_id + 1)

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure
+from cairn_operators.google_connection import as_google_identity
 from cairn_operators.micro_batch import for_dag
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class RestoreStateOperator(DriverOperator):
         self.allow_quarantined = allow_quarantined
 
     def execute(self, context: Any) -> dict[str, Any]:
+        with as_google_identity(self.gcp_conn_id):
+            return self._execute(context)
+
+    def _execute(self, context: Any) -> dict[str, Any]:
         if (done := self._into().log().of_attempt(self._attempt(context))) is not None:
             self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", done.id)
             return {"kind": "fork" if self.fork_as else "rewind", "checkpoint": done.id, "discarded": []}
@@ -113,6 +118,10 @@ class RestoreStateOperator(DriverOperator):
         self.log.info("%s has agreed to discard %s", who, ", ".join(map(str, agreed)))
         if (store := context.get("task_state_store")) is not None:
             store.set(self._agreed_key(context), agreed)  # a retry does not ask again
+        with as_google_identity(self.gcp_conn_id):
+            return self._as_agreed(context, agreed)
+
+    def _as_agreed(self, context: Any, agreed: list[int]) -> dict[str, Any]:
         plan = self._plan(context)
         if more := plan.discards - set(agreed):
             raise AirflowFailException(
@@ -272,6 +281,7 @@ def restore_pipeline(
     *,
     pipeline_name: str,
     spark_conn_id: str = "cairn_spark",
+    gcp_conn_id: str | None = None,
     restore: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
@@ -291,6 +301,7 @@ def restore_pipeline(
             pipeline_name=pipeline_name,
             root=root,
             spark_conn_id=spark_conn_id,
+            gcp_conn_id=gcp_conn_id,
             target="{{ params.target }}",
             fork_as="{{ params.fork_as or '' }}",
             **(restore or {}),

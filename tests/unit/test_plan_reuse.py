@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from jobs.reuse import Earlier, Now, Recompute, Reuse, plan_reuse
+from jobs.reuse import Earlier, Now, Recompute, Reuse, plan_reuse, source_hash
 from state_backend.checkpoint.log import Log
 from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
 from tests.support.checkpoints import content, day, record, run
@@ -78,3 +80,26 @@ def test_what_is_committed_already_is_reused() -> None:
     """A try that died after its checkpoint was committed: publishing is all that is left to do."""
     committed = record(2, day(2), 1, attempt="m1", run=ME)
     assert plan_reuse(EARLIER, replace(NOW, **with_log(committed))) == Reuse(attempt="m1")
+
+
+def read_days(spark: object, interval: object) -> None: ...
+
+
+class Days:
+    def __call__(self, spark: object, interval: object) -> None: ...
+
+
+def days_of(folder: str) -> Callable[[object, object], None]:
+    def read(spark: object, interval: object) -> None:
+        print(folder)
+
+    return read
+
+
+def test_what_is_bound_to_a_source_counts_as_its_code() -> None:
+    same = [read_days, partial(read_days, None), partial(read_days, None), days_of("a"), days_of("a"), days_of("b")]
+    plain, bound, bound_again, a, a_again, b = map(source_hash, same)
+    assert (bound, a) == (bound_again, a_again)
+    assert len({plain, bound, a, b, source_hash(partial(read_days, 1))}) == 5
+    first, second = Days(), Days()
+    assert source_hash(first) != source_hash(second)  # nothing says that they read the same
