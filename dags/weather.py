@@ -20,12 +20,9 @@ def interval_and_checkpoint(name: str, pipeline: str, pipeline_name: str) -> tup
     process = StatefulMicroBatchOperator(
         task_id=name,
         pipeline=pipeline,
+        pipeline_name=pipeline_name,
         root=ROOT,
         mode="changelog",
-        # An hour starts from the checkpoint of the hour before, whatever max_active_runs a backfill asks for.
-        depends_on_past=True,
-        wait_for_downstream=True,
-        max_active_tis_per_dag=1,
         **RETRIES,
     )
     checkpoint = IncrementalCheckpointOperator(
