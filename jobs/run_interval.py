@@ -28,7 +28,14 @@ from jobs.runtime.watermark import EventTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.state.plan_states import StatePlan, plan_states
-from state_backend.values.errors import CairnError, ProcessorError, SourceError, StateUnusable, UsageError
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    ProcessorError,
+    SourceError,
+    StateUnusable,
+    UsageError,
+)
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
 from state_backend.verify import offering_sound
@@ -56,7 +63,7 @@ def run_interval(
 
     root: ``file:///...`` or an absolute path; the pipeline's folder is made below it.
     mode: "incremental", "full" or "changelog": what the checkpoint writes. Any may follow any.
-    Raises: the errors of ``state_backend.values.errors``; nothing is committed then.
+    Raises: the errors of ``state_backend.values.errors``; nothing is committed then, unless it was the sink that failed.
     """
     attempt = str(uuid.uuid4())
     run = run or RunRef(run_id=f"direct__{attempt}", clear_number=0, try_number=1)
@@ -75,7 +82,10 @@ def run_interval(
     )
     result = coordinator.commit(attempt)
     coordinator.publish(pipeline.sink_hook(spark, join_url(root, pipeline.name)))
-    coordinator.clean_up()
+    try:
+        coordinator.clean_up()
+    except CorruptFile as error:  # of another checkpoint: this one counts
+        log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     return result.record or coordinator.record(result.id)
 
 

@@ -68,7 +68,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
     def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.coordinator import Coordinator
-        from state_backend.values.errors import AttemptLost, CairnError
+        from state_backend.values.errors import AttemptLost, CairnError, CorruptFile
 
         started_s = time.monotonic()
         try:
@@ -77,7 +77,10 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
             coordinator = Coordinator(open_storage(url), self.pipeline_name)
             committed = coordinator.commit(self.attempt)
             coordinator.publish(hook)
-            coordinator.clean_up()
+            try:
+                coordinator.clean_up()
+            except CorruptFile as error:  # of another checkpoint: this one counts, and the next intervals may mend it
+                self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{type(error).__name__}: {error}\nOnly a new attempt can be committed; clear both tasks of this run: "

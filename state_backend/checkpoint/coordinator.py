@@ -409,7 +409,8 @@ class Coordinator:
 
     def _state_files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
         """Shared files and manifests of a checkpoint. ``gone_before``: a deletion that stopped half-way may have taken a
-        manifest, after all that it names. Anywhere else a lost manifest hides what is needed, so nothing may be deleted."""
+        manifest, after all that it names; and one that is damaged there hides nothing that anybody needs, only what the sweeper
+        finds. Anywhere else a manifest that can't be read hides what is needed, so nothing may be deleted."""
         for ref in content.shards:
             if ref.manifest is not None:
                 yield ref.manifest
@@ -417,11 +418,11 @@ class Coordinator:
                 yield from (s.handle for s in ref.changes.segments if s.handle is not None)
             try:
                 manifest = manifest_of(ref, self._storage)
-            except NotFound as error:
+            except (NotFound, CorruptFile) as error:
                 if gone_before:
                     continue
                 raise CorruptFile(
-                    f"the manifest of shard {ref.shard} of {content.interval} is missing: {error}"
+                    f"the manifest of shard {ref.shard} of {content.interval} can't be read: {error}"
                 ) from error
             yield from manifest.handles
 

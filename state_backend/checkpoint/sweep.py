@@ -202,10 +202,10 @@ def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[
         shard = strict.get(handle, loose.get(handle, 0))
         try:
             manifest = manifest_of(ShardRef(shard=shard, manifest=handle, inline=None), storage)
-        except NotFound:
+        except (NotFound, CorruptFile):
             if handle in strict:
                 raise
-            return []
+            return []  # nobody needs the state of a dropped checkpoint
         return [h.path for h in handles_in(manifest)]
 
     for found in _at_once(paths_in, strict | loose):

@@ -24,7 +24,7 @@ from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, 
 from state_backend.values.records import Claim
 from state_backend.verify import offering_sound, verify_pipeline
 from tests.support.checkpoints import PIPELINE, day
-from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
+from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
 
 OTHER = "other savepoint"
@@ -306,6 +306,27 @@ def test_going_back_to_the_one_that_is_offered_mends_it(root: Path) -> None:
     made.prepare(5, "mended", values_of(5))
     made.coordinator.commit("mended")
     assert made.prepare(6, "next", values_of(6)).content.digest == whole
+
+
+def test_a_manifest_that_is_damaged_stops_deleting_until_its_checkpoint_is_dropped(root: Path) -> None:
+    """In doubt nothing is deleted; intervals go on being committed, and when retention drops that checkpoint all is cleaned up."""
+    manifest = root / PIPELINE / paths.shared("a4", 0, 0, 0, "manifest")
+    flip(manifest, manifest)
+    made = RealPipeline(root, policy=KeepLast(2))
+    made.prepare(6, "six", values_of(6))
+    made.coordinator = Coordinator(made.storage, PIPELINE, policy=KeepLast(6))
+    assert made.coordinator.commit("six").outcome == "committed"
+    with pytest.raises(CorruptFile, match=manifest.name):
+        made.coordinator.clean_up()
+    with pytest.raises(CorruptFile, match=manifest.name):
+        sweep_all(root)
+    made.coordinator = Coordinator(made.storage, PIPELINE, policy=KeepLast(1))
+    made.prepare(7, "seven", values_of(7))
+    made.coordinator.commit("seven")
+    made.coordinator.publish(None)
+    assert 4 in made.coordinator.clean_up().shrunk
+    sweep_all(root)
+    assert {info.path for info in made.storage.list("")} == live_files(made.storage)
 
 
 def test_a_log_that_lost_its_end_commits_nothing(root: Path) -> None:
