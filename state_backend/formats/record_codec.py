@@ -23,11 +23,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from state_backend.formats.paths import check_name
 from state_backend.values.errors import CorruptRecord, UsageError
-from state_backend.values.key_groups import check_parallelism
+from state_backend.values.key_groups import MAX_MAX_PARALLELISM, KeyGroupRange, check_parallelism
 from state_backend.values.records import (
     Claim,
     Content,
     InlineFile,
+    KeyGroupState,
     LocalFile,
     Prepared,
     Published,
@@ -35,6 +36,7 @@ from state_backend.values.records import (
     Record,
     Refused,
     Savepoint,
+    ShardChanges,
     ShardManifest,
     SweepRecord,
     Tombstone,
@@ -64,6 +66,9 @@ _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_j
 _SIGNED = {"watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+
+# Checked by their own constructors, in one go, or the owner's own JSON.
+_NOT_WALKED = ("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema")
 
 T = TypeVar("T")
 
@@ -148,17 +153,11 @@ def _check(value: Any) -> None:
         case Content():
             _check_content(value)
         case ShardManifest():
-            groups = [
-                value.key_groups.first - 1,
-                *(s.key_group for s in value.key_group_states),
-                value.key_groups.last + 1,
-            ]
-            _require(
-                all(a < b for a, b in pairwise(groups)),
-                f"its key groups are not ascending and within {value.key_groups}",
-            )
+            _check_groups(value.key_group_states, value.key_groups)
             names = [*(f.name for f in value.files), *(f.name for f in value.inline_files)]
             _require(len({*names}) == len(names), "two files have one local name")
+        case ShardChanges():
+            _check_groups(value.key_group_states, KeyGroupRange(first=0, last=MAX_MAX_PARALLELISM - 1))
         case LocalFile(name=local) | InlineFile(name=local):
             _require(_LOCAL_NAME.fullmatch(local) is not None, f"it names a local file {local[:100]!r}")
     for name in _plain_fields(cast(Any, type(value))):
@@ -178,6 +177,16 @@ def _check_content(content: Content) -> None:
         _require(len({*what}) == len(what), "two states share a name or an id")
 
 
+def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> None:
+    """There may be thousands, so in one go."""
+    groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
+    _require(all(a < b for a, b in pairwise(groups)), f"its key groups are not ascending and within {owned}")
+    counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]
+    for name, numbers in (("entries", counts), ("digest", digests)):
+        for number in (min(numbers, default=0), max(numbers, default=0)):
+            _check_number(name, number)
+
+
 def _check_number(name: str, number: Any) -> None:
     if isinstance(number, int):
         bits = _BITS.get(name, 63)
@@ -192,12 +201,9 @@ def _require(holds: bool, problem: str) -> None:
 
 @cache
 def _plain_fields(cls: type) -> tuple[str, ...]:
-    """The fields of a value's class; none of what is checked by its own constructor, or is the owner's own JSON."""
     if not is_dataclass(cls):
         return ()
-    return tuple(
-        f.name for f in fields(cls) if f.name not in ("interval", "source_position", "value", "user_key", "key_schema")
-    )
+    return tuple(f.name for f in fields(cls) if f.name not in _NOT_WALKED)
 
 
 @cache
