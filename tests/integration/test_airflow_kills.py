@@ -166,7 +166,7 @@ class Day:
 
     def succeed(self, *, tries: int) -> Record:
         """Waits for the run; its record."""
-        ended = self.airflow.client.wait_for_runs(self.dag_id, [self.run_id], timeout_s=90)
+        ended = self.airflow.client.wait_for_runs(self.dag_id, [self.run_id], timeout_s=180)
         assert ended == {self.run_id: "success"}
         assert len(self.tries()) == tries
         newest = log_of(self.folder).completed()[-1]
@@ -238,7 +238,7 @@ def test_kill_9_of_the_spark_server(airflow: AirflowServer, folder: Path, spark_
     day.let_go()
     spark_server.start()
     spark_server.wait_until_ready()
-    ended = airflow.client.wait_for_runs(day.dag_id, [day.run_id], timeout_s=90)
+    ended = airflow.client.wait_for_runs(day.dag_id, [day.run_id], timeout_s=180)
     assert ended == {day.run_id: "success"}
     assert "StorageUnavailable: the operation at" in day.log_of_try(1)
     assert "lost its Spark Connect server" in day.log_of_try(1)

@@ -200,7 +200,7 @@ class Slow:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A driver whose processor is at work on the server."""
         driver = start(self.folder, self.server, "process", *interval_of(1, "attempt-1"), *arguments)
-        wait_until(self.beat.exists, 30, "the processor runs")
+        wait_until(self.beat.exists, 60, "the processor runs")
         (self.folder / "quick").touch()
         return driver
 
@@ -300,7 +300,7 @@ def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(slow.beat.exists, 60, "the processor runs")
+        wait_until(slow.beat.exists, 120, "the processor runs")
         driver = next(pid for pid, _, parent in processes() if parent == task.pid)
         started = {pid for pid, session, _ in processes() if session == driver}
         assert len(started) >= 4, "driver, JVM, daemon, worker"
