@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import google_crc32c
 
-from state_backend.formats import paths, record_codec
+from state_backend.formats import changelog, paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
-from state_backend.values.records import KeyGroupState, ShardChanges, ShardManifest, ShardRef
+from state_backend.values.handles import Handle
+from state_backend.values.records import InSegment, KeyGroupState, Segment, ShardChanges, ShardManifest, ShardRef
 
 # Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
 # what changed since it was written, while that stays below this.
@@ -56,13 +57,17 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
     handle = ref.manifest
     if handle is None:
         raise CorruptRecord(f"shard {ref.shard} has neither an inline manifest nor a file of one")
-    data = storage.read(handle.path)
-    crc32c = google_crc32c.value(data)
-    if len(data) != handle.size_bytes or crc32c != handle.crc32c:
-        raise CorruptFile(
-            f"{handle.path}: {len(data)} bytes, crc32c {crc32c:08x}; expected {handle.size_bytes} bytes, {handle.crc32c:08x}"
-        )
-    manifest = record_codec.decode(data, handle.path, ShardManifest)
+    if ref.in_segment is not None:
+        manifest = _manifest_in(ref.in_segment, handle, storage)
+    else:
+        data = storage.read(handle.path)
+        crc32c = google_crc32c.value(data)
+        if len(data) != handle.size_bytes or crc32c != handle.crc32c:
+            raise CorruptFile(
+                f"{handle.path}: {len(data)} bytes, crc32c {crc32c:08x}; expected {handle.size_bytes} bytes, "
+                f"{handle.crc32c:08x}"
+            )
+        manifest = record_codec.decode(data, handle.path, ShardManifest)
     return changed(manifest, ref.changes) if ref.changes is not None else manifest
 
 
@@ -73,6 +78,19 @@ def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
     except NotFound as error:
         path = ref.manifest.path if ref.manifest is not None else "inline"
         raise CorruptFile(f"the manifest of shard {ref.shard}, {path}, is missing from {storage.url}") from error
+
+
+def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardManifest:
+    """The manifest at the end of a segment's file, which can't name the file that it is in; the rest of that is not read. Its own
+    checksums are checked, and that it ends where the file does."""
+    tail = storage.read(handle.path, offset=where.offset)
+    if where.offset + len(tail) != handle.size_bytes:
+        raise CorruptFile(
+            f"{handle.path}: {where.offset + len(tail)} bytes, expected {handle.size_bytes}; its manifest begins at {where.offset}"
+        )
+    manifest = record_codec.decode(changelog.read_manifest(tail, handle.path), handle.path, ShardManifest)
+    segment = Segment(handle=handle, data=None, changes=where.changes, content_bytes=where.content_bytes)
+    return replace(manifest, segments=(*manifest.segments, segment))
 
 
 def changed(manifest: ShardManifest, changes: ShardChanges) -> ShardManifest:
@@ -96,15 +114,15 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
     return ShardChanges(segments=now.segments, key_group_states=tuple(state for _, state in sorted(states.items())))
 
 
-def plan_refs(candidates: list[tuple[bool, int, ShardRef]], budget_bytes: int) -> list[ShardRef]:
-    """Which of (touched, bytes of changes, ref) stay refs to a manifest's old file and what changed since: untouched shards,
-    then those with the fewest bytes, as long as the changes fit into the record. The others write their manifests anew."""
-    taken = []
-    for _, size_bytes, ref in sorted(candidates, key=lambda c: (c[:2], c[2].shard)):
-        budget_bytes -= size_bytes
-        if budget_bytes >= 0:
-            taken.append(ref)
-    return taken
+def plan_ref(manifest: ShardManifest, kept: ShardRef | None, parallelism: int) -> ShardRef | None:
+    """What a record says of a shard within that shard's equal part of the room for manifests, so that a worker knows it as well as the
+    driver; None: it needs a file. ``kept``: the ref to its manifest's file and what changed since, if only that did."""
+    room_bytes = INLINE_MANIFESTS_BYTES // parallelism
+    if kept is not None and changes_bytes(kept, manifest) <= room_bytes:
+        return kept
+    if len(record_codec.encode(manifest)) <= room_bytes:
+        return ShardRef(shard=manifest.shard, manifest=None, inline=manifest)
+    return None
 
 
 def changes_bytes(ref: ShardRef, manifest: ShardManifest) -> int:

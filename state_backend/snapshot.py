@@ -12,20 +12,20 @@ changelog state backend, which writes changes continuously and materialises now 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.rocks import MIB, RocksStore
 from state_backend.file_cache import FileCache
-from state_backend.formats import changelog, paths
+from state_backend.formats import changelog, paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.transfer import upload_all
 from state_backend.values.errors import InvariantViolated, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import InlineFile, KeyGroupState, LocalFile, Segment, ShardManifest
+from state_backend.values.records import InlineFile, InSegment, KeyGroupState, LocalFile, Segment, ShardManifest
 
 INLINE_FILE_BYTES = 20 * 1024
 INLINE_RECORD_BYTES = 256 * 1024
@@ -59,11 +59,13 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A shard's manifest and what writing it cost: files and bytes that are new on the storage, inlined ones included."""
+    """A shard's manifest and what writing it cost: files and bytes that are new on the storage, inlined ones included.
+    ``in_segment``: the file of the last segment holds the manifest, too."""
 
     manifest: ShardManifest
     uploaded_files: int
     uploaded_bytes: int
+    in_segment: InSegment | None = None
 
 
 def changelog_limit(base: ShardManifest, options: ChangelogOptions) -> int:
@@ -113,9 +115,11 @@ def append_segment(
     task: int,
     key_group_states: tuple[KeyGroupState, ...],
     inline_budget_bytes: int,
+    fits_record: Callable[[ShardManifest], bool] = lambda manifest: True,
 ) -> Snapshot:
     """The base with one more segment, if anything changed; inline if it fits the budget. ``local``: a file to write it to,
-    which must not exist."""
+    which must not exist. A segment in a file takes the manifest along if that would need another: ``fits_record`` says so of a
+    manifest whose last segment has a handle as long as the one to come."""
     unchanged = replace(base, key_group_states=key_group_states)
     content_bytes = changes.content_bytes()
     if content_bytes is None:
@@ -127,18 +131,31 @@ def append_segment(
         return Snapshot(manifest=unchanged, uploaded_files=0, uploaded_bytes=0)
     size_bytes = local.stat().st_size
     inline = size_bytes <= min(inline_budget_bytes, INLINE_FILE_BYTES)
-    uploads = [] if inline else [(paths.shared(attempt, base.shard, task, 0, "log"), local)]
-    handles = upload_all(storage, uploads)
-    segment = Segment(
-        handle=None if inline else handles[0],
-        data=local.read_bytes() if inline else None,
+    if inline:
+        segment = Segment(handle=None, data=local.read_bytes(), changes=count, content_bytes=content_bytes)
+        manifest = replace(unchanged, segments=(*kept_segments(base), segment))
+        return Snapshot(manifest=manifest, uploaded_files=0, uploaded_bytes=size_bytes)
+    path = paths.shared(attempt, base.shard, task, 0, "log")
+    expected = Segment(
+        handle=Handle(path=path, size_bytes=size_bytes, crc32c=2**32 - 1),
+        data=None,
         changes=count,
         content_bytes=content_bytes,
     )
+    in_segment = None
+    if not fits_record(replace(unchanged, segments=(*kept_segments(base), expected))):
+        path = paths.shared(attempt, base.shard, task, 1, "manifest")
+        before = replace(unchanged, segments=kept_segments(base))
+        with local.open("r+b") as file:
+            offset = changelog.append_manifest(file, record_codec.encode(before))
+        in_segment = InSegment(offset=offset, changes=count, content_bytes=content_bytes)
+    (handle,) = upload_all(storage, [(path, local)])
+    segment = replace(expected, handle=handle)
     return Snapshot(
         manifest=replace(unchanged, segments=(*kept_segments(base), segment)),
-        uploaded_files=len(handles),
-        uploaded_bytes=size_bytes,
+        uploaded_files=1,
+        uploaded_bytes=handle.size_bytes,
+        in_segment=in_segment,
     )
 
 

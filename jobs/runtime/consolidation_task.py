@@ -18,7 +18,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.file_cache import open_cache
-from state_backend.manifest import manifest_of, rewritten_refs
+from state_backend.manifest import needed_manifest, rewritten_refs
 from state_backend.restore import check_whole, restore_shard
 from state_backend.snapshot import INLINE_RECORD_BYTES, take_snapshot
 from state_backend.state.verify import verify_shard
@@ -62,7 +62,7 @@ class ConsolidationTask:
             pass
         started_ns = time.monotonic_ns()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
-        before = manifest_of(content.shards[shard], storage)
+        before = needed_manifest(content.shards[shard], storage)
         with rare_garbage_collection(), work_folder(f"consolidate-{shard}-") as work:
             restored = restore_shard(before.key_groups, [before], storage, work / "db", self.engine, cache)
             snapshot = None
@@ -113,7 +113,7 @@ class ConsolidationTask:
             return
         storage = open_storage(self.root)
         made = {ack.shard: ack.manifest for ack in acks if ack.manifest is not None}
-        manifests = [made.get(ref.shard) or manifest_of(ref, storage) for ref in content.shards]
+        manifests = [made.get(ref.shard) or needed_manifest(ref, storage) for ref in content.shards]
         check_whole(manifests, content.max_parallelism)
         digest = sum(m.digest for m in manifests) % 2**64
         if digest != content.digest:

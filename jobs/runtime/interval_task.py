@@ -45,7 +45,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import INLINE_MANIFESTS_BYTES, changes_bytes, changes_since, needed_manifest, plan_refs
+from state_backend.manifest import INLINE_MANIFESTS_BYTES, changes_since, needed_manifest, plan_ref
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import (
@@ -63,6 +63,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
     Content,
+    InSegment,
     LogicalTime,
     OutputFile,
     Permissions,
@@ -83,7 +84,8 @@ INLINE_SEGMENTS_BYTES, INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
     """What a shard did. Manifest None: the shard did not change, and its manifest in the base stays right. ``changes``: where
-    that lies in a file and the new one has the same files, all that is different.
+    that lies in a file and the new one has the same files, all that is different. ``in_segment``: the new one lies in the file of
+    its last segment.
 
     ``late``: the file of its late rows. ``newest_event_us``: the latest event time it saw. ``durations_us`` by phase; ``pid``
     is the worker's process. Its base's bytes came from the storage (``downloaded_bytes``) or this host's cache.
@@ -104,6 +106,7 @@ class ShardAck:
     durations_us: dict[str, int]
     pid: int
     cached_bytes: int = 0
+    in_segment: InSegment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +223,8 @@ class IntervalTask:
         return ShardAck(
             shard=shard,
             manifest=snapshot.manifest if snapshot else None,
-            changes=self._changes(shard, restored, snapshot) if same_layout else None,
+            changes=self._changes(shard, restored, snapshot.manifest) if same_layout and snapshot else None,
+            in_segment=snapshot.in_segment if snapshot else None,
             output=output_file,
             late=late_file,
             newest_event_us=inputs.newest_event_us,
@@ -258,6 +262,9 @@ class IntervalTask:
                 task=task,
                 key_group_states=key_group_states,
                 inline_budget_bytes=max(INLINE_SEGMENTS_BYTES // self.parallelism, INLINE_SEGMENT_BYTES),
+                fits_record=lambda manifest: (
+                    plan_ref(manifest, self._kept(shard, restored, manifest), self.parallelism) is not None
+                ),
             )
         consolidate(
             restored.store,
@@ -284,11 +291,19 @@ class IntervalTask:
             cache=open_cache(self.engine),
         )
 
-    def _changes(self, shard: int, restored: RestoredShard, snapshot: Snapshot | None) -> ShardChanges | None:
-        ref = next(ref for ref in self.base if ref.shard == shard)
-        if snapshot is None or restored.base is None or ref.manifest is None:
+    def _kept(self, shard: int, restored: RestoredShard, manifest: ShardManifest) -> ShardRef | None:
+        """The ref to the file of the base's manifest with what has changed since, if that is all."""
+        changes = self._changes(shard, restored, manifest) if len(self.base) == self.parallelism else None
+        return None if changes is None else replace(self._base_ref(shard), changes=changes)
+
+    def _changes(self, shard: int, restored: RestoredShard, manifest: ShardManifest) -> ShardChanges | None:
+        ref = self._base_ref(shard)
+        if restored.base is None or ref.manifest is None:
             return None
-        return changes_since(ref.changes, restored.base, snapshot.manifest)
+        return changes_since(ref.changes, restored.base, manifest)
+
+    def _base_ref(self, shard: int) -> ShardRef:
+        return next(ref for ref in self.base if ref.shard == shard)
 
     def _changelog_base(self, restored: RestoredShard, shard: int, owned: KeyGroupRange) -> ShardManifest | None:
         """What a segment can be added to: the base's manifest of the very same range, or nothing at all at the start. What was
@@ -402,18 +417,20 @@ class IntervalTask:
         encoded = [record_codec.encode(m) for m in manifests]
         if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
             return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
-        candidates = []
-        for ack, manifest in zip(acks, manifests, strict=True):
-            before = previous.get(ack.shard)
+        refs = []
+        for ack, manifest, data in zip(acks, manifests, encoded, strict=True):
+            before, kept = previous.get(ack.shard), None
             if before is not None and before.manifest is not None and (ack.manifest is None or ack.changes is not None):
-                ref = before if ack.manifest is None else replace(before, changes=ack.changes)
-                candidates.append((ack.manifest is not None, changes_bytes(ref, manifest), ref))
-        refs = {ref.shard: ref for ref in plan_refs(candidates, INLINE_MANIFESTS_BYTES)}
-        for ack, data in zip(acks, encoded, strict=True):
-            if ack.shard not in refs:
+                kept = before if ack.manifest is None else replace(before, changes=ack.changes)
+            ref = plan_ref(manifest, kept, self.parallelism)
+            if ref is None and ack.in_segment is not None:
+                last = manifest.segments[-1].handle
+                ref = ShardRef(shard=ack.shard, manifest=last, inline=None, in_segment=ack.in_segment)
+            if ref is None:
                 handle = storage.create(paths.shared(self.attempt, ack.shard, 0, 0, "manifest"), data)
-                refs[ack.shard] = ShardRef(shard=ack.shard, manifest=handle, inline=None)
-        return tuple(refs[ack.shard] for ack in acks)
+                ref = ShardRef(shard=ack.shard, manifest=handle, inline=None)
+            refs.append(ref)
+        return tuple(refs)
 
     def _totals(self, acks: list[ShardAck], manifests: list[ShardManifest], outputs: tuple[OutputFile, ...]) -> Totals:
         entries: dict[str, int] = {}

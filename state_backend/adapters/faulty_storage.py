@@ -63,9 +63,9 @@ class FaultyStorage:
         """The root of the inner storage."""
         return self.inner.url
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, offset: int = 0) -> bytes:
         """See `Storage.read`."""
-        return self._call("read", path, lambda: self.inner.read(path))
+        return self._call("read", path, lambda: self.inner.read(path, offset=offset))
 
     def create(self, path: str, data: bytes) -> Handle:
         """See `Storage.create`."""

@@ -244,9 +244,9 @@ class GcsStorage:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, offset: int = 0) -> bytes:
         """See `Storage.read`."""
-        with self._body(path, f"read {path!r} of {self.url}") as body:
+        with self._body(path, f"read {path!r} of {self.url}", offset) as body:
             data = b"".join(body)
             if body.crc32c not in (None, google_crc32c.value(data)):
                 raise StorageUnavailable(
@@ -311,13 +311,13 @@ class GcsStorage:
             self._page(google, self._root, None, doing, size=1)
 
     @contextmanager
-    def _body(self, path: str, doing: str) -> Iterator[_Body]:
+    def _body(self, path: str, doing: str, offset: int = 0) -> Iterator[_Body]:
         with self._connections.lent() as google:
             name = quote(self._name(path), safe="")
             url = f"{google.client.api_endpoint}/download/storage/v1/b/{self._bucket}/o/{name}"
             if self._project is not None:
                 url += f"?userProject={quote(self._project, safe='')}"
-            body = _Body(google.session, url, functools.partial(self._send, doing))
+            body = _Body(google.session, url, functools.partial(self._send, doing), offset)
             try:
                 yield body
             except NotFound:
@@ -652,16 +652,19 @@ class GcsStorage:
 
 class _Body:
     """The bytes of a file as they come, in pieces of `CHUNK_BYTES`. Where a connection breaks, the next one goes on
-    from there, with the same generation. ``crc32c`` is what the server says of the whole file, if it does."""
+    from there, with the same generation. ``crc32c`` is what the server says of the whole file, if it does; None from an
+    ``offset`` on."""
 
-    def __init__(self, session: AuthorizedSession, url: str, send: Callable[[Callable[[float], bytes]], bytes]) -> None:
+    def __init__(
+        self, session: AuthorizedSession, url: str, send: Callable[[Callable[[float], bytes]], bytes], offset: int = 0
+    ) -> None:
         self.crc32c: int | None = None
         self._session = session
         self._url = url
         self._send = send
         self._response: requests.Response | None = None
         self._generation: str | None = None
-        self._at = 0
+        self._at = offset
         self._size_bytes: int | None = None
         self._piece = bytearray()
 

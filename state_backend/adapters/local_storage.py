@@ -129,10 +129,11 @@ class LocalStorage:
         self._leftovers_removed = False
         self._durable: set[Path] = set()
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, offset: int = 0) -> bytes:
         """See `Storage.read`."""
-        with os_errors(self._doing("read", path)):
-            return self._file(path).read_bytes()
+        with os_errors(self._doing("read", path)), self._file(path).open("rb") as file:
+            file.seek(offset)
+            return file.read()
 
     def create(self, path: str, data: bytes) -> Handle:
         """See `Storage.create`."""

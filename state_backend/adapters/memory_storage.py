@@ -49,9 +49,9 @@ class MemoryStorage:
         view.url = f"{self.url.rstrip('/')}/{folder}"
         return view
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, offset: int = 0) -> bytes:
         """See `Storage.read`."""
-        return self._get(path).data
+        return self._get(path).data[offset:]
 
     def create(self, path: str, data: bytes) -> Handle:
         """See `Storage.create`."""

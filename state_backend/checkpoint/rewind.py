@@ -275,7 +275,8 @@ def take_over(
 ) -> ShardManifest:
     """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``. NotFound; else as ``copy_all``."""
     old = list(dict.fromkeys(manifest.handles))
-    names = [paths.shared(attempt, manifest.shard, task, n, h.path.rpartition(".")[2]) for n, h in enumerate(old)]
+    files = {f.handle for f in manifest.files}
+    names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
     copies = copy_all(source, storage, list(zip(old, names, strict=True)), parallelism=parallelism)
     new = dict(zip(old, copies, strict=True))
 

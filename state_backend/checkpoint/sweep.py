@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar, get_args
 from uuid import uuid4
@@ -43,7 +43,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import Record, Savepoint, ShardRef, SweepRecord, ValidationMode
+from state_backend.values.records import Record, Savepoint, SweepRecord, ValidationMode
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -194,14 +194,14 @@ def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
         named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}
         retained.append(saved.content)
-    strict = {ref.manifest: ref.shard for c in retained for ref in c.shards if ref.manifest is not None}
-    loose = {ref.manifest: ref.shard for c in dropped for ref in c.shards if ref.manifest is not None}
+    strict = {ref.manifest: ref for c in retained for ref in c.shards if ref.manifest is not None}
+    loose = {ref.manifest: ref for c in dropped for ref in c.shards if ref.manifest is not None}
 
     def paths_in(handle: Handle) -> list[str]:
         """What a manifest names as it was written, which may be more than what a record still takes from it."""
-        shard = strict.get(handle, loose.get(handle, 0))
+        ref = strict.get(handle) or loose[handle]
         try:
-            manifest = manifest_of(ShardRef(shard=shard, manifest=handle, inline=None), storage)
+            manifest = manifest_of(replace(ref, changes=None), storage)
         except (NotFound, CorruptFile):
             if handle in strict:
                 raise

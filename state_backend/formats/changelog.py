@@ -6,6 +6,7 @@
     raw bytes length of each first u32 … | length of each second u32 … | firsts | seconds
     kind 1    deleted ranges: first start (included), then end (excluded), in the order of their deletion
     kind 2    entries: key and value, length FFFFFFFF for a deleted key; keys ascend over all blocks
+    kind 3    at most one, the last, in a segment file that is its shard's manifest too: one pair of no key and the manifest
 
 All numbers are big-endian. ``crc32c`` is over the block's other head fields and its stored bytes, and is checked before
 either is believed. Ranges come first: to replay a segment is to delete its ranges, then to put and delete its entries.
@@ -14,6 +15,7 @@ Lengths, keys and values lie apart since each compresses better among its like, 
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
@@ -28,12 +30,13 @@ from state_backend.values.errors import CorruptFile, UsageError
 
 FORMAT = 1
 MAGIC = b"CAIRNLOG" + bytes([FORMAT])
-END, RANGES, ENTRIES = 0, 1, 2
+END, RANGES, ENTRIES, MANIFEST = 0, 1, 2, 3
 Pair = tuple[bytes, bytes | None]
 
 _HEAD = struct.Struct(">BQII")
 _CRC = struct.Struct(">I")
 _DELETED = 0xFFFFFFFF
+_END_BYTES = _HEAD.size + _CRC.size
 _BLOCK_PAIRS = 4096
 _BLOCK_BYTES = 1024 * 1024
 # A block is larger than that if one entry is. What says that it is larger than this is no block of ours, and is not read.
@@ -52,6 +55,28 @@ def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries
             _write_block(file, kind, len(block), _packed(block))
     _write_block(file, END, written, b"")
     return written
+
+
+def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
+    """Writes a manifest's bytes before the end of a whole segment, which is open for reading and writing; where its block begins."""
+    end = segment.seek(-_END_BYTES, io.SEEK_END)
+    last = segment.read(_END_BYTES)
+    segment.seek(end)
+    _write_block(segment, MANIFEST, 1, _packed([(b"", manifest)]))
+    segment.write(last)
+    return end
+
+
+def read_manifest(tail: bytes, name: str) -> bytes:
+    """What `append_manifest` wrote, of a file's bytes from that place on. CorruptFile, with ``name``."""
+    file = io.BytesIO(tail)
+    kind, count, raw = _read_block(file, name)
+    if (kind, count) != (MANIFEST, 1) or _read_block(file, name)[0] != END or file.read(1):
+        raise CorruptFile(f"{name}: expected one manifest and the end; found a block of kind {kind} with {count} pairs")
+    ((key, manifest),) = _unpacked(raw, 1, name)
+    if key or manifest is None:
+        raise CorruptFile(f"{name}: the block of its manifest holds none")
+    return manifest
 
 
 def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
@@ -74,6 +99,9 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
             if count != seen or raw or file.read(1):
                 raise CorruptFile(f"{name}: ends after {seen} changes, expected {count} and nothing after them")
             return
+        if kind == MANIFEST and at != MANIFEST:
+            at = kind
+            continue
         if kind not in (RANGES, ENTRIES) or kind < at:
             raise CorruptFile(f"{name}: a block of kind {kind} after one of kind {at}")
         pairs = _unpacked(raw, count, name)
@@ -147,9 +175,9 @@ def _write_block(file: BinaryIO, kind: int, count: int, raw: bytes) -> None:
 
 
 def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
-    head = file.read(_HEAD.size + _CRC.size)
-    if len(head) < _HEAD.size + _CRC.size:
-        raise CorruptFile(f"{name}: truncated: {len(head)} bytes where a block's head has {_HEAD.size + _CRC.size}")
+    head = file.read(_END_BYTES)
+    if len(head) < _END_BYTES:
+        raise CorruptFile(f"{name}: truncated: {len(head)} bytes where a block's head has {_END_BYTES}")
     kind, count, raw_size, stored_size = _HEAD.unpack_from(head)
     if max(raw_size, stored_size) > _MOST_BLOCK_BYTES + 1024:
         raise CorruptFile(

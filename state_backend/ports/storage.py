@@ -35,8 +35,8 @@ class Storage(Protocol):
     def url(self) -> str:
         """The root, for messages: ``file:///...``, ``gs://...``, ``memory://...``."""
 
-    def read(self, path: str) -> bytes:
-        """The whole file; for metadata, not for state. NotFound."""
+    def read(self, path: str, *, offset: int = 0) -> bytes:
+        """The whole file, or what lies from ``offset`` bytes on, if it has more; for metadata, not for state. NotFound."""
 
     def create(self, path: str, data: bytes) -> Handle:
         """Writes a new file, durable when it returns. AlreadyExists; UnknownOutcome."""

@@ -139,14 +139,25 @@ class ShardChanges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InSegment:
+    """Where in a segment's file a manifest begins, and what that segment, the last one of that manifest, has."""
+
+    offset: int
+    changes: int
+    content_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRef:
     """A shard of a checkpoint: its manifest inline, or where it is and what has changed since, so that a changelog's interval
-    need not write the whole again. ``manifest.manifest_of`` puts it together."""
+    need not write the whole again. ``in_segment``: that file is a segment's, so that a shard writes one object, not two.
+    ``manifest.manifest_of`` puts it together."""
 
     shard: int
     manifest: Handle | None
     inline: ShardManifest | None
     changes: ShardChanges | None = None
+    in_segment: InSegment | None = None
 
 
 # --- what an attempt did -----------------------------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ def test_what_is_created_is_read_back_and_named_by_its_handle(storage: Storage, 
         path="checkpoints/00000000000000000001.json", size_bytes=len(data), crc32c=google_crc32c.value(data)
     )
     assert storage.read(handle.path) == data
+    for offset in {0, len(data) // 2, len(data) - 1} if data else ():
+        assert storage.read(handle.path, offset=offset) == data[offset:]
     info = storage.stat(handle.path)
     assert info is not None
     assert (info.path, info.size_bytes) == (handle.path, len(data))

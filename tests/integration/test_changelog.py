@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import Row
+from typer.testing import CliRunner
 
+from jobs.cli import app
 from jobs.pipeline import Pipeline
 from jobs.run_interval import coordinator_of, process_interval, run_interval
 from jobs.runtime.keyed_state import KeyedState
 from jobs.savepoint import take_savepoint
 from jobs.validate import validate_checkpoint
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths
@@ -170,6 +174,49 @@ def test_many_shards_and_key_groups_write_no_manifest_anew(spark: SparkSession, 
     steady = [run_interval(spark, counting(max_parallelism=256), day(n), str(tmp_path / "steady")) for n in range(4)]
     assert last.content.digest == steady[-1].content.digest
     assert record.content.digest == steady[-2].content.digest
+
+
+def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark: SparkSession, tmp_path: Path) -> None:
+    """So many key groups change that not even what changed fits the record: each touched shard writes one object all the same; a shard that is
+    not touched writes none, and the record stays small. Clean-up leaves what is needed."""
+    patient = ChangelogOptions(max_share_of_state=100.0)
+    pipeline = counting(parallelism=4, max_parallelism=1024, engine=EngineOptions(cache_dir=None), changelog=patient)
+    steady = counting(max_parallelism=1024)
+    DAYS[day(0).start] = users(range(4_000), "fig")
+    DAYS[day(1).start] = users(range(4_000), "kiwi" * 30)
+    DAYS[day(2).start] = users(range(0, 4_000, 2), "pear" * 30)
+    DAYS[day(3).start] = users(range(1), "fig")
+    in_segments = []
+    for n, mode in enumerate(["incremental", "changelog", "changelog", "changelog", "incremental"]):
+        before = state_objects(tmp_path / "a")
+        record = run_interval(spark, pipeline, day(n), str(tmp_path / "a"), mode)
+        expected = run_interval(spark, steady, day(n), str(tmp_path / "steady"))
+        assert record.content.digest == expected.content.digest
+        assert validate_checkpoint(spark, pipeline, str(tmp_path / "a"), record).success
+        new = state_objects(tmp_path / "a") - before
+        refs = record.content.shards
+        in_segments.append(sum(ref.in_segment is not None and ref.changes is None for ref in refs))
+        if mode == "changelog":
+            assert len(new) == len({shard_of(path) for path in new}) <= 4, new
+            assert (tmp_path / f"a/counting/checkpoints/{record.id:020d}.json").stat().st_size < 64 * 1024
+    assert in_segments[:3] == [0, 4, 4], "else this shows nothing"
+    found = CliRunner().invoke(app, ["verify", "--root", str(tmp_path / "a"), "--pipeline", "counting", "--json"])
+    assert json.loads(found.stdout)["success"]
+    # Dropped with all that only it needs; a twin with files of its own can do without the rest.
+    coordinator = Coordinator(open_storage(f"{tmp_path}/a/counting"), "counting", policy=KeepLast(1))
+    fork = ["fork", "--root", str(tmp_path / "a"), "--pipeline", "counting", "--checkpoint", "3", "--to", "twin"]
+    assert CliRunner().invoke(app, fork).exit_code == 0
+    attempt = "last"
+    prepare(spark, pipeline, 5, tmp_path / "a", attempt, coordinator)
+    last = coordinator.commit(attempt).record
+    coordinator.publish(None)
+    coordinator.clean_up()
+    assert last is not None and validate_checkpoint(spark, pipeline, str(tmp_path / "a"), last).success
+    needed = {h.path for m in manifests(tmp_path / "a", last) for h in m.handles}
+    needed |= {ref.manifest.path for ref in last.content.shards if ref.manifest}
+    assert {f"shared/{path}" for path in state_objects(tmp_path / "a")} == needed
+    twin = CliRunner().invoke(app, ["verify", "--root", str(tmp_path / "a"), "--pipeline", "twin", "--json"])
+    assert json.loads(twin.stdout)["success"]
 
 
 def test_a_touched_shard_writes_one_object_and_the_others_none(spark: SparkSession, tmp_path: Path) -> None:

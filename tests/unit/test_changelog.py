@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.manifest import changed, changes_since, plan_refs
+from state_backend.formats import changelog, record_codec
+from state_backend.manifest import INLINE_MANIFESTS_BYTES, changed, changes_since, manifest_of, plan_ref
 from state_backend.restore import restore_shard
 from state_backend.snapshot import (
     INLINE_FILE_BYTES,
@@ -28,7 +29,15 @@ from state_backend.snapshot import (
 from state_backend.values.errors import CorruptFile, InvariantViolated
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import InlineFile, KeyGroupState, LocalFile, Segment, ShardManifest, ShardRef
+from state_backend.values.records import (
+    InlineFile,
+    KeyGroupState,
+    LocalFile,
+    Segment,
+    ShardChanges,
+    ShardManifest,
+    ShardRef,
+)
 
 ALL = KeyGroupRange(first=0, last=7)
 NOTHING = ShardManifest(shard=0, key_groups=ALL, files=(), inline_files=(), segments=(), key_group_states=())
@@ -60,6 +69,7 @@ class Shard:
         deleted: tuple[tuple[bytes, bytes], ...] = (),
         *,
         inline_budget_bytes: int = INLINE_FILE_BYTES,
+        fits_record: Callable[[ShardManifest], bool] = lambda manifest: True,
     ) -> Snapshot:
         """Deletes ranges, then writes, and takes the segment as the next base."""
         with self.opened(self.base) as store:
@@ -76,6 +86,7 @@ class Shard:
                 task=0,
                 key_group_states=(),
                 inline_budget_bytes=inline_budget_bytes,
+                fits_record=fits_record,
             )
         self.base = made.manifest
         return made
@@ -108,20 +119,75 @@ def test_other_files_are_more_than_changes() -> None:
         assert changes_since(None, NOTHING, now) is None
 
 
-@pytest.mark.parametrize(
-    ("candidates", "taken"),
-    [
-        ([], []),
-        ([(True, 41, 0), (True, 30, 1), (True, 30, 2)], [1, 2]),
-        ([(True, 10, 0), (False, 90, 1)], [1, 0]),
-        ([(True, 11, 0), (False, 90, 1)], [1]),
-        ([(False, 0, 0), (False, 0, 1), (True, 100, 2)], [0, 1, 2]),
-        ([(True, 101, 0)], []),
-    ],
-)
-def test_changes_go_into_the_record_while_they_fit(candidates: list[tuple[bool, int, int]], taken: list[int]) -> None:
-    refs = [(touched, size, ShardRef(shard=shard, manifest=None, inline=None)) for touched, size, shard in candidates]
-    assert [ref.shard for ref in plan_refs(refs, 100)] == taken
+def groups(count: int) -> tuple[KeyGroupState, ...]:
+    return tuple(KeyGroupState(key_group=g, entries={"s": 1}, digest=2**63 + g) for g in range(count))
+
+
+def test_each_shard_has_its_part_of_the_record() -> None:
+    """A ref to the old file and what changed, or the whole manifest, or neither; and if all of any number of shards take all they
+    may, the record has room for them."""
+    handle = Handle(path="shared/a/0-0-0.manifest", size_bytes=1, crc32c=1)
+    small, large = replace(NOTHING, key_group_states=groups(10)), replace(NOTHING, key_group_states=groups(200))
+    kept = ShardRef(shard=0, manifest=handle, inline=None)
+    few = replace(kept, changes=ShardChanges(segments=(), key_group_states=groups(10)))
+    many = replace(kept, changes=ShardChanges(segments=(), key_group_states=groups(200)))
+    assert plan_ref(small, None, 8) == ShardRef(shard=0, manifest=None, inline=small)
+    assert plan_ref(large, None, 8) is None
+    assert plan_ref(large, kept, 8) == kept
+    assert plan_ref(large, few, 8) == few
+    assert plan_ref(large, many, 8) is None
+    assert plan_ref(small, many, 8) == ShardRef(shard=0, manifest=None, inline=small)
+    for parallelism in (1, 3, 8, 40):
+        most = next(
+            n for n in range(2000, 0, -1) if plan_ref(replace(NOTHING, key_group_states=groups(n)), None, parallelism)
+        )
+        manifest = replace(NOTHING, key_group_states=groups(most))
+        assert parallelism * len(record_codec.encode(manifest)) <= INLINE_MANIFESTS_BYTES
+
+
+def test_a_segment_takes_the_manifest_along_if_the_record_has_no_room(shard: Shard) -> None:
+    """One object for both; the manifest is read without the segment, which replays as ever; the next segment follows it."""
+    shard.interval({b"\x00\x00a": b"1" * 9000, b"\x00\x00b": b"2"}, inline_budget_bytes=0)
+    before = {i.path for i in shard.storage.list("")}
+    room: list[ShardManifest] = []
+    taken = shard.interval(
+        {b"\x00\x00a": b"3"}, inline_budget_bytes=0, fits_record=lambda manifest: room.append(manifest) is not None
+    )
+    (new,) = {i.path for i in shard.storage.list("")} - before
+    assert new.endswith("-1.manifest") and taken.in_segment is not None
+    (asked,) = room
+    last = taken.manifest.segments[-1]
+    assert last.handle is not None and last.handle.path == new
+    # What was asked about is at least as long as what came of it, so that the driver finds room where the worker did.
+    assert (
+        len(record_codec.encode(asked)) >= len(record_codec.encode(taken.manifest)) - len("manifest") + len("log") - 1
+    )
+    ref = ShardRef(shard=0, manifest=last.handle, inline=None, in_segment=taken.in_segment)
+    assert manifest_of(ref, shard.storage) == taken.manifest
+    assert shard.content(shard.base)[b"\x00\x00a"] == b"3"
+    shard.interval({b"\x00\x00b": b"4"}, inline_budget_bytes=0)
+    assert len(shard.base.segments) == 3
+    assert shard.content(shard.base) == {b"\x00\x00a": b"3", b"\x00\x00b": b"4"}
+
+
+@pytest.mark.parametrize("damage", ["shorter", "longer", "flipped", "elsewhere", "a segment"])
+def test_a_manifest_in_a_segment_that_is_not_what_it_should_be_is_named(shard: Shard, damage: str) -> None:
+    taken = shard.interval({b"\x00\x00a": b"1" * 9000}, inline_budget_bytes=0, fits_record=lambda manifest: False)
+    handle, where = taken.manifest.segments[-1].handle, taken.in_segment
+    assert handle is not None and where is not None
+    data = shard.storage.read(handle.path)
+    shard.storage.delete(handle.path)
+    if damage == "flipped":
+        data = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
+    elif damage == "elsewhere":
+        where = replace(where, offset=where.offset - 1)
+    elif damage == "a segment":
+        where = replace(where, offset=len(changelog.MAGIC))
+    else:
+        data = data[:-1] if damage == "shorter" else data + b"\x00"
+    shard.storage.create(handle.path, data)
+    with pytest.raises(CorruptFile, match=handle.path):
+        manifest_of(ShardRef(shard=0, manifest=handle, inline=None, in_segment=where), shard.storage)
 
 
 @pytest.fixture
