@@ -60,7 +60,7 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
     }
     with AirflowServer(ROOT, home=data / "home", log_dir=data / "logs", env=env) as server:
-        for dag_id in (DAG, "tally", "tally_scheduled", "tally_two"):
+        for dag_id in (DAG, "killed", "restore_aircraft", "tally", "tally_scheduled", "tally_two"):
             server.wait_for_dag(dag_id)
         yield server
 
@@ -93,8 +93,8 @@ def run_of(airflow: AirflowServer, number: int) -> str:
     raise AssertionError(f"no run for day {number}")
 
 
-def states(airflow: AirflowServer, run_id: str) -> dict[str, str]:
-    return {task["task_id"]: task["state"] for task in airflow.client.task_instances(DAG, run_id)}
+def states(airflow: AirflowServer, run_id: str, dag_id: str = DAG) -> dict[str, str]:
+    return {task["task_id"]: task["state"] for task in airflow.client.task_instances(dag_id, run_id)}
 
 
 def test_backfill_survives_a_killed_driver(airflow: AirflowServer, data: Path) -> None:
@@ -225,6 +225,55 @@ def test_stopping_with_a_savepoint_loses_no_interval(
     assert airflow.client.xcom(DAG, run, "checkpoint")["checkpoint"] == log_of(data).head_id == 7
 
 
+def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> None:
+    """Back to day 2: it asks, validates on Spark, commits; the next interval starts from there."""
+    client, dag_id = airflow.client, "restore_aircraft"
+    log = log_of(data)
+    head = log.head_id
+    target = next(r.id for r in reversed(log.completed()) if r.content.interval.start.isoformat() == day(2))
+    run = client.trigger(dag_id, conf={"target": str(target)})["dag_run_id"]
+    wait_until(lambda: states(airflow, run, dag_id) == {"restore": "awaiting_input"}, 60, "a person is asked")
+    assert log_of(data).head_id == head
+    details = f"/api/v2/dags/{dag_id}/dagRuns/{run}/taskInstances/restore/-1/hitlDetails"
+    asked = client.call("GET", details)
+    assert "newer checkpoint(s)?" in asked["subject"] and f"back to checkpoint {target}" in asked["body"]
+
+    client.call("PATCH", details, {"chosen_options": ["Approve"], "params_input": {}})
+    assert client.wait_for_runs(dag_id, [run], timeout_s=120) == {run: "success"}
+    restored = log_of(data).completed()[-1]
+    assert (restored.id, restored.content.kind, restored.content.base_id) == (head + 1, "restore", target)
+    assert restored.content.run.run_id == run
+    assert any("all well" in line for line in client.log(dag_id, run, "restore", 1))
+
+    third = run_of(airflow, 3)
+    client.clear(DAG, third, ["process"])
+    assert client.wait_for_runs(DAG, [third], timeout_s=120) == {third: "success"}
+    assert log_of(data).completed()[-1].content.base_id == restored.id
+
+
+def test_a_retry_takes_what_a_killed_task_had_prepared(airflow: AirflowServer, data: Path) -> None:
+    """kill -9 of the task after its driver was done: the next try computes nothing. After a clear it is computed again."""
+    client, storage = airflow.client, open_storage(join_url(f"file://{data}/tally/state/killed", DAG))
+    client.backfill("killed", day(1), day(1))
+    [run] = [r["dag_run_id"] for r in client.dag_runs("killed") if r["run_type"] == "backfill"]
+    assert client.wait_for_runs("killed", [run], timeout_s=120) == {run: "success"}
+    assert len(client.tries("killed", run, "process")) == 2
+    text = "\n".join(client.log("killed", run, "process", 2))
+    assert "an earlier try (1) has prepared attempt" in text and "nothing is computed again" in text
+    [first] = read_log(storage).completed()
+    assert first.content.run.try_number == 1
+    # Nothing was written beside it: the second try had no attempt of its own.
+    assert {info.path.split("/")[1] for info in storage.list("attempts/")} == {first.content.attempt}
+    assert client.xcom("killed", run, "checkpoint")["checkpoint"] == 1
+
+    client.clear("killed", run, ["process"])
+    assert client.wait_for_runs("killed", [run], timeout_s=120) == {run: "success"}
+    again = read_log(storage).completed()[-1]
+    assert (again.id, again.reproduces) == (2, 1) and again.content.attempt != first.content.attempt
+    text = "\n".join(client.log("killed", run, "process", 3))
+    assert "is not used: the run was cleared since, so that it is computed again on purpose" in text
+
+
 def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -> None:
     """All that Airflow knows of the DAG is gone, its runs and XComs too; every file of the pipeline is there as it was."""
 
@@ -233,14 +282,14 @@ def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -
         names = [str(path) for path in sorted((data / "state").rglob("*")) if path.is_file()]
         return dict(zip(names, [(f.st_size, f.st_mtime_ns) for f in found], strict=True))
 
-    before = files()
+    before, head = files(), log_of(data).head_id
     airflow.client.pause(DAG, True)
     airflow.client.call("DELETE", f"/api/v2/dags/{DAG}")
     # The DAG processor finds the file again, and makes a DAG without a past of it.
     airflow.wait_for_dag(DAG)
     assert airflow.client.dag_runs(DAG) == []
     assert files() == before and any(name.endswith(".sst") for name in before)
-    assert log_of(data).head_id == 7
+    assert log_of(data).head_id == head
 
 
 # --- the order of things ----------------------------------------------------------------------------------------------------
@@ -361,8 +410,8 @@ def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[
     [run] = [r["dag_run_id"] for r in first.client.dag_runs("tally_two")]
     # The second has no input: it fails in every try, and this is its last.
     assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "failed"}
-    states_of = {t["task_id"]: t["state"] for t in first.client.task_instances("tally_two", run)}
-    assert states_of["checkpoint_tally_first"] == "success" and states_of["process_tally_second"] == "failed"
+    ended = {t["task_id"]: t["state"] for t in first.client.task_instances("tally_two", run)}
+    assert ended["checkpoint_tally_first"] == "success" and ended["process_tally_second"] == "failed"
     assert (first.log().head_id, second.log().head_id) == (1, 0)
     assert first.mine() == first.undisturbed(1)
 

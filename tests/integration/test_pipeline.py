@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import Row
 
-from jobs.pipeline import Pipeline
-from jobs.run_interval import coordinator_of, run_interval
+from jobs.pipeline import Interval, Pipeline
+from jobs.run_interval import coordinator_of, process_interval, run_interval
 from jobs.runtime.keyed_output import KeyedOutput
 from jobs.runtime.keyed_state import KeyedState
 from jobs.savepoint import take_savepoint
@@ -21,11 +22,11 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
 from state_backend.values import errors
-from state_backend.values.records import Record, ShardManifest
-from tests.support.counting import DAYS, Counting, counting, day
+from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
+from tests.support.counting import DAYS, Counting, counting, day, read_days
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -388,3 +389,60 @@ def test_a_state_may_not_change_its_schema(spark: SparkSession, tmp_path: Path) 
         run_interval(spark, counting(processor=Changed), day(1), str(tmp_path))
     added = run_interval(spark, counting(processor=Renamed), day(1), str(tmp_path))
     assert [d.name for d in added.content.states] == ["total", "items", "amounts", "extra"]
+
+
+def read_days_with_position(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+    return read_days(spark, interval), {"rows": sorted(map(str, DAYS.get(interval.start, [])))}
+
+
+def test_what_an_earlier_try_prepared_is_used_if_nothing_has_changed(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A retry writes nothing and gets the earlier attempt; another input, option or clear is computed again, and says why."""
+    caplog.set_level("INFO", "cairn")
+    pipeline = counting(source=read_days_with_position)
+    run_interval(spark, pipeline, day(0), str(tmp_path))
+    options: list[Any] = []
+
+    class Computes(Exception):
+        pass
+
+    def begin(settings: Any) -> None:
+        options.append(settings)
+        if len(options) > 1:
+            raise Computes  # that it would is all that is asked
+
+    def attempt(earlier: tuple[str, Any] | None, *, clear: int = 0, mode: str = "incremental", **more: Any) -> str:
+        prepared = process_interval(
+            spark,
+            replace(pipeline, **more),
+            day(1),
+            str(tmp_path),
+            mode,
+            attempt="later" if earlier else "first",
+            run=RunRef(run_id="run", clear_number=clear, try_number=1),
+            permissions=Permissions(),
+            earlier=earlier,
+            on_begin=begin,
+        )
+        return prepared.content.attempt
+
+    assert attempt(None) == "first"
+    earlier = ("first", options[0])
+    files = {file for file in tmp_path.rglob("*") if file.is_file()}
+    assert attempt(earlier) == "first" and len(options) == 1
+    assert {file for file in tmp_path.rglob("*") if file.is_file()} == files
+    assert "nothing is computed again" in caplog.text
+
+    def is_computed(reason: str, **changes: Any) -> None:
+        caplog.clear()
+        with pytest.raises(Computes):
+            attempt(earlier, **changes)
+        assert f"attempt first of an earlier try is not used: {reason}" in caplog.text
+
+    is_computed("mode was incremental, is full", mode="full")
+    is_computed("engine was ", engine=EngineOptions(write_buffer_bytes=1 << 20))
+    is_computed("the run was cleared since", clear=1)
+    is_computed("the source records no position", source=read_days)
+    DAYS[day(1).start] = [("ann", "pear", 4)]
+    is_computed("the source's position is another: the input has changed")

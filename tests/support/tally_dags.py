@@ -1,11 +1,16 @@
 """DAGs for tests of the order of things; the tests put this file into Airflow's DAGs folder."""
 
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
-from cairn_operators import IncrementalCheckpointOperator, StatefulMicroBatchOperator, stateful_pipeline
+from cairn_operators import (
+    IncrementalCheckpointOperator,
+    StatefulMicroBatchOperator,
+    restore_pipeline,
+    stateful_pipeline,
+)
 from tests.support.checkpoints import START
 
 ROOT = f"file://{os.environ['CAIRN_TALLY']}/state"
@@ -39,6 +44,23 @@ scheduled = tally(
     end_date=START + timedelta(days=3),
     max_active_runs=2,
     is_paused_upon_creation=True,
+)
+
+# A real pipeline on Spark, whose first task is killed when its driver is done.
+killed = stateful_pipeline(
+    "killed",
+    pipeline="jobs.pipelines.aircraft:AIRCRAFT",
+    pipeline_name="aircraft",
+    root=f"{ROOT}/killed",
+    schedule=DAILY,
+    start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    process={**WAITING, **RETRIES},
+)
+killed.get_task("process").driver_module = "tests.support.killing_driver"
+
+# For going back in the pipeline of dags/aircraft.py.
+restore = restore_pipeline(
+    "restore_aircraft", "jobs.pipelines.aircraft:AIRCRAFT", os.environ["CAIRN_ROOT"], pipeline_name="aircraft"
 )
 
 # Two stateful tasks in sequence, by hand: each with its own pipeline, folder and checkpoint.
