@@ -139,6 +139,39 @@ def test_every_try_is_another_attempt(fake: Callable[[str], Path]) -> None:
     assert run(operator)["attempt"] != run(operator)["attempt"]
 
 
+def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]) -> None:
+    """What the driver said when it began is kept for the next try, also if this one fails; it is no line of the log."""
+
+    class Store(dict[str, Any]):
+        def set(self, key: str, value: Any) -> None:
+            self[key] = value
+
+    store = Store()
+    folder = fake("error StorageUnavailable")
+    with pytest.raises(AirflowException):
+        run(micro_batch(), context(task_state_store=store))
+    assert "--earlier" not in json.loads((folder / "arguments.json").read_text())
+    assert store == {"cairn_attempt": {"attempt": "a7", "options": {"mode": "full"}}}
+
+    fake('ok {"attempt": "a7", "reused": true}')
+    assert run(micro_batch(), context(task_state_store=store))["attempt"] == "a7"
+    asked = json.loads((folder / "arguments.json").read_text())
+    assert json.loads(asked[asked.index("--earlier") + 1]) == store["cairn_attempt"]
+
+    run(micro_batch(reuse_prepared=False), context(task_state_store=store))
+    assert "--earlier" not in json.loads((folder / "arguments.json").read_text())
+
+
+def test_commands_in_errors_name_the_dag(fake: Callable[[str], Path]) -> None:
+    """The state backend knows the pipeline's name only; a person needs the DAG's."""
+    fake("error StaleStateError")
+    operator = micro_batch()
+    driver = Path(os.environ["FAKE_DRIVER_DIR"], "fake_driver.py")
+    driver.write_text(driver.read_text().replace("what went wrong", "airflow backfill create --dag-id p --from-date x"))
+    with pytest.raises(AirflowFailException, match="airflow backfill create --dag-id aircraft --from-date x"):
+        run(operator)
+
+
 def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     fake("ok {}")
     lines: list[str] = []

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from cairn_operators import airflow_runs
+from cairn_operators import StatefulMicroBatchOperator, airflow_runs
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from state_backend.adapters.open_storage import open_storage
@@ -203,6 +204,98 @@ def test_predecessors(
     found = airflow_runs.predecessor_runs(context, interval.start, interval.end, TASKS)
     assert [run.run_id for run in found] == expected
     assert all(run.pending and run.clear_number == 0 for run in found)
+
+
+# --- the operator ---------------------------------------------------------------------------------------------------------
+
+NOW_S = 1_700_000_000.0
+
+
+class Airflow:
+    """What the operator asks and is told, and a clock. The pipeline has days 1 and 2; the run is that of day 3."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Folder) -> None:
+        self.runs = [before("running", "running", None, clear=1)]
+        self.earlier_running = False
+        self.now_s = NOW_S
+        folder.run(day(2), "a2", run=run("day2"))
+        monkeypatch.setattr(airflow_runs, "predecessor_runs", lambda *_: self.runs)
+        monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
+        monkeypatch.setattr("cairn_operators.micro_batch._now_ms", lambda: int(self.now_s * 1000))
+        monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: {"ran": True})
+        self.operator = StatefulMicroBatchOperator(
+            task_id="process",
+            pipeline="m:P",
+            pipeline_name=PIPELINE,
+            root="memory://predecessor",
+            wait_timeout=timedelta(hours=1),
+            start_patience=2 * MINUTE,
+        )
+        self.context = {
+            "data_interval_start": day(3).start,
+            "data_interval_end": day(3).end,
+            "dag_run": SimpleNamespace(dag_id="d", run_id="day3", clear_number=0, logical_date=day(3).start),
+            "ti": SimpleNamespace(try_number=1),
+            "task": SimpleNamespace(get_flat_relatives=lambda upstream: []),
+        }
+
+    def begin(self) -> Any:
+        return type(self.operator).execute.__wrapped__(self.operator, self.context)
+
+    def resume(self, deferred: TaskDeferred, after_s: float, why: str = "") -> Any:
+        self.now_s += after_s
+        return self.operator.after_wait(self.context, {"why": why}, **deferred.kwargs)
+
+
+@pytest.fixture
+def airflow(monkeypatch: pytest.MonkeyPatch, folder: Folder) -> Airflow:
+    return Airflow(monkeypatch, folder)
+
+
+def test_the_task_defers_and_goes_on_when_the_checkpoint_is_there(airflow: Airflow) -> None:
+    with pytest.raises(TaskDeferred) as first:
+        airflow.begin()
+    _, asked = first.value.trigger.serialize()
+    assert (asked["url"], asked["head_id"], asked["end_ms"]) == (URL, 2, day(2).end_ms)
+    assert (asked["clear_numbers"], asked["queued"]) == ({"day2": 1}, [])
+    assert asked["until_ms"] == int((NOW_S + 3600) * 1000)
+    # Whatever woke it, it looks at everything again.
+    with pytest.raises(TaskDeferred) as second:
+        airflow.resume(first.value, 60, "the day2 run is gone")
+    assert second.value.trigger.serialize()[1]["until_ms"] == asked["until_ms"]
+    airflow.runs = [before("running", "success", "success", clear=1)]
+    assert airflow.resume(second.value, 60)["ran"]
+
+
+def test_the_wait_ends_for_good(airflow: Airflow) -> None:
+    with pytest.raises(TaskDeferred) as deferred:
+        airflow.begin()
+    with pytest.raises(AirflowFailException, match=r"waited 1:00:00 for .* from day2 .running; process running"):
+        airflow.resume(deferred.value, 3600, "time is up")
+
+
+def test_a_queued_run_gets_its_time_from_when_nothing_else_runs(airflow: Airflow) -> None:
+    """The patience does not run while something earlier does."""
+    airflow.runs, airflow.earlier_running = [QUEUED], True
+    with pytest.raises(TaskDeferred) as first:
+        airflow.begin()
+    assert first.value.trigger.serialize()[1]["until_ms"] == int((NOW_S + 3600) * 1000)
+    airflow.earlier_running = False
+    with pytest.raises(TaskDeferred) as second:
+        airflow.resume(first.value, 600)
+    assert second.value.trigger.serialize()[1]["until_ms"] == int((NOW_S + 600 + 120) * 1000)
+    assert airflow.resume(second.value, 121)["ran"]
+
+
+def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: pytest.fail("a driver was started"))
+    airflow.runs = []
+    airflow.context |= {"data_interval_start": day(5).start, "data_interval_end": day(5).end}
+    with pytest.raises(AirflowFailException) as caught:
+        airflow.begin()
+    assert "StateGapError" in str(caught.value)
+    assert "airflow backfill create --dag-id d --from-date 2024-01-03" in str(caught.value)
+    assert "airflow tasks clear d -t '^(process)$' -d -s 2024-01-03" in str(caught.value)
 
 
 # --- the trigger ----------------------------------------------------------------------------------------------------------
