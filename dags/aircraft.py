@@ -6,14 +6,17 @@ from pathlib import Path
 
 from airflow.sdk import CronDataIntervalTimetable
 
-from cairn_operators import stateful_pipeline
+from cairn_operators import restore_pipeline, stateful_pipeline
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
 
+PIPELINE = "jobs.pipelines.aircraft:AIRCRAFT"
+ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
+
 dag = stateful_pipeline(
     "aircraft",
-    pipeline="jobs.pipelines.aircraft:AIRCRAFT",
-    root=os.environ.get("CAIRN_ROOT", f"file://{DATA}/state"),
+    pipeline=PIPELINE,
+    root=ROOT,
     savepoints=f"file://{DATA}/savepoints",
     docs_dir=f"{DATA}/docs",
     expectations_every=timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
@@ -33,13 +36,18 @@ Expectations · `savepoint` writes a copy of the state that nothing deletes, onc
 ### How to run it
 Every day starts from the checkpoint of the day before, so begin with 1 January:
 
-* **Backfill** (UI: Trigger › Backfill; choose to reprocess *All runs* or *Missing and Errored Runs*, max active runs 1), or
+* **Backfill** (UI: Trigger › Backfill; choose to reprocess *All runs* or *Missing and Errored Runs*), or
   `airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 --reprocess-behavior completed`
+  With more active runs the days are processed in order all the same: a day defers until the checkpoint of the day before is there.
 * **Trigger** one day: with a *logical date*. A manual run covers the day that ends there; without a date it is refused.
 * **Re-run** a day: clear its `process` task with downstream. If the result differs, the later days are stale: the next
   run that would start from one of them is refused and names the days to run again.
 * **Clearing `checkpoint` alone** publishes again, or says why it can't.
 
+**Going back** to an earlier checkpoint or a savepoint: trigger the DAG `aircraft_restore`.
+
 The parameters `allow_gap` and `allow_stale_base` give one run the permission to start from other state than its own.
 """,
 )
+
+restore = restore_pipeline("aircraft_restore", PIPELINE, ROOT, pipeline_name="aircraft", tags=["cairn"])

@@ -60,7 +60,7 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
     }
     with AirflowServer(ROOT, home=data / "home", log_dir=data / "logs", env=env) as server:
-        for dag_id in (DAG, "killed", "restore_aircraft", "tally", "tally_scheduled", "tally_two"):
+        for dag_id in (DAG, "killed", "aircraft_restore", "tally", "tally_scheduled", "tally_two"):
             server.wait_for_dag(dag_id)
         yield server
 
@@ -227,7 +227,7 @@ def test_stopping_with_a_savepoint_loses_no_interval(
 
 def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> None:
     """Back to day 2: it asks, validates on Spark, commits; the next interval starts from there."""
-    client, dag_id = airflow.client, "restore_aircraft"
+    client, dag_id = airflow.client, "aircraft_restore"
     log = log_of(data)
     head = log.head_id
     target = next(r.id for r in reversed(log.completed()) if r.content.interval.start.isoformat() == day(2))
@@ -254,8 +254,9 @@ def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> No
 def test_a_retry_takes_what_a_killed_task_had_prepared(airflow: AirflowServer, data: Path) -> None:
     """kill -9 of the task after its driver was done: the next try computes nothing. After a clear it is computed again."""
     client, storage = airflow.client, open_storage(join_url(f"file://{data}/tally/state/killed", DAG))
-    client.backfill("killed", day(1), day(1))
-    [run] = [r["dag_run_id"] for r in client.dag_runs("killed") if r["run_type"] == "backfill"]
+    client.pause("killed", False)
+    wait_until(lambda: client.dag_runs("killed"), 60, "its one scheduled run")
+    [run] = [r["dag_run_id"] for r in client.dag_runs("killed")]
     assert client.wait_for_runs("killed", [run], timeout_s=120) == {run: "success"}
     assert len(client.tries("killed", run, "process")) == 2
     text = "\n".join(client.log("killed", run, "process", 2))
@@ -305,16 +306,17 @@ DAYS = 10 if os.environ.get("CAIRN_LONG") else 5
 
 
 def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
-    """A backfill with max-active-runs 4: runs that are too early defer. It is cancelled half-way, and a second one does the rest."""
+    """A backfill with max-active-runs 4: runs that are too early defer. It is paused half-way, and continued."""
     days = tally("tally")
     for n in range(1, DAYS + 3):
         days.input(n, {"every": n, f"even{n % 2}": 1, f"only{n}": 2})
     days.fails_once(2)
-    first = days.backfill(1, DAYS)
+    backfill = days.backfill(1, DAYS)
     wait_until(lambda: days.log().head_id >= 1, 90, "the first day is committed")
-    days.client.cancel_backfill(first)
-    assert days.wait(range(1, DAYS + 1)) == {"success", "failed"}, "the backfill was not interrupted"
-    days.backfill(1, DAYS, reprocess_behavior="failed")
+    days.client.call("PUT", f"/api/v2/backfills/{backfill}/pause")
+    time.sleep(2)
+    assert "queued" in {run["state"] for run in days.runs().values()}, "the backfill was not interrupted"
+    days.client.call("PUT", f"/api/v2/backfills/{backfill}/unpause")
     assert days.wait(range(1, DAYS + 1)) == {"success"}
 
     records = days.log().completed()
@@ -407,7 +409,7 @@ def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[
     first, second = tally("tally_first"), tally("tally_second")
     first.input(1, {"a": 1})
     first.client.backfill("tally_two", day_of(1), day_of(1))
-    [run] = [r["dag_run_id"] for r in first.client.dag_runs("tally_two")]
+    [run] = [r["dag_run_id"] for r in first.client.dag_runs("tally_two") if r["run_type"] == "backfill"]
     # The second has no input: it fails in every try, and this is its last.
     assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "failed"}
     ended = {t["task_id"]: t["state"] for t in first.client.task_instances("tally_two", run)}

@@ -95,7 +95,7 @@ class Tally:
 
     def wait(self, days: Iterable[int]) -> set[str]:
         runs = self.runs()
-        return set(self.client.wait_for_runs(self.name, [runs[n]["dag_run_id"] for n in days], timeout_s=240).values())
+        return set(self.client.wait_for_runs(self.name, [runs[n]["dag_run_id"] for n in days], timeout_s=120).values())
 
     def tries(self, n: int) -> int:
         return len(self.client.tries(self.name, self.run_of(n), "process"))

@@ -8,7 +8,6 @@ from airflow.sdk import DAG, CronDataIntervalTimetable
 from cairn_operators import (
     IncrementalCheckpointOperator,
     StatefulMicroBatchOperator,
-    restore_pipeline,
     stateful_pipeline,
 )
 from tests.support.checkpoints import START
@@ -54,14 +53,12 @@ killed = stateful_pipeline(
     root=f"{ROOT}/killed",
     schedule=DAILY,
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    end_date=datetime(2013, 1, 1, tzinfo=UTC),
+    catchup=True,
+    is_paused_upon_creation=True,
     process={**WAITING, **RETRIES},
 )
 killed.get_task("process").driver_module = "tests.support.killing_driver"
-
-# For going back in the pipeline of dags/aircraft.py.
-restore = restore_pipeline(
-    "restore_aircraft", "jobs.pipelines.aircraft:AIRCRAFT", os.environ["CAIRN_ROOT"], pipeline_name="aircraft"
-)
 
 # Two stateful tasks in sequence, by hand: each with its own pipeline, folder and checkpoint.
 with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_active_runs=1) as two:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from cairn_operators.restore_state import parse_target
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.records import Record
-from tests.support.checkpoints import PIPELINE, Folder, day
+from tests.support.checkpoints import PIPELINE, Folder, content, day
 from tests.unit.test_operators import context as task_context
 from tests.unit.test_operators import run
 
@@ -166,6 +167,24 @@ def test_a_fork_leaves_the_pipeline_as_it_is(folder: Folder, asked: list[Any]) -
     trial = Coordinator(open_storage(f"{ROOT}/trial"), "trial")
     assert trial.record("latest").content.digest == folder.coordinator.record(2).content.digest
     assert run(made, where)["checkpoint"] == 1 and trial.log().head_id == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
+    driver: list[Any], asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the state at the end of day 2: what the pipeline has for days 2 to 4 would be discarded."""
+    saved = SimpleNamespace(content=content(day(2), "saved", kind="restore"))
+    monkeypatch.setattr("state_backend.checkpoint.savepoints.read_savepoint", lambda storage: saved)
+    made, where = operator("/savepoints/day2", claim="CLAIM"), context()
+    parked = park(made, where)
+    assert "It discards 3 checkpoint(s): 2, 3, 4." in asked[0]["body"]
+    result = made.after_answer(where, answer("Approve"), **parked.kwargs)
+    assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": [2, 3, 4]}
+    assert driver == [
+        ("validate", "--savepoint", "/savepoints/day2"),
+        ("restore", "--savepoint", "/savepoints/day2", "--claim", "CLAIM"),
+    ]
 
 
 @pytest.mark.parametrize(
