@@ -81,6 +81,12 @@ SCENARIOS = (
         name="a zombie, its retry, and the next interval",
         scene=partial(scene, 2, [X], outputs=False),
         actors=(task("x", "zombie"), task("x", "retry"), whole_interval("next", day(4), "w", TIGHT, outputs=False)),
+        big=True,
+    ),
+    Scenario(
+        name="a zombie and its retry, manifests in files, and a re-run of the base that drops it",
+        scene=partial(scene, 2, [X, SAME_AGAIN], inline=False, outputs=False),
+        actors=(task("x", "zombie"), task("x", "retry"), task("s")),
     ),
     Scenario(
         name="an attempt, a re-run of an earlier interval, and a reproduction that moves the base",
@@ -123,6 +129,18 @@ SCENARIOS = (
         name="a file that was acked is not there",
         scene=lost_file,
         actors=(refused("x"), quarantiner(2)),
+    ),
+    Scenario(
+        name="two attempts, a third committer, a quarantine",
+        scene=partial(scene, 2, [X, Y, RERUN], outputs=False),
+        actors=(task("x"), task("y"), task("z"), quarantiner(2)),
+        big=True,
+    ),
+    Scenario(
+        name="two attempts, a third committer, a sweeper",
+        scene=partial(scene, 2, [X, Y, SAME_AGAIN], outputs=False),
+        actors=(task("x"), task("y"), task("s"), sweeper()),
+        big=True,
     ),
     Scenario(
         name="a rewind, an attempt, and a re-run",

@@ -16,6 +16,7 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import DEFAULT_POLICY, KeepLast, RetentionPolicy
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
@@ -74,7 +75,14 @@ def after_commit(policy: RetentionPolicy) -> tuple[Callable[[Any], None], ...]:
     def clean_up(storage: Any) -> None:
         coordinator(storage, policy).clean_up()
 
+    publish.sees = _current  # type: ignore[attr-defined]
     return publish, clean_up
+
+
+def _current(log: Log) -> tuple[Any, ...]:
+    """Publishing asks a log for the current outputs only, and whether their records are whole."""
+    ids = [n for n, _ in log.current_outputs().values()]
+    return "current", *((n, isinstance(log.entries[n], Record)) for n in sorted(ids))
 
 
 def whole_interval(

@@ -67,8 +67,8 @@ class Replay(Storage):
 
     url = "replay://"
 
-    def __init__(self, known: _Interned[Any], answers: Sequence[int]) -> None:
-        self.known, self._answers = known, list(answers)
+    def __init__(self, known: _Interned[Any], answers: Sequence[int], sees: Callable[[logs.Log], Any] | None) -> None:
+        self.known, self._answers, self._sees = known, list(answers), sees
         self.trail: list[int] = []
 
     def read_log(self) -> logs.Log:
@@ -80,7 +80,8 @@ class Replay(Storage):
             logs._seen[self].update(told.seen)
             return told.log
         log = logs.read_log(self)
-        key = (*((n, id(e)) for n, e in sorted(log.entries.items())), None, *sorted(log.quarantined))
+        everything = (*((n, id(e)) for n, e in sorted(log.entries.items())), None, *sorted(log.quarantined))
+        key = everything if self._sees is None else self._sees(log)
         number = self.known.id(_ReadLog(key, log, dict(logs._seen[self])))
         self._answers[at : len(self.trail)] = [number]
         self.trail[at:] = [number]
@@ -136,7 +137,8 @@ class _Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """A process: its stages one after the other, each of which knows nothing but what it reads. ``may``: errors that end it.
+    """A process: its stages one after the other, each of which knows nothing but what it reads. A stage may have an attribute
+    ``sees``: what of a log it depends on, if not on all; logs that agree in it are one answer. ``may``: errors that end it.
     ``attempt``: the one that it commits."""
 
     name: str
@@ -355,7 +357,8 @@ class Explorer:
     def _run_stage(
         self, actor: int, stage: int, said: tuple[str, ...], trail: tuple[int, ...], story: tuple[str, ...]
     ) -> int:
-        who, replay = self._actors[actor], Replay(self._answers, trail)
+        who = self._actors[actor]
+        replay = Replay(self._answers, trail, getattr(who.stages[stage], "sees", None))
         logs._seen[replay] = dict(self._known)
         made = _Node(actor, stage, said, trail, story)
         try:

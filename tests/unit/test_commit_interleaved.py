@@ -83,7 +83,7 @@ def _deleting_own(kind: type[Exception]) -> Any:
     return mock.patch.object(Replay, "create", create)
 
 
-@bug("a zombie, its retry")
+@bug("a zombie, its retry, and the next")
 def own_attempt_is_not_looked_for() -> Iterator[None]:
     with mock.patch.object(Log, "of_attempt", lambda log, attempt: None):
         yield
@@ -125,7 +125,7 @@ def files_are_not_verified() -> Iterator[None]:
         yield
 
 
-@bug("a third committer")
+@bug("a third committer, tight retention")
 def retention_apart_from_the_commit() -> Iterator[None]:
     """Records retain all; whoever cleans up applies the policy to the log that it read."""
     plan, clean_up, read = committing.plan_retention, Coordinator.clean_up, Coordinator.log
@@ -185,7 +185,7 @@ def whose_base_moved_deletes() -> Iterator[None]:
         yield
 
 
-@bug("a zombie, its retry")
+@bug("a zombie, its retry, and the next")
 def what_others_need_is_deleted() -> Iterator[None]:
     with mock.patch.object(Coordinator, "_needed", lambda self, now: (set(), now)):
         yield

@@ -256,6 +256,62 @@ def _calls_of_commit(folder: Folder, attempt: str) -> list[tuple[str, str]]:
     return trial.calls
 
 
+class Before(FaultyStorage):
+    """Lets something else happen just before the first read of a path."""
+
+    def __init__(self, inner: MemoryStorage, path: str, action: Callable[[], object]) -> None:
+        super().__init__(inner, {})
+        self.path, self.action = path, action
+
+    def read(self, path: str) -> bytes:
+        if path == self.path:
+            self.path = ""
+            self.action()
+        return super().read(path)
+
+
+def test_a_retry_that_slept_while_its_checkpoint_came_and_went() -> None:
+    """Between its look at the log and at prepared.json another process of the attempt commits, and the checkpoint is dropped."""
+    folder = Folder(policy=KeepLast(1))
+    folder.run(day(1), "a1")
+    folder.prepare(day(2), "x")
+
+    def others() -> None:
+        folder.coordinator.commit("x")
+        folder.run(day(3), "y")
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+
+    slow = folder.over(Before(memory(folder), paths.prepared("x"), others))
+    assert (slow.commit("x").id, slow.commit("x").outcome) == (2, "already")
+
+
+@pytest.mark.parametrize("head_moves", [True, False])
+def test_a_clean_up_whose_manifest_went_meanwhile_looks_again(head_moves: bool) -> None:
+    """What its log retained was dropped and deleted by another: nothing is wrong. Without another it is."""
+    folder = Folder(inline=False, policy=KeepLast(1))
+    folder.run(day(1), "a1")
+    folder.run(day(2), "a2", keep=(sst("a1"),))
+    folder.coordinator.publish(None)
+    manifest_path = paths.shared("a2", 0, 0, 0, "manifest")
+
+    def others() -> None:
+        if not head_moves:
+            folder.storage.delete(manifest_path)
+            return
+        folder.run(day(3), "a3")
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+
+    slow = folder.over(Before(memory(folder), manifest_path, others))
+    if head_moves:
+        assert slow.clean_up().shrunk == ()
+        assert folder.paths(paths.SHARED) == {sst("a3"), paths.shared("a3", 0, 0, 0, "manifest")}
+    else:
+        with pytest.raises(CorruptFile, match=manifest_path):
+            slow.clean_up()
+
+
 def test_failure_5_publishing_backwards() -> None:
     """X commits 2 and stalls, Y runs the interval again and publishes 3, X wakes up."""
     folder = Folder()

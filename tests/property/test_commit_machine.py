@@ -1,0 +1,869 @@
+"""Random histories of a few pipelines against a model of them that shares no rule with the code.
+
+The model knows sections 5 and 6 of the design as plain loops over plain values: which attempt may commit, what becomes stale, what
+is kept, what an interval starts from. What the model foretells has to happen, by class of error too. Processes die at any storage
+call or lose an answer; then the log says whether the call took effect, and nothing else than one or the other may be seen.
+
+``CAIRN_MODEL_EXAMPLES=2000`` runs that many histories instead of the few of the suite, at random.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import commit as committing
+from state_backend.checkpoint import lineage
+from state_backend.checkpoint import log as logs
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
+from state_backend.manifest import manifest_of
+from state_backend.ports.storage import Storage
+from state_backend.transfer import copy_all
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import (
+    OutputFile,
+    Permissions,
+    Prepared,
+    Record,
+    RunRef,
+    Savepoint,
+    ShardRef,
+)
+from tests.support.checkpoints import content, day, manifest, sst, start_ms
+
+EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
+STEPS = 50
+HOUR_MS = 3_600_000
+INTERVALS = (*(day(n) for n in range(1, 6)), Interval(day(2).start, day(3).end))
+SEEN: Counter[str] = Counter()
+
+
+# --- the model ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Try:
+    """An attempt. ``state``: what its checkpoint holds, oldest first. ``lost``: nothing is left of it, so that nobody can tell."""
+
+    name: str
+    kind: str
+    interval: Interval
+    run: tuple[str, int, int]
+    h0: int
+    base: int | None
+    gap: bool
+    stale: bool
+    vouched: bool
+    digest: int
+    state: tuple[bytes, ...]
+    written_ms: int
+    prepared: bool = False
+    lost: bool = False
+    damaged: bool = False
+
+
+@dataclass(kw_only=True)
+class Entry:
+    id: int
+    made: Try
+    reproduction: bool
+
+
+@dataclass
+class Model:
+    """One pipeline. ``log``: commits and, as None, sweeps, from id 1 on. ``kept``: completed ids with what made them stale."""
+
+    log: list[Entry | None] = field(default_factory=list)
+    kept: dict[int, int | None] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    abandoned: set[str] = field(default_factory=set)
+    tries: dict[str, Try] = field(default_factory=dict)
+
+    @property
+    def head(self) -> int:
+        return len(self.log)
+
+    def entries(self) -> list[Entry]:
+        return [e for e in self.log if e is not None]
+
+    def of(self, attempt: str) -> Entry | None:
+        return next((e for e in self.entries() if e.made.name == attempt), None)
+
+    def entry(self, id: int) -> Entry:
+        found = self.log[id - 1]
+        assert found is not None
+        return found
+
+    def good(self, id: int | None) -> bool:
+        while id is not None:
+            if id in self.refused:
+                return False
+            made = self.entry(id).made
+            id = None if made.vouched else made.base
+        return True
+
+    def replaced(self, id: int) -> bool:
+        mine = self.entry(id).made
+        return any(
+            e.id > id and e.made.interval == mine.interval and e.made.digest != mine.digest and self.good(e.id)
+            for e in self.entries()
+        )
+
+    def base(self, interval: Interval, *, gap: bool, stale: bool, as_of: int | None = None) -> int | str | None:
+        """The id, None for empty, or the error's class."""
+        if interval.start == day(1).start:
+            return None
+        there = [id for id in self.kept if not self.replaced(id)]
+        fitting = [id for id in there if self.entry(id).made.interval.end == interval.start]
+        if not fitting and gap:
+            fitting = [id for id in there if self.entry(id).made.interval.end <= interval.start]
+        if not fitting:
+            return "StateGapError"
+        usable = [id for id in fitting if self.good(id)]
+        if not usable:
+            return "StateUnusable"
+        fresh = [id for id in usable if self.forgiven(id, stale, as_of)]
+        if not fresh:
+            return "StaleStateError"
+        return max(fresh, key=lambda id: (self.entry(id).made.interval.end, id))
+
+    def forgiven(self, id: int, stale: bool, as_of: int | None = None) -> bool:
+        by = self.kept[id]
+        return by is None or (stale and (as_of is None or by <= as_of))
+
+    def judge(self, made: Try) -> str:
+        """What comes of trying to commit it now: "create", "adopted", or the error's class."""
+        if made.name in self.abandoned:
+            return "Swept"
+        if made.lost or not made.prepared:
+            return "StateUnusable"
+        for other in self.entries():
+            theirs = other.made
+            if other.id <= made.h0 or other.reproduction or not theirs.interval.overlaps(made.interval):
+                continue
+            if theirs.run[0] == made.run[0] and theirs.run[1:] < made.run[1:]:
+                continue
+            same_try = theirs.run[:2] == made.run[:2] and theirs.interval == made.interval and theirs.base == made.base
+            return "adopted" if same_try else "Fenced"
+        if made.base is not None and made.base not in self.kept:
+            return "BaseMoved"
+        if made.kind == "interval":
+            if self.base(made.interval, gap=made.gap, stale=made.stale, as_of=made.h0) != made.base:
+                return "BaseMoved"
+        elif (made.base is not None and not (made.vouched or self.good(made.base))) or (
+            made.base is not None and not self.forgiven(made.base, made.stale, made.h0)
+        ):
+            return "BaseMoved"
+        return "CorruptFile" if made.damaged else "create"
+
+    def planned(self, made: Try, last: int) -> tuple[Entry, dict[int, int | None]]:
+        """The entry and what is kept with it, if it is created now and ``last`` are retained."""
+        id = self.head + 1
+        before = [e for e in self.entries() if e.made.interval == made.interval]
+        equal = made.kind == "interval" and bool(before) and before[-1].made.digest == made.digest
+        kept = dict(self.kept)
+        if not equal:
+            for old, by in self.kept.items():
+                theirs = self.entry(old).made.interval
+                if by is None and theirs != made.interval and made.interval.start < theirs.end:
+                    kept[old] = id
+        ends = {old: self.entry(old).made.interval.end for old in kept if self.good(old)} | {id: made.interval.end}
+        stay = {id, max(ends, key=lambda n: (ends[n], n)), *sorted(ends)[-last:]}
+        return Entry(id=id, made=made, reproduction=equal), {n: kept.get(n) for n in sorted(stay)}
+
+    def outputs(self) -> dict[Interval, Entry]:
+        return {e.made.interval: e for e in self.entries() if e.made.kind == "interval"}
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Late:
+    """A create that was sent and not answered; it lands now, later or never."""
+
+    path: str
+    data: bytes
+    entry: Entry
+    kept: dict[int, int | None]
+
+
+class LosesOne(FaultyStorage):
+    """Keeps the create of a record instead of doing it, and says that it does not know."""
+
+    sent: tuple[str, bytes] | None = None
+
+    def create(self, path: str, data: bytes) -> Any:
+        if path.startswith(paths.CHECKPOINTS) and self.sent is None:
+            self.sent = path, data
+            self._plan = {**self._plan, **lost_answer_at(len(self.calls), "before")}
+        return super().create(path, data)
+
+
+class House:
+    """A pipeline's folder with its model, and a sink."""
+
+    def __init__(self, name: str, clock: Callable[[], int]) -> None:
+        self.name, self.model, self.late = name, Model(), list[Late]()
+        self.storage = MemoryStorage(f"memory://{name}", now_ms=clock)
+        self.published: dict[Interval, int] = {}
+
+    def coordinator(self, last: int = 3, over: Storage | None = None) -> Coordinator:
+        return Coordinator(over or self.storage, self.name, policy=KeepLast(last))
+
+    def hook(self, record: Record) -> None:
+        self.published[record.content.interval] = record.id
+
+    def state_of(self, record: Record) -> tuple[bytes, ...]:
+        manifest = manifest_of(record.content.shards[0], self.storage)
+        return tuple(self.storage.read(h.path) for h in manifest.handles)
+
+
+WHICH = st.integers(0, 10**6)
+LAST = st.integers(1, 4)
+
+
+class Pipelines(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms = 0
+        self.names = 0
+        self.houses = [House("main", lambda: self.now_ms)]
+        self.savepoints: list[tuple[MemoryStorage, Savepoint, Try]] = []
+        SEEN["examples"] += 1
+
+    # Hypothesis shrinks better over numbers than over values that come and go.
+    def house(self, which: int) -> House:
+        return self.houses[which % len(self.houses)]
+
+    def attempt(self, house: House, which: int) -> Try:
+        """Mostly one that sleeps."""
+        every = list(house.model.tries.values())
+        asleep = [t for t in every if t.prepared and house.model.of(t.name) is None]
+        among = asleep if asleep and which % 4 else every
+        return among[which // 4 % len(among)]
+
+    def name(self) -> str:
+        self.names += 1
+        return f"t{self.names}"
+
+    def happens(self, expected: str, call: Callable[[], Any]) -> Any:
+        """The call's result, or None after the error that was foretold."""
+        SEEN["steps"] += 1
+        try:
+            result = call()
+        except CairnError as error:
+            assert type(error).__name__ == expected, f"{type(error).__name__}: {error}"
+            SEEN[expected] += 1
+            return None
+        outcome = getattr(result, "outcome", "")
+        assert expected in ("", outcome), f"foretold {expected}, got {outcome or result}"
+        SEEN[outcome or "ok"] += 1
+        return result
+
+    @initialize(days=st.integers(0, 4))
+    def some_days(self, days: int) -> None:
+        for n in range(1, days + 1):
+            made = self.begin_and_prepare(self.houses[0], day(n), None)
+            assert made is not None
+            self.commit_now(self.houses[0], made, 4)
+
+    # --- attempts ---------------------------------------------------------------------------------------------------------------
+
+    @rule(
+        which=WHICH,
+        pick=WHICH,
+        gap=st.booleans(),
+        stale=st.booleans(),
+        same_run_as=st.none() | WHICH,
+        cleared=st.booleans(),
+        fresh_files=st.booleans(),
+        equal=st.booleans(),
+        stops=st.sampled_from(["", "", "", "", "before it prepared", "its file is lost"]),
+        then=st.sampled_from(["commit", "commit", "sleep"]),
+        last=LAST,
+    )
+    def process(
+        self,
+        which: int,
+        pick: int,
+        gap: bool,
+        stale: bool,
+        same_run_as: int | None,
+        cleared: bool,
+        fresh_files: bool,
+        equal: bool,
+        stops: str,
+        then: str,
+        last: int,
+    ) -> None:
+        """Begins and prepares, or dies between; the same run tries again, or another one does. Commits, or falls asleep."""
+        house = self.house(which)
+        run, interval = None, self.some_interval(house, pick, gap, stale)
+        if same_run_as is not None and house.model.tries:
+            earlier = self.attempt(house, same_run_as)
+            interval, (of, clear, attempt) = earlier.interval, earlier.run
+            run = (of, clear + 1, 1) if cleared else (of, clear, attempt + 1)
+        made = self.begin_and_prepare(house, interval, run, gap, stale, fresh_files, equal, stops)
+        if made is not None and then == "commit":
+            self.commit_now(house, made, last)
+
+    @rule(which=WHICH, pick=WHICH, one_run=st.booleans(), cleared=st.booleans(), turned=st.booleans(), last=LAST)
+    def race(self, which: int, pick: int, one_run: bool, cleared: bool, turned: bool, last: int) -> None:
+        """Two attempts at one interval, begun before either commits: of one run, of one that a person cleared, or of two."""
+        house = self.house(which)
+        interval = self.some_interval(house, pick, False, False)
+        first = self.begin_and_prepare(house, interval, None)
+        if first is None:
+            return
+        of, clear, attempt = first.run
+        run = None if not one_run else (of, clear + 1, 1) if cleared else (of, clear, attempt + 1)
+        second = self.begin_and_prepare(house, interval, run)
+        assert second is not None
+        for made in (second, first) if turned else (first, second):
+            self.commit_now(house, made, last)
+
+    def some_interval(self, house: House, pick: int, gap: bool, stale: bool) -> Interval:
+        """Mostly one that can be processed."""
+        possible = [i for i in INTERVALS if not isinstance(house.model.base(i, gap=gap, stale=stale), str)]
+        among = possible if pick % 5 else INTERVALS
+        return among[pick // 5 % len(among)]
+
+    def begin_and_prepare(
+        self,
+        house: House,
+        interval: Interval,
+        run: tuple[str, int, int] | None,
+        gap: bool = False,
+        stale: bool = False,
+        fresh_files: bool = False,
+        equal: bool = False,
+        stops: str = "",
+    ) -> Try | None:
+        """None after the error that was foretold, or if it stops before it prepared."""
+        model, name = house.model, self.name()
+        run = run or (name, 0, 1)
+        permissions = Permissions(allow_gap=gap, allow_stale_base=stale)
+        expected = model.base(interval, gap=gap, stale=stale)
+        begun = self.happens(
+            expected if isinstance(expected, str) else "",
+            lambda: house.coordinator().begin(
+                interval, run=_run(run), permissions=permissions, pipeline_start_ms=start_ms(), attempt=name
+            ),
+        )
+        if begun is None:
+            return None
+        base_id = begun.base.id if begun.base else None
+        assert (base_id, begun.h0) == (expected, model.head)
+        before = [e.made for e in model.entries() if e.made.interval == interval]
+        digest = before[-1].digest if equal and before else self.names
+        mine = f"state of {name}".encode()
+        inherited = () if fresh_files or base_id is None else model.entry(base_id).made.state
+        made = Try(
+            name=name,
+            kind="interval",
+            interval=interval,
+            run=run,
+            h0=begun.h0,
+            base=base_id,
+            gap=gap,
+            stale=stale,
+            vouched=False,
+            digest=digest,
+            state=(*inherited, mine),
+            written_ms=self.now_ms,
+        )
+        model.tries[name] = made
+        new = house.storage.create(sst(name), mine)
+        output = house.storage.create(paths.output(interval, name, 0, 0), b"output of " + mine)
+        old = manifest_of(begun.base.content.shards[0], house.storage).handles if inherited else ()
+        if stops == "before it prepared":
+            return None
+        ref = ShardRef(shard=0, manifest=None, inline=manifest([*old, new]))
+        made_content = content(
+            interval,
+            name,
+            base_id,
+            run=_run(run),
+            permissions=permissions,
+            digest=digest,
+            shards=(ref,),
+            outputs=(OutputFile(handle=output, rows=1),),
+            pipeline=house.name,
+        )
+        house.coordinator().prepare(Prepared(h0=begun.h0, content=made_content))
+        made.prepared = True
+        if stops:
+            house.storage.delete(sst(name))
+            made.damaged = True
+        return made
+
+    @rule(which=WHICH, attempt=WHICH, last=LAST)
+    def commit(self, which: int, attempt: int, last: int) -> None:
+        """Any attempt at any time: a zombie wakes, a retry finds itself committed, a loser loses again."""
+        house = self.house(which)
+        if not house.model.tries:
+            return
+        self.commit_now(house, self.attempt(house, attempt), last)
+
+    def commit_now(self, house: House, made: Try, last: int) -> None:
+        expected, planned = self.foretold(house, made, last)
+        result = self.happens(expected, lambda: house.coordinator(last).commit(made.name))
+        self.follow(house, made, expected, planned)
+        if result is not None:
+            assert expected != "committed" or result.id == house.model.head
+            self.finish(house)
+
+    def foretold(self, house: House, made: Try, last: int) -> tuple[str, tuple[Entry, dict[int, int | None]] | None]:
+        if house.model.of(made.name) is not None:
+            return "already", None
+        verdict = house.model.judge(made)
+        return ("committed", house.model.planned(made, last)) if verdict == "create" else (verdict, None)
+
+    def follow(
+        self, house: House, made: Try, expected: str, planned: tuple[Entry, dict[int, int | None]] | None
+    ) -> None:
+        if planned is not None:
+            entry, house.model.kept = planned
+            house.model.log.append(entry)
+        if expected == "Fenced":
+            made.lost = True
+
+    def finish(self, house: House) -> None:
+        """The rest of the task: publish, clean up."""
+        house.coordinator().publish(house.hook)
+        house.coordinator().clean_up()
+
+    @rule(which=WHICH, attempt=WHICH, last=LAST, at=st.integers(0, 25), when=st.sampled_from(["before", "after"]))
+    def commit_and_die(self, which: int, attempt: int, last: int, at: int, when: Any) -> None:
+        """The process stops at a storage call of commit, publish or clean-up."""
+        house = self.house(which)
+        if not house.model.tries:
+            return
+        made = self.attempt(house, attempt)
+        expected, planned = self.foretold(house, made, last)
+        dying = FaultyStorage(house.storage, stop_at(at, when))
+
+        def work() -> Any:
+            result = house.coordinator(last, dying).commit(made.name)
+            Coordinator(dying, house.name).publish(house.hook)
+            Coordinator(dying, house.name).clean_up()
+            return result
+
+        try:
+            self.happens(expected, work)
+        except StopHere:
+            SEEN["died"] += 1
+            happened = house.storage.stat(paths.record(house.model.head + 1)) is not None
+            assert planned is not None or not happened
+            planned = planned if happened else None
+            gone = house.storage.stat(paths.prepared(made.name)) is None
+            if expected == "Fenced" and not gone:
+                expected = ""
+        self.follow(house, made, expected, planned)
+
+    @rule(which=WHICH, attempt=WHICH, last=LAST, arrives=st.booleans())
+    def commit_without_an_answer(self, which: int, attempt: int, last: int, arrives: bool) -> None:
+        """UnknownOutcome: the create took effect, or is still under way."""
+        house = self.house(which)
+        fresh = attempt % 2 or not house.model.tries
+        interval = self.some_interval(house, attempt, False, False)
+        made = self.begin_and_prepare(house, interval, None) if fresh else self.attempt(house, attempt)
+        if made is None:
+            return
+        expected, planned = self.foretold(house, made, last)
+        if planned is None:
+            return
+        before = {i.path for i in house.storage.list("")}
+        losing = LosesOne(house.storage, {})
+        if arrives:
+            trial = FaultyStorage(_twin(house.storage), {})
+            house.coordinator(last, trial).commit(made.name)
+            at = trial.calls.index(("create", paths.record(house.model.head + 1)))
+            losing = FaultyStorage(house.storage, lost_answer_at(at, "after"))  # type: ignore[assignment]
+            self.happens("already", lambda: house.coordinator(last, losing).commit(made.name))
+            self.follow(house, made, expected, planned)
+            return
+        self.happens("UnknownOutcome", lambda: house.coordinator(last, losing).commit(made.name))
+        assert {i.path for i in house.storage.list("")} == before
+        assert losing.sent is not None
+        house.late.append(Late(*losing.sent, *planned))
+
+    @rule(which=WHICH)
+    def a_late_create_lands(self, which: int) -> None:
+        house = self.house(which)
+        if not house.late:
+            return
+        late = house.late.pop()
+        free = late.entry.id == house.model.head + 1
+        self.happens("" if free else "AlreadyExists", lambda: house.storage.create(late.path, late.data))
+        if free:
+            SEEN["landed late"] += 1
+            house.model.log.append(late.entry)
+            house.model.kept = late.kept
+
+    # --- everything else ----------------------------------------------------------------------------------------------------------
+
+    @rule(which=WHICH, goal=WHICH)
+    def quarantine(self, which: int, goal: int) -> None:
+        house = self.house(which)
+        ids = [e.id for e in house.model.entries()]
+        if ids:
+            house.coordinator().quarantine(ids[goal % len(ids)], "wrong")
+            house.model.refused.add(ids[goal % len(ids)])
+
+    def goal(self, model: Model, goal: int) -> int:
+        """An id, or rarely one too high."""
+        return max(model.head - goal + 1, 1) if goal < 12 else model.head + 1
+
+    def restorable(self, model: Model, target: int, stale: bool, vouched: bool) -> str:
+        if target > model.head or model.log[target - 1] is None:
+            return "UsageError"
+        if target not in model.kept:
+            return "StateUnusable"
+        if not model.good(target) and not vouched:
+            return "StateUnusable"
+        return "" if model.forgiven(target, stale) else "StaleStateError"
+
+    @rule(
+        which=WHICH,
+        goal=st.integers(1, 12),
+        stale=st.booleans(),
+        vouched=st.booleans(),
+        last=LAST,
+        at=st.none() | st.integers(0, 12),
+        when=st.sampled_from(["before", "after"]),
+    )
+    def go_back(self, which: int, goal: int, stale: bool, vouched: bool, last: int, at: int | None, when: Any) -> None:
+        """A rewind, which may die; then the same call again."""
+        house = self.house(which)
+        model, name = house.model, self.name()
+        target = self.goal(model, goal)
+        permissions = Permissions(allow_stale_base=stale, allow_quarantined=vouched)
+        refused = self.restorable(model, target, stale, vouched)
+        run = (name, 0, 1)
+
+        def go(over: Storage | None = None) -> Any:
+            return rewind(house.coordinator(last, over), target, run=_run(run), attempt=name, permissions=permissions)
+
+        if refused:
+            self.happens(refused, go)
+            return
+        source = model.entry(target).made
+        made = replace(
+            source,
+            name=name,
+            kind="restore",
+            run=run,
+            h0=model.head,
+            base=target,
+            gap=False,
+            stale=stale,
+            vouched=vouched,
+            written_ms=self.now_ms,
+            prepared=True,
+            lost=False,
+            damaged=False,
+        )
+        entry, kept = model.planned(made, last)
+        discards = plan_rewind(house.coordinator().log(), target, permissions).discards
+        newly = {n for n, by in model.planned(made, 1000)[1].items() if by == entry.id}
+        fresh = {n for n in model.kept if model.kept[n] is None and not model.replaced(n)}
+        others = {n for n in fresh if model.entry(n).made.interval == made.interval}
+        others = {n for n in others if model.entry(n).made.digest != made.digest}
+        unusable = {n for n in model.kept if not model.good(n)}
+        assert {d.id for d in discards} - unusable == (newly | others) - unusable
+        if at is not None:
+            try:
+                go(FaultyStorage(house.storage, stop_at(at, when)))
+            except StopHere:
+                SEEN["died"] += 1
+        before = house.storage.stat(paths.record(model.head + 1)) is not None
+        self.happens("already" if before else "committed", go)
+        model.tries[name] = made
+        self.follow(house, made, "committed", (entry, kept))
+        self.finish(house)
+
+    @precondition(lambda self: len(self.houses) < 3)
+    @rule(
+        which=WHICH,
+        goal=st.integers(1, 12),
+        stale=st.booleans(),
+        vouched=st.booleans(),
+        at=st.none() | st.integers(0, 12),
+        when=st.sampled_from(["before", "after"]),
+    )
+    def split_off(self, which: int, goal: int, stale: bool, vouched: bool, at: int | None, when: Any) -> None:
+        """A fork, which may die, with the same call again; the new pipeline then lives on its own."""
+        house, name = self.house(which), self.name()
+        model = house.model
+        target = self.goal(model, goal)
+        permissions = Permissions(allow_stale_base=stale, allow_quarantined=vouched)
+        refused = self.restorable(model, target, stale, vouched)
+        other = House(f"fork-{name}", lambda: self.now_ms)
+
+        def go(over: Storage | None = None) -> Any:
+            into = other.coordinator(3, over)
+            return fork(
+                house.storage,
+                target,
+                into,
+                run=_run((name, 0, 1)),
+                attempt=name,
+                permissions=permissions,
+                parallelism=1,
+            )
+
+        if refused:
+            self.happens(refused, go)
+            assert not list(other.storage.list(""))
+            return
+        self.settle_fork(other, model.entry(target).made, name, go, at, when, permissions)
+
+    def settle_fork(
+        self,
+        other: House,
+        source: Try,
+        name: str,
+        go: Callable[..., Any],
+        at: int | None,
+        when: Any,
+        permissions: Permissions,
+    ) -> None:
+        if at is not None:
+            try:
+                go(FaultyStorage(other.storage, stop_at(at, when)))
+            except StopHere:
+                SEEN["died"] += 1
+        before = other.storage.stat(paths.record(1)) is not None
+        self.happens("already" if before else "committed", go)
+        made = replace(
+            source,
+            name=name,
+            kind="restore",
+            run=(name, 0, 1),
+            h0=0,
+            base=None,
+            gap=False,
+            stale=permissions.allow_stale_base,
+            vouched=permissions.allow_quarantined,
+            written_ms=self.now_ms,
+            prepared=True,
+            lost=False,
+            damaged=False,
+        )
+        other.model.tries[name] = made
+        self.follow(other, made, "committed", other.model.planned(made, 3))
+        self.houses.append(other)
+        SEEN["forks"] += 1
+
+    @rule(which=WHICH, goal=WHICH)
+    def save(self, which: int, goal: int) -> None:
+        """A native savepoint: its own folder, which outlives everything."""
+        house = self.house(which)
+        if not house.model.kept:
+            return
+        ids = sorted(house.model.kept)
+        record = house.coordinator().record(ids[goal % len(ids)])
+        folder, name = MemoryStorage("memory://savepoint"), self.name()
+        made = manifest_of(record.content.shards[0], house.storage)
+        handles = copy_all(
+            house.storage, folder, [(h, paths.shared(name, 0, 0, n, "sst")) for n, h in enumerate(made.handles)]
+        )
+        ref = ShardRef(shard=0, manifest=None, inline=manifest(handles))
+        saved = replace(record.content, shards=(ref,), outputs=())
+        savepoint = Savepoint(savepoint=name, format="native", checkpoint_id=record.id, content=saved)
+        self.savepoints.append((folder, savepoint, house.model.entry(record.id).made))
+        SEEN["savepoints"] += 1
+
+    @precondition(lambda self: len(self.houses) < 3 and self.savepoints)
+    @rule(which=WHICH, at=st.none() | st.integers(0, 12), when=st.sampled_from(["before", "after"]))
+    def split_off_a_savepoint(self, which: int, at: int | None, when: Any) -> None:
+        folder, savepoint, source = self.savepoints[which % len(self.savepoints)]
+        name = self.name()
+        other = House(f"fork-{name}", lambda: self.now_ms)
+
+        def go(over: Storage | None = None) -> Any:
+            into = other.coordinator(3, over)
+            return fork(folder, savepoint, into, run=_run((name, 0, 1)), attempt=name, parallelism=1)
+
+        self.settle_fork(other, source, name, go, at, when, Permissions())
+
+    @rule(
+        which=WHICH,
+        hours=st.integers(0, 3),
+        at=st.none() | st.integers(0, 30),
+        when=st.sampled_from(["before", "after"]),
+    )
+    def sweep(self, which: int, hours: int, at: int | None, when: Any) -> None:
+        """Attempts that were silent for two hours are abandoned; the sweep may die at any call."""
+        self.now_ms += hours * HOUR_MS
+        house = self.house(which)
+        model = house.model
+        there = {paths.attempt_of(i.path) for i in house.storage.list("")}
+        dead = {
+            t.name
+            for t in model.tries.values()
+            if t.name in there - model.abandoned
+            and model.of(t.name) is None
+            and t.written_ms <= self.now_ms - 2 * HOUR_MS
+        }
+        storage: Storage = house.storage if at is None else FaultyStorage(house.storage, stop_at(at, when))
+        SEEN["steps"] += 1
+        try:
+            result = sweep(storage, house.name, now_ms=self.now_ms, min_age=timedelta(hours=2))
+            assert (set(result.record.abandoned) if result.record else set()) == dead
+        except StopHere:
+            SEEN["died"] += 1
+            if house.storage.stat(paths.record(model.head + 1)) is None:
+                return
+        if dead:
+            SEEN["sweeps"] += 1
+            model.log.append(None)
+            model.abandoned |= dead
+
+    @rule(which=WHICH)
+    def settle(self, which: int) -> None:
+        """Whoever comes next publishes and cleans up: what is there is exactly what is needed, and every attempt's own."""
+        house = self.house(which)
+        self.finish(house)
+        model, outputs = house.model, house.model.outputs()
+        committed = {e.made.name for e in model.entries()}
+        kept = [house.coordinator().record(id) for id in model.kept]
+        needed = {h.path for r in kept for h in manifest_of(r.content.shards[0], house.storage).handles}
+        needed |= {paths.output(i, e.made.name, 0, 0) for i, e in outputs.items()}
+        needed |= {paths.prepared(r.content.attempt) for r in kept}
+        there = {i.path for i in house.storage.list("") if paths.attempt_of(i.path) in committed}
+        # Output of a retained checkpoint that a later run of its interval replaced may stay as long as that.
+        old = {o.handle.path for r in kept for o in r.content.outputs}
+        assert needed - old <= there <= needed | old | self.orphans(house), (needed - there, there - needed)
+        for interval, entry in outputs.items():
+            assert house.published[interval] == entry.id
+        SEEN["settled"] += 1
+
+    def orphans(self, house: House) -> set[str]:
+        """Files that a fork or a rewind copied before it died, under the attempt that was committed later."""
+        return {i.path for i in house.storage.list(paths.SHARED) if house.name.startswith("fork-")}
+
+    # --- always -------------------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def everything_that_is_completed_can_be_restored(self) -> None:
+        for house in self.houses:
+            log = house.coordinator().log()
+            model = house.model
+            assert log.head_id == model.head
+            assert {n: r.stale_by for n, r in log.retained.items()} == model.kept
+            for record in log.completed():
+                made = model.entry(record.id).made
+                assert (record.content.attempt, record.content.base_id) == (made.name, made.base)
+                assert house.state_of(record) == made.state
+                assert (record.reproduces is not None) == model.entry(record.id).reproduction
+            current = log.current_outputs()
+            assert {i: n for i, (n, _) in current.items()} == {i: e.id for i, e in model.outputs().items()}
+            for interval, entry in model.outputs().items():
+                data = house.storage.read(paths.output(interval, entry.made.name, 0, 0))
+                assert data == b"output of " + f"state of {entry.made.name}".encode()
+
+    @invariant()
+    def every_interval_starts_from_what_the_rules_say(self) -> None:
+        for house in self.houses:
+            for interval in INTERVALS:
+                expected = house.model.base(interval, gap=False, stale=False)
+                try:
+                    begun = house.coordinator().begin(
+                        interval,
+                        run=_run(("looks", 0, 1)),
+                        permissions=Permissions(),
+                        pipeline_start_ms=start_ms(),
+                        attempt="looks",
+                    )
+                    found: int | str | None = begun.base.id if begun.base else None
+                except CairnError as error:
+                    found = type(error).__name__
+                    SEEN[found] += 1
+                assert found == expected, (house.name, interval)
+
+
+def _run(run: tuple[str, int, int]) -> RunRef:
+    return RunRef(run_id=run[0], clear_number=run[1], try_number=run[2])
+
+
+def _twin(storage: MemoryStorage) -> MemoryStorage:
+    twin = MemoryStorage()
+    for info in storage.list(""):
+        twin.create(info.path, storage.read(info.path))
+    return twin
+
+
+def explore(examples: int) -> None:
+    SEEN.clear()
+    run_state_machine_as_test(
+        Pipelines,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            derandomize=not EXAMPLES,
+            deadline=None,
+            database=None,
+            report_multiple_bugs=False,
+            phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_histories_of_pipelines_are_what_the_model_says() -> None:
+    """F20, F25, F36, F38, F49, F53, F54, F56, F58, S2, S3, S4, S8, S13, S15: begin, prepare, commit, crashes, zombies, re-runs,
+    rewinds, forks, savepoints, retention, sweeps, quarantine and lost answers in any order."""
+    explore(EXAMPLES or 45)
+    print(dict(sorted(SEEN.items())))
+    for outcome in ("committed", "already", "adopted", "Fenced", "BaseMoved", "StateGapError", "StaleStateError"):
+        assert SEEN[outcome], outcome
+    for happening in ("Swept", "died", "sweeps", "forks", "savepoints", "UnknownOutcome", "CorruptFile", "settled"):
+        assert SEEN[happening], happening
+
+
+# A rule of the code that is other than the model's: (module, name, what it does instead).
+MISTAKES: dict[str, tuple[Any, str, Any]] = {
+    "every mark is forgiven": (lineage, "is_forgiven", lambda stale_by, permissions, as_of: True),
+    "nothing reproduces anything": (committing, "reproduces", lambda log, content: None),
+    "only the checkpoint's own mark counts": (
+        Log,
+        "quarantine_above",
+        lambda log, id: id if id in log.quarantined else None,
+    ),
+    "output of a rewind is current": (logs, "kind_of", lambda entry: "interval"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_model_finds_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, instead = MISTAKES[mistake]
+    monkeypatch.setattr(where, name, instead)
+    with pytest.raises((AssertionError, CairnError)):
+        explore(40)
