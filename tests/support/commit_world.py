@@ -16,7 +16,7 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, attempt_of
 from state_backend.checkpoint.retention import DEFAULT_POLICY, KeepLast, RetentionPolicy
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
@@ -80,9 +80,12 @@ def after_commit(policy: RetentionPolicy) -> tuple[Callable[[Any], None], ...]:
 
 
 def _current(log: Log) -> tuple[Any, ...]:
-    """Publishing asks a log for the current outputs only, and whether their records are whole."""
-    ids = [n for n, _ in log.current_outputs().values()]
-    return "current", *((n, isinstance(log.entries[n], Record)) for n in sorted(ids))
+    """Publishing asks a log for the current outputs only, and for their records if those are whole."""
+    found: list[Any] = ["current"]
+    for interval, (n, _) in sorted(log.current_outputs().items()):
+        entry = log.entries[n]
+        found.append((interval, n, isinstance(entry, Record), attempt_of(entry)))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def whole_interval(
