@@ -1,4 +1,8 @@
-"""Which checkpoints stay. Policies are pure and compose; a checkpoint stays if any policy wants it."""
+"""Which checkpoints stay. Policies are pure and compose, as unions and intersections.
+
+There is none by bytes: checkpoints share files, and a head does not say which, so that the bytes which dropping one would free are
+not known where this is decided.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +50,34 @@ class KeepPerDay:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepYounger:
+    """Those whose interval ended less than ``age`` before the newest interval's end."""
+
+    age: timedelta
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        newest = max((c.content.interval.end for c in checkpoints), default=None)
+        return frozenset(c.id for c in checkpoints if newest is not None and newest - c.content.interval.end < self.age)
+
+
+@dataclass(frozen=True, slots=True)
 class AnyOf:
-    """What any of the policies keeps."""
+    """What any of the policies keeps; nothing if there is none."""
 
     policies: tuple[RetentionPolicy, ...]
 
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
         return frozenset().union(*(p.keep(checkpoints) for p in self.policies))
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """What all of the policies keep; everything if there is none."""
+
+    policies: tuple[RetentionPolicy, ...]
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.policies))
 
 
 DEFAULT_POLICY: RetentionPolicy = AnyOf((KeepLast(10), KeepPerDay(35)))

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import google_crc32c
+
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.formats import paths, record_codec
@@ -184,9 +186,8 @@ class Folder:
         return self.coordinator.commit(attempt)
 
     def handle(self, path: str) -> Handle:
-        info = self.storage.stat(path)
-        assert info is not None and info.crc32c is not None
-        return Handle(path=path, size_bytes=info.size_bytes, crc32c=info.crc32c)
+        data = self.storage.read(path)
+        return Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
 
     def paths(self, prefix: str = "") -> set[str]:
         return {info.path for info in self.storage.list(prefix)}

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.retention import DEFAULT_POLICY, AnyOf, KeepLast, KeepPerDay, plan_retention
+from state_backend.checkpoint.retention import (
+    DEFAULT_POLICY,
+    AllOf,
+    AnyOf,
+    KeepLast,
+    KeepPerDay,
+    KeepYounger,
+    RetentionPolicy,
+    plan_retention,
+)
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Quarantine, Record, Retained
 from tests.support.checkpoints import START, day, record
@@ -52,6 +61,24 @@ def test_policies_compose() -> None:
     assert AnyOf(()).keep(days(3)) == frozenset()
 
 
+def test_keep_younger_counts_from_the_latest_end() -> None:
+    assert KeepYounger(timedelta(days=3)).keep([*days(5), record(6, day(1))]) == {3, 4, 5}
+    assert KeepYounger(timedelta(days=3)).keep([]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (AllOf((KeepLast(4), KeepYounger(timedelta(days=2)))), {4, 5}),
+        (AllOf((AnyOf((KeepLast(1), KeepPerDay(2))), KeepYounger(timedelta(days=9)))), {4, 5, 6}),
+        (AnyOf((AllOf((KeepLast(2), KeepPerDay(2))), KeepLast(1))), {5, 6}),
+        (AllOf(()), {1, 2, 3, 4, 5, 6}),
+    ],
+)
+def test_unions_and_intersections_nest(policy: RetentionPolicy, kept: set[int]) -> None:
+    assert policy.keep([*days(5), record(6, day(1))]) == kept
+
+
 def test_default_keeps_ten_and_one_per_day_for_35_days() -> None:
     assert DEFAULT_POLICY.keep(days(50)) == set(range(16, 51))
     assert len(DEFAULT_POLICY.keep(hours(48))) == 11  # the last ten, and the end of the first day
@@ -72,6 +99,20 @@ def test_quarantined_ones_and_their_descendants_do_not_count() -> None:
     log = Log(entries={r.id: r for r in days(5)}, quarantined={4: Quarantine(id=4, reason="wrong")})
     kept = ids(plan_retention(log, record(6, day(4), 3), {}, KeepLast(3)))
     assert [i for i in kept if i not in (4, 5)] == [2, 3, 6]
+
+
+@pytest.mark.parametrize("refused", range(1, 6))
+def test_a_quarantine_reaches_all_descendants_and_no_one_else(refused: int) -> None:
+    """5 is a re-run of day 3 from 2: it descends from 1 and 2, not from 3 and 4. What is refused is dropped, unless it is the new
+    one or protected."""
+    records = [*days(4), record(5, day(3), 2)]
+    log = Log(entries={r.id: r for r in records}, quarantined={refused: Quarantine(id=refused, reason="wrong")})
+    ancestors = {1: {1}, 2: {1, 2}, 3: {1, 2, 3}, 4: {1, 2, 3, 4}, 5: {1, 2, 5}}
+    usable = {n for n in ancestors if refused not in ancestors[n]}
+    assert {n for n in ancestors if log.quarantine_above(n) is None} == usable
+    new = record(6, day(1))
+    assert set(ids(plan_retention(log, new, {}, KeepLast(9)))) == usable | {6}
+    assert set(ids(plan_retention(log, new, {}, KeepLast(9), frozenset({refused})))) == usable | {6, refused}
 
 
 def test_a_dropped_checkpoint_never_comes_back() -> None:
