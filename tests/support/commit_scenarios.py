@@ -23,7 +23,7 @@ from tests.support.commit_world import (
     sweeper,
     whole_interval,
 )
-from tests.support.interleavings import Actor, Explorer, Figures
+from tests.support.interleavings import Actor, Explorer, Figures, creates_of_records
 
 TIGHT = KeepLast(1)
 X, Y = ("x", day(3), run("rx"), None), ("y", day(3), run("ry"), None)
@@ -41,21 +41,33 @@ def refused(attempt: str) -> Actor:
     return replace(made, may=(*made.may, CorruptFile))
 
 
+def any_but_the_sink(method: str, path: str) -> bool:
+    return method != "put"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """``scene`` is made anew for each exploration."""
+    """``scene`` is made anew for each exploration; ``big``: not in the suite."""
 
     name: str
     scene: Callable[[], MemoryStorage]
     actors: Sequence[Actor]
     faults: int = 0
+    lossy: Callable[[str, str], bool] = creates_of_records
     big: bool = False
 
     def explore(self, **options: Any) -> Figures:
         return Explorer(
             self.scene(),
             self.actors,
-            **{"check": check, "check_end": check_end, "faults": self.faults, "reduced": True, **options},
+            **{
+                "check": check,
+                "check_end": check_end,
+                "faults": self.faults,
+                "lossy": self.lossy,
+                "reduced": True,
+                **options,
+            },
         ).run()
 
 
@@ -75,7 +87,7 @@ SCENARIOS = (
     Scenario(
         name="two tries of one run",
         scene=partial(scene, 2, [FIRST, SECOND]),
-        actors=(task("x"), task("y")),
+        actors=(task("x", policy=KeepLast(3)), task("y", policy=KeepLast(3)), quarantiner(1)),
     ),
     Scenario(
         name="a zombie, its retry, and the next interval",
@@ -114,6 +126,13 @@ SCENARIOS = (
         scene=partial(scene, 2, [X, Y]),
         actors=(task("x"), task("y")),
         faults=1,
+    ),
+    Scenario(
+        name="a commit and a clean-up, any one answer lost",
+        scene=partial(scene, 2, [X, SAME_AGAIN]),
+        actors=(task("x"), task("s")),
+        faults=1,
+        lossy=any_but_the_sink,
     ),
     Scenario(
         name="an interval that is run again while its output is published",

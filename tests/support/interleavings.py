@@ -189,6 +189,10 @@ class _ReadLog:
     seen: dict[tuple[str, int], Any] = field(compare=False)
 
 
+def creates_of_records(method: str, path: str) -> bool:
+    return method == "create" and path.startswith("checkpoints/")
+
+
 class Explorer:
     """``check`` looks at every contents once and raises a Violation; ``faults`` answers may be lost, of calls for which ``lossy``
     is true."""
@@ -201,7 +205,7 @@ class Explorer:
         *,
         faults: int = 0,
         reduced: bool = False,
-        lossy: Callable[[str, str], bool] = lambda method, path: method == "create" and path.startswith("checkpoints/"),
+        lossy: Callable[[str, str], bool] = creates_of_records,
         check_end: Callable[[Contents, list[tuple[Actor, str]]], None] = lambda contents, ends: None,
         max_states: int = 2_000_000,
     ) -> None:
