@@ -23,8 +23,9 @@ from jobs.runtime.keyed_state import KeyedState
 from jobs.savepoint import take_savepoint
 from jobs.validate import validate_checkpoint
 from state_backend.adapters.open_storage import join_url
+from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
-from state_backend.values.records import Record
+from state_backend.values.records import Record, RunRef
 from tests.support.counting import COUNTING, DAYS, counting, day, read_days
 
 if TYPE_CHECKING:
@@ -142,6 +143,32 @@ def test_going_back_in_the_same_pipeline(spark: SparkSession, tmp_path: Path, un
     found = go_on(spark, counting(), root, 2)
     assert found == {n: uninterrupted[n] for n in found}
     run_interval(spark, counting(), day(LAST + 1), str(root))
+
+
+def test_a_rewind_and_a_fork_go_on_from_segments(spark: SparkSession, tmp_path: Path, uninterrupted: Any) -> None:
+    """Days with wrong input, taken back without Spark and run again; the same checkpoint under another name and parallelism, when
+    the origin is deleted."""
+    root, other = tmp_path / "root", counting(name="other", parallelism=3)
+    for n in range(2):
+        run_interval(spark, counting(), day(n), str(root), mode="changelog")
+    DAYS[day(2).start] = [("ann", "wrong", 100)]
+    for n in (2, 3):
+        run_interval(spark, counting(), day(n), str(root), mode="changelog")
+    fill_days()
+    coordinator, into = coordinator_of(counting(), str(root)), coordinator_of(other, str(root))
+    plan = plan_rewind(coordinator.log(), 2)
+    assert [(d.id, d.interval) for d in plan.discards] == [(3, day(2)), (4, day(3))]
+    run = RunRef(run_id="rewind", clear_number=0, try_number=1)
+    assert rewind(coordinator, 2, run=run, attempt="back").id == 5
+    with pytest.raises(errors.StaleStateError, match="checkpoint 5 changed"):
+        run_interval(spark, counting(), day(4), str(root))
+    fork(coordinator.storage, 2, into, run=run, attempt="split")
+    found = go_on(spark, counting(), root, 2)
+    assert found == {n: uninterrupted[n] for n in found}
+    shutil.rmtree(root / "counting")
+    assert validate_checkpoint(spark, other, str(root), into.record("latest")).success
+    found = go_on(spark, other, root, 2)
+    assert found == {n: uninterrupted[n] for n in found}
 
 
 @pytest.mark.parametrize("format", FORMATS)

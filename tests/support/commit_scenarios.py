@@ -36,6 +36,11 @@ def task(attempt: str, name: str | None = None, *, policy: RetentionPolicy = TIG
     return checkpoint_task(name or attempt.upper(), attempt, policy)
 
 
+def unpublished(actor: Actor) -> Actor:
+    """Commits and cleans up."""
+    return replace(actor, stages=(actor.stages[0], actor.stages[-1]))
+
+
 def refused(attempt: str) -> Actor:
     made = task(attempt)
     return replace(made, may=(*made.may, CorruptFile))
@@ -159,6 +164,12 @@ SCENARIOS = (
         name="two attempts, a third committer, a sweeper",
         scene=partial(scene, 2, [X, Y, SAME_AGAIN], outputs=False),
         actors=(task("x"), task("y"), task("s"), sweeper()),
+        big=True,
+    ),
+    Scenario(
+        name="two attempts, a third committer, a sweeper, a quarantine; publishing apart",
+        scene=partial(scene, 2, [X, Y, SAME_AGAIN], outputs=False),
+        actors=(*map(unpublished, (task("x"), task("y"), task("s"))), sweeper(), quarantiner(2)),
         big=True,
     ),
     Scenario(

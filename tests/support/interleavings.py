@@ -207,7 +207,7 @@ class Explorer:
         reduced: bool = False,
         lossy: Callable[[str, str], bool] = creates_of_records,
         check_end: Callable[[Contents, list[tuple[Actor, str]]], None] = lambda contents, ends: None,
-        max_states: int = 2_000_000,
+        max_states: int = 20_000_000,
     ) -> None:
         self._actors, self._check, self._faults, self._lossy = actors, check, faults, lossy
         self._reduced = reduced
