@@ -1,7 +1,7 @@
-"""What a crash at any storage call may leave: operations on real shards, killed at each call and recovered as Airflow would.
+"""What a fault at any storage call may leave: operations on real shards, broken at each call and recovered as Airflow would.
 
 Each cell is a fresh copy of the same folders. The operation runs in a process that dies before or after its n-th call took
-effect. Then what is there must be, bit by bit, what was there before or what the operation makes; a new try finishes it, and a
+effect, or that loses the answer to a write, or finds the storage out of reach for one call; then it ends by itself. Then what is there must be, bit by bit, what was there before or what the operation makes; a new try finishes it, and a
 sweep past the grace period leaves exactly the files that the records name.
 """
 
@@ -25,7 +25,8 @@ import google_crc32c
 from jobs.pipeline import Pipeline
 from jobs.restore import restore_savepoint
 from jobs.savepoint import take_savepoint
-from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, stop_at
+from state_backend.adapters.faulty_storage import Fault as Planned
+from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
@@ -44,6 +45,7 @@ from state_backend.ports.storage import Storage
 from state_backend.restore import restore_shard
 from state_backend.state.entries import read_entries
 from state_backend.state.verify import verify_shard
+from state_backend.values.errors import RetryableError, StorageUnavailable
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Savepoint
 from tests.support.checkpoints import PIPELINE, START, day
@@ -51,6 +53,7 @@ from tests.support.real_shards import MAX_PARALLELISM, RealPipeline
 from tests.support.savepoints import prepare as restore_shards
 
 When = Literal["before", "after"]
+Fault = Literal["dies", "answer lost", "out of reach"]
 Folders = Mapping[str, Storage]
 Values = dict[str, int]
 FAR_MS = 4_102_444_800_000  # the year 2100: everything is old
@@ -390,43 +393,50 @@ def _paths_in(value: Any) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Totals:
-    """What was run: ``calls`` of the storage in undisturbed runs, ``crashes`` injected, ``old`` and ``new`` of them after
+    """What was run: ``calls`` of the storage in undisturbed runs, ``faults`` injected, ``old`` and ``new`` of them after
     which the state was the one before or after the operation; ``restored`` states were walked entry by entry."""
 
     calls: int = 0
-    crashes: int = 0
+    faults: int = 0
     old: int = 0
     new: int = 0
     restored: int = 0
 
     def add(self, other: Totals) -> None:
         self.calls += other.calls
-        self.crashes += other.crashes
+        self.faults += other.faults
         self.old += other.old
         self.new += other.new
         self.restored += other.restored
 
     def __str__(self) -> str:
         return (
-            f"{self.calls} calls, {self.crashes} crashes: {self.old} left the old state, {self.new} the new one, none another; "
+            f"{self.calls} calls, {self.faults} faults: {self.old} left the old state, {self.new} the new one, none another; "
             f"{self.restored} states restored and walked"
         )
 
 
-def dying(place: Place, at: int | None, when: When) -> tuple[Folders, FaultyStorage]:
-    """The folders as one process sees them that dies at a call, or never (None)."""
-    first = FaultyStorage(place.folder(HOME), stop_at(at, when) if at is not None else {})
+def broken(place: Place, at: int | None, when: When, fault: Fault = "dies") -> tuple[Folders, FaultyStorage]:
+    """The folders as one process sees them to which something happens at a call, or nothing ever (None)."""
+    plan = {
+        "dies": stop_at(at or 0, when),
+        "answer lost": lost_answer_at(at or 0, when),
+        "out of reach": {at or 0: Planned(error=StorageUnavailable(f"injected at call {at}"), when="before")},
+    }
+    first = FaultyStorage(place.folder(HOME), plan[fault] if at is not None else {})
     return {HOME: first, **{name: first.beside(place.folder(name)) for name in (SAVED, NEW)}}, first
 
 
-def crash_matrix(operation: Operation, empty: Place, work: Path, *, only_writes: bool = False) -> Totals:
-    """Kills the operation at every call (or write), before and after; asserts the laws of the module's docstring."""
+def crash_matrix(
+    operation: Operation, empty: Place, work: Path, *, fault: Fault = "dies", only_writes: bool = False
+) -> Totals:
+    """Breaks the operation at every call (or write), before and after; asserts the laws of the module's docstring."""
     surveyor, totals = Surveyor(work), Totals()
     operation.setup(empty, work)
     folders = {name: empty.folder(name) for name in (HOME, SAVED, NEW)}
     before = {name: surveyor.see(storage) for name, storage in folders.items()}
     twin = empty.copy()
-    alive, counting = dying(twin, None, "before")
+    alive, counting = broken(twin, None, "before")
     operation.run(Try(alive, work, "whole"))
     after = {name: surveyor.see(twin.folder(name)) for name in folders}
     assert [name for name in folders if before[name] != after[name]] == [
@@ -436,15 +446,15 @@ def crash_matrix(operation: Operation, empty: Place, work: Path, *, only_writes:
     calls = [*counting.calls]
     totals.calls = len(calls)
     for at, (method, _) in enumerate(calls):
-        if only_writes and method in ("read", "stat", "list", "download"):
+        if (only_writes or fault == "answer lost") and method in ("read", "stat", "list", "download"):
             continue
-        for when in ("before", "after"):
-            died(operation, empty.copy(), work, surveyor, before, after, totals, at, when)
+        for when in ("before", "after") if fault != "out of reach" else ("before",):
+            cell(operation, empty.copy(), work, surveyor, before, after, totals, at, when, fault)
     totals.restored = surveyor.restored
     return totals
 
 
-def died(
+def cell(
     operation: Operation,
     place: Place,
     work: Path,
@@ -454,29 +464,37 @@ def died(
     totals: Totals,
     at: int,
     when: When,
+    fault: Fault,
 ) -> None:
-    """One cell."""
-    case = f"{operation.name} on {place.name}, {when} call {at}"
-    folders, process = dying(place, at, when)
+    """One cell. An operation that goes on in spite of a fault has to end where an undisturbed one does."""
+    case = f"{operation.name} on {place.name}, {fault} {when} call {at}"
+    folders, process = broken(place, at, when, fault)
     this = Try(folders, work, "first")
+    ended = False
     try:
         operation.run(this)
+        ended = True
     except StopHere:
-        totals.crashes += 1
-    else:
-        # Threads share calls out: a run may need fewer than the one that was counted.
-        assert len(process.calls) <= at, case
+        assert fault == "dies", case
+    except RetryableError:
+        assert fault != "dies", case
+    # Threads share calls out: a run may need fewer than the one that was counted.
+    if len(process.calls) <= at:
         return
+    totals.faults += 1
+    assert not (ended and fault == "dies"), case
     for name in folders:
         seen = surveyor.see(place.folder(name))
-        if name in operation.changes:
+        if ended:
+            assert seen == after[name], f"{case}: {name} though it ended well"
+        elif name in operation.changes:
             assert seen in (before[name], after[name]), f"{case}: {name} is neither the old nor the new one"
         else:
             assert seen == before[name], f"{case}: {name}"
     moved = surveyor.see(place.folder(operation.changes[0])) == after[operation.changes[0]]
     totals.new += moved
     totals.old += not moved
-    alive, _ = dying(place, None, "before")
+    alive, _ = broken(place, None, "before")
     operation.run(Try(alive, work, "again", this.sink, this.prepared))
     for name in folders:
         assert surveyor.see(place.folder(name)) == after[name], f"{case}: {name} after the next try"

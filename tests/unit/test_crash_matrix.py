@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crash_matrix import OPERATIONS, InMemory, OnDisk, Operation, crash_matrix
+from tests.support.crash_matrix import OPERATIONS, Fault, InMemory, OnDisk, Operation, crash_matrix
 
 SLOW = ("re-run", "restore, canonical")
+BRIEF = ("interval", "canonical savepoint", "claim")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
@@ -16,7 +17,7 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Oper
     """F2, F12, F49, F53, S3, S5, S6: before and after each call (of the slow ones: each write), in memory; then the next try ends where an undisturbed one
     would, and a sweep leaves exactly what is named."""
     totals = crash_matrix(operation, InMemory(), tmp_path, only_writes=operation.name in SLOW)
-    assert totals.crashes == totals.old + totals.new > 3
+    assert totals.faults == totals.old + totals.new > 3
     assert totals.new > 0
 
 
@@ -24,4 +25,12 @@ def test_a_crash_at_any_call_leaves_the_old_state_or_the_new_one(operation: Oper
 def test_a_crash_at_any_write_to_a_disk(operation: Operation, tmp_path: Path) -> None:
     """What reads leave on a disk is what the write before them left; all calls are in the whole matrix."""
     totals = crash_matrix(operation, OnDisk(tmp_path / "root"), tmp_path / "work", only_writes=True)
-    assert totals.crashes == totals.old + totals.new > 15
+    assert totals.faults == totals.old + totals.new > 15
+
+
+@pytest.mark.parametrize("fault", ["answer lost", "out of reach"])
+@pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.name in BRIEF], ids=lambda o: o.name)
+def test_a_write_that_fails_is_undone_or_settled(operation: Operation, fault: Fault, tmp_path: Path) -> None:
+    """F2, F18, F38, F54, S5, S7: what a process does that lives on may be no worse than to die."""
+    totals = crash_matrix(operation, InMemory(), tmp_path, fault=fault, only_writes=True)
+    assert totals.faults == totals.old + totals.new > 0
