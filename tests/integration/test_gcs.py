@@ -20,6 +20,8 @@ from uuid import uuid4
 
 import google_crc32c
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from google.api_core.exceptions import from_http_status
 from google.auth.credentials import AnonymousCredentials
 
@@ -488,6 +490,30 @@ def test_without_credentials_the_ways_to_give_them_are_named(monkeypatch: pytest
     for call in every_call(GcsStorage("some-bucket"), tmp_path):
         with pytest.raises(UsageError, match="gcloud auth application-default login"):
             call()
+
+
+def test_a_process_is_who_the_key_file_in_its_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a task hands it to the driver. Another file is another identity; the same one shares connections."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    monkeypatch.delenv(EMULATOR_VARIABLE, raising=False)
+    found = []
+    for name in ("first", "second", "first"):
+        file = tmp_path / name
+        email = f"{name}@project.iam.gserviceaccount.com"
+        made = {"type": "service_account", "client_email": email, "private_key": pem, "private_key_id": "1"}
+        file.write_text(json.dumps({**made, "token_uri": "http://127.0.0.1:1/token", "project_id": "p"}))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+        storage = GcsStorage("some-bucket", patience=HURRY)
+        found.append(storage._connections)
+        assert storage._connections._identity().service_account_email == email
+        with pytest.raises(CairnError) as raised:
+            storage.read("a")  # nobody gives it a token
+        told = "".join(traceback.format_exception(raised.value))
+        assert pem.splitlines()[3] not in told and "token_uri" not in told
+    assert found[0] is found[2] is not found[1]
 
 
 def test_credentials_go_to_the_server_and_nowhere_else(server: GcsServer) -> None:

@@ -61,6 +61,13 @@ def root(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "root"))
 
 
+@pytest.fixture(scope="module")
+def whole(original: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The digest that the next interval leaves when nothing is damaged."""
+    root = Path(shutil.copytree(original, tmp_path_factory.mktemp("whole") / "root"))
+    return RealPipeline(root, policy=KeepLast(6)).prepare(6, "whole", values_of(6)).content.digest
+
+
 # --- what is done to a file ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,9 +250,8 @@ def test_a_damaged_file_is_named_by_whoever_needs_it(root: Path, kind: Kind, dam
 
 
 @pytest.mark.parametrize(("kind", "damage"), CASES)
-def test_no_damage_is_answered_with_other_state(root: Path, kind: Kind, damage: Any) -> None:
+def test_no_damage_is_answered_with_other_state(root: Path, whole: int, kind: Kind, damage: Any) -> None:
     """F50: the next interval makes exactly what it makes of the whole folder, or an error."""
-    whole = RealPipeline(root, policy=KeepLast(6)).prepare(6, "whole", values_of(6)).content.digest
     damage(next(root.glob(kind.path)), next(root.glob(kind.other)))
     made = RealPipeline(root, policy=KeepLast(6))
     try:
