@@ -17,7 +17,8 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
-from state_backend.values.errors import UsageError
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import AlreadyExists, UsageError
 from state_backend.values.records import Record, RunRef, Savepoint
 from state_backend.verify import offering_sound
 
@@ -49,12 +50,8 @@ def take_savepoint(
     """
     check_destination(pipeline_root, to, format)
     destination, content = open_storage(to), record.content
-    if destination.stat(paths.SAVEPOINT_RECORD) is not None:
-        there = read_savepoint(destination)
-        if (there.content.attempt, there.format) == (content.attempt, format):
-            remove_leftovers(destination, there)
-            return there
-        check_free(to)
+    if (taken := _taken(destination, record, format)) is not None:
+        return taken
     task = SavepointTask(
         root=pipeline_root,
         destination=to,
@@ -64,9 +61,27 @@ def take_savepoint(
         content=content,
         engine=pipeline.engine,
     )
-    with offering_sound(open_storage(pipeline_root), record):
-        _run(spark, task)
+    try:
+        with offering_sound(open_storage(pipeline_root), record):
+            _run(spark, task)
+    except AlreadyExists:  # another try of this call was faster
+        if (taken := _taken(destination, record, format)) is not None:
+            return taken
+        raise
     return read_savepoint(destination)
+
+
+def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
+    """The savepoint of this checkpoint that is there already, or None for none; UsageError for another one."""
+    if destination.stat(paths.SAVEPOINT_RECORD) is None:
+        return None
+    there = read_savepoint(destination)
+    if (there.content.attempt, there.format) != (record.content.attempt, format):
+        raise UsageError(
+            f"{destination.url} holds a savepoint already; choose another folder, savepoints are never overwritten"
+        )
+    remove_leftovers(destination, there)
+    return there
 
 
 def check_destination(pipeline_root: str, to: str, format: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,11 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import AttemptLost, BaseMoved, Fenced, StaleStateError, StateUnusable
+from state_backend.values.errors import AttemptLost, BaseMoved, Fenced, StaleStateError, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import Record
@@ -168,6 +170,28 @@ def test_a_savepoint_is_never_subsumed(tmp_path: Path) -> None:
     assert made.coordinator.log().retained.keys() == {2}
     shutil.rmtree(tmp_path / PIPELINE)
     assert Surveyor(tmp_path).see(saved).saved == {"a": 1}
+
+
+@pytest.mark.parametrize("format", ["native", "canonical"])
+def test_of_two_tries_at_one_savepoint_one_is_it_and_both_return_it(tmp_path: Path, format: Any) -> None:
+    """S13: the slower one finds the record when it writes its own; what it wrote goes, and a later call finds the savepoint too."""
+    made = RealPipeline(tmp_path)
+    made.run(1, "a1", {"a": 1})
+    saved = MemoryStorage()
+
+    class Overtaken(FaultyStorage):
+        def create(self, path: str, data: bytes) -> Handle:
+            if path == paths.SAVEPOINT_RECORD:
+                take(Try({HOME: made.storage, SAVED: saved}, tmp_path, "faster"), format)
+            return super().create(path, data)
+
+    for folder in (Overtaken(saved, {}), saved):
+        take(Try({HOME: made.storage, SAVED: folder}, tmp_path, "slower"), format)
+        assert Surveyor(tmp_path).see(saved).saved == {"a": 1}
+        assert {info.path for info in saved.list("")} == live_files(saved)
+    other = "canonical" if format == "native" else "native"
+    with pytest.raises(UsageError, match="holds a savepoint already"):
+        take(Try({HOME: made.storage, SAVED: saved}, tmp_path, "other"), other)
 
 
 def test_an_attempt_that_was_fenced_and_swept_is_lost_for_good(tmp_path: Path) -> None:
