@@ -5,7 +5,7 @@
 A pipeline of two shards loads the keys, then updates a tenth of them twice; values are rows of a long and a string of random
 letters, about 100 bytes. Of the last checkpoint each round measures, one after the other:
 
-    in one process, shard after shard
+    in one process, shard after shard, in seconds and in seconds of CPU, which other load on the machine changes less
         restore     every shard into an empty folder from the storage, without the host's cache
         fast        `verify_files`
         full        the same, then every shard restored and walked
@@ -140,15 +140,17 @@ def on_spark(spark: Any, pipeline: Pipeline, root: str, record: Record) -> dict[
     return {"interval": interval, "fast": validate("fast"), "full": validate("full")}
 
 
-def medians_s(measured: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Seconds; the measured take turns, after a round that warms up."""
+def medians_s(
+    measured: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Seconds by the clock; the measured take turns, after a round that warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in measured}
     for number in range(rounds + 1):
         for name, run in measured.items():
-            started_s = time.perf_counter()
+            started_s = clock()
             run()
             if number:
-                seconds[name].append(time.perf_counter() - started_s)
+                seconds[name].append(clock() - started_s)
     return {name: round(statistics.median(values), 3) for name, values in seconds.items()}
 
 
@@ -167,6 +169,7 @@ def main() -> None:
         totals = record.content.totals
         print(f"{totals.keys:,} keys, {totals.state_bytes:,} bytes in {totals.state_files} files", flush=True)
         alone = medians_s(in_process(join_url(root, pipeline.name), record, folder), options.rounds)
+        cpu = medians_s(in_process(join_url(root, pipeline.name), record, folder), options.rounds, time.process_time)
         session = medians_s(on_spark(spark, replace(pipeline), root, record), options.rounds)
         assert coordinator_of(pipeline, root).log().quarantined == {}
         spark.stop()
@@ -174,13 +177,16 @@ def main() -> None:
             "keys": totals.keys,
             "state_bytes": totals.state_bytes,
             "in_process_s": alone,
+            "in_process_cpu_s": cpu,
             "on_spark_s": session,
             "fast_to_full": {
                 "in_process": round(alone["fast"] / alone["full"], 3),
+                "in_process_cpu": round(cpu["fast"] / cpu["full"], 3),
                 "on_spark": round(session["fast"] / session["full"], 3),
             },
             "full_to_cold_restore": {
                 "in_process": round(alone["full"] / alone["restore"], 2),
+                "in_process_cpu": round(cpu["full"] / cpu["restore"], 2),
                 "on_spark": round(session["full"] / session["interval"], 2),
             },
         }

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from jobs.over_time import OverTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats.paths import interval_name
 from state_backend.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
@@ -39,6 +41,7 @@ log = logging.getLogger("cairn")
 
 MODES: tuple[ValidationMode, ...] = ("fast", "full")
 REASON = "validation refused it"
+_SITE = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,8 @@ def validate_checkpoint(
     quarantine: bool = True,
 ) -> Validation:
     """Examines a committed checkpoint and marks it: validated, or quarantined if it is wrong and ``quarantine``. Mode fast needs no
-    Spark. Data Docs are written to the folder ``docs``.
+    Spark. Data Docs go into a folder of the pipeline's
+    in ``docs``, where those of earlier validations stay.
 
     Raises: UsageError if an expectation itself can't be evaluated: that says nothing about the data, so nothing is marked.
     """
@@ -377,7 +381,7 @@ def _tables(
     def make() -> DataFrame:
         return pairs(earlier, _state(spark, target.options, state), now_ms=now_ms, removable=over_time.removable)
 
-    return own, _Table(f" since checkpoint {before.id}", make, beside)
+    return own, _Table(" over time", make, beside)
 
 
 def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator[Any]:
@@ -403,20 +407,17 @@ class _Suites:
         self.findings: list[str] = []
         self.counts: dict[str, tuple[int, int]] = {}  # by state: evaluated, failed
         self.docs_page: str | None = None
-        self._pipeline, self._docs = pipeline, docs
-        self._run_name = f"{pipeline.name} {target.name} {target.content.interval}"
-        self._context = gx.get_context(mode="ephemeral")
-        self._context.variables.progress_bars = {"globally": False}
+        self._pipeline = pipeline
+        # A part of paths: of intervals as our own paths have them.
+        self._run_name = f"{target.name} {interval_name(target.content.interval)}"
         self._actions: list[Any] = []
-        if docs is not None:
-            docs.mkdir(parents=True, exist_ok=True)
-            store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs)}
-            index = {"class_name": "DefaultSiteIndexBuilder"}
-            self._context.add_data_docs_site(
-                "local", {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": store}
-            )
-            self._actions.append(gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=["local"]))
-            self.docs_page = str(docs / "index.html")
+        if docs is None:
+            self._context = gx.get_context(mode="ephemeral")
+        else:
+            self._context = _with_docs(docs / pipeline.name)
+            self._actions.append(gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=[_SITE]))
+            self.docs_page = str(docs / pipeline.name / "index.html")
+        self._context.variables.progress_bars = {"globally": False}
         self._source = self._context.data_sources.add_spark("restored_state")
 
     def run(self, state: str, *tables: _Table) -> None:
@@ -457,8 +458,32 @@ class _Suites:
             result = checkpoint.run(batch_parameters={"dataframe": frame}, run_id=run_id)
         finally:
             frame.unpersist()
-        for run in result.run_results.values():
+        for identifier, run in result.run_results.items():
+            if self._actions and not run.success and not self.findings:
+                # Where somebody who looks up a failure begins.
+                (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
+                self.docs_page = unquote(urlsplit(site["site_url"]).path)
             yield from run.results
+
+
+def _with_docs(folder: Path) -> Any:
+    """A context whose Data Docs are a site in the folder. Results are kept beside the pages, in ``results``: Great Expectations
+    removes the pages of results that it does not find, so those of every run before."""
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults
+
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def files(path: Path) -> dict[str, str]:
+        return {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(path)}
+
+    stores = InMemoryStoreBackendDefaults()
+    stores.stores[stores.validation_results_store_name]["store_backend"] = files(folder / "results")
+    context = gx.get_context(project_config=DataContextConfig(store_backend_defaults=stores), mode="ephemeral")
+    index = {"class_name": "DefaultSiteIndexBuilder"}
+    site = {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": files(folder)}
+    context.add_data_docs_site(_SITE, {**site, "show_how_to_buttons": False})
+    return context
 
 
 def _finding(state: str, result: Any) -> str | None:

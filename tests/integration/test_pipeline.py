@@ -168,7 +168,7 @@ def test_validation_restores_from_storage_and_quarantines(spark: SparkSession, t
 
     refused = validate_checkpoint(spark, counting(expectations=refuse), root, record, docs=tmp_path / "docs")
     assert "expect_column_values_to_be_between sum" in refused.findings[0]
-    assert (tmp_path / "docs" / "index.html").exists()
+    assert (tmp_path / "docs" / "counting" / "index.html").exists()
     with pytest.raises(errors.StateUnusable, match="quarantine"):
         run_interval(spark, counting(), day(2), root)
 

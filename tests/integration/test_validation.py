@@ -100,14 +100,18 @@ def test_rows_grow_within_bounds_and_none_is_lost(
     found = validated(spark, three_days, 1, {"total": strict, "last": bounds}, docs=tmp_path)
     shrunk, lost = found.findings
     assert shrunk.startswith("state 'total': expect_table_row_count_to_be_between") and "38" in shrunk
-    assert lost.startswith("state 'total since checkpoint 1': expect_column_values_to_be_null lost_row")
+    assert lost.startswith("state 'total over time': expect_column_values_to_be_null lost_row")
     assert all(f'"key_user":"user-{n}"' in lost for n in range(3))
     reports = {s.state: (s.expectations, s.failed) for s in found.states}
     assert (reports["total"], reports["last"]) == ((2, 2), (1, 0))
     pages = "".join(page.read_text() for page in tmp_path.rglob("*.html"))
-    assert "user-2" in pages and "lost_row" in pages and found.docs == str(tmp_path / "index.html")
+    assert "user-2" in pages and "lost_row" in pages
+    assert found.docs is not None and "expect" in Path(found.docs).read_text()
+    first = {page for page in (tmp_path / "forgetful" / "validations").rglob("*.html")}
     kept = OverTime(no_row_lost=True, removable="key.user in ('user-0', 'user-1', 'user-2') and value.sum = 5")
-    assert validated(spark, three_days, 1, {"total": kept}).success
+    again = validated(spark, three_days, 1, {"total": kept}, docs=tmp_path)
+    assert again.success and again.docs == str(tmp_path / "forgetful" / "index.html")
+    assert first < {page for page in (tmp_path / "forgetful" / "validations").rglob("*.html")}, "earlier pages stay"
     expired = validated(spark, three_days, 2, {"last": OverTime(no_row_lost=True)})
     assert expired.success and [s.entries for s in expired.states if s.state == "last"] == [1]
 
