@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,8 @@ from jobs.runtime.shipping import code_hash, ship
 from jobs.which_checkpoint import find_state
 from state_backend.adapters.open_storage import join_url
 from state_backend.formats.canonical import fits_parquet
-from state_backend.formats.types import parse_struct
+from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
+from state_backend.formats.types import StructType as Struct
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
 from state_backend.values.intervals import to_ms
@@ -44,6 +45,7 @@ log = logging.getLogger("cairn")
 _TIME_MODES = {"notime": "none", "none": "none", "processingtime": "processing", "eventtime": "event"}
 _KINDS = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _HELD = "__state"
+Types = Mapping[str, tuple[Struct, Struct | None]]
 _NOTHING = Totals(
     input_rows=0,
     output_rows=0,
@@ -173,20 +175,19 @@ class _StateReader:
 
 def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
     """The properties of a query's transformWithState, and the last batch that it committed."""
+    what = f"{path} is not the checkpoint of a streaming query with state"
     try:
         rows = spark.read.format("state-metadata").load(path).collect()
     except Exception as error:
-        raise SourceError(
-            f"{path} is not the checkpoint of a streaming query with state: {_first_line(error)}"
-        ) from error
+        raise SourceError(f"{what}: {_first_line(error)}") from error
+    if not rows:
+        raise SourceError(f"{what}: it holds no operator's metadata")
     for row in rows:
         if row.operatorId == operator_id and row.operatorName.startswith("transformWithState"):
             properties: dict[str, Any] = json.loads(row.operatorProperties)
             return properties, row.maxBatchId
-    there = ", ".join(f"{row.operatorId} ({row.operatorName})" for row in rows)
-    raise UsageError(
-        f"operator {operator_id} of the query in {path} is no transformWithState; it has {there or 'none'}"
-    )
+    there = ", ".join(f"{row.operatorId}, a {row.operatorName}" for row in rows)
+    raise UsageError(f"operator {operator_id} of the query in {path} is no transformWithState; it has {there}")
 
 
 def _watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
@@ -274,7 +275,7 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
 def initial_state_of(
     spark: SparkSession, savepoint: str, *, root: str | None = None, pipeline: str | None = None
 ) -> GroupedData:
-    """What ``transformWithState(continuing(Processor)(), ..., initialState=...)`` starts a query with: a row per key, with its
+    """What ``transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)`` starts a query with: a row per key, with its
     columns and, in one more column, all that it has. ``savepoint``: a savepoint's folder, or, with root and pipeline, a checkpoint as
     ``format("keyed_state")`` takes it. Raises: UsageError, StateGapError if there is none."""
     spark.dataSource.register(KeyedState)
@@ -310,9 +311,11 @@ def _gathered(kind: str) -> Column:
     return F.array_sort(F.collect_list(F.unix_millis("expires_at")))
 
 
-def continuing(processor: type) -> type:
-    """The processor class, of PySpark's row API, with a ``handleInitialState`` that puts back what `initial_state_of` gives. It
-    replaces the class's own one."""
+def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
+    """The processor class, of PySpark's row API, with a ``handleInitialState`` that puts back what `initial_state_of` gives of the
+    same state. It replaces the class's own one. The workers need this project on their path."""
+    states = find_state(savepoint, root=root, pipeline=pipeline).content.states
+    types = {d.name: (parse_struct(d.versions[-1].value), _user_key(d)) for d in states}
 
     class Continuing(processor):  # type: ignore[misc]
         def init(self, handle: Any) -> None:
@@ -320,10 +323,15 @@ def continuing(processor: type) -> type:
             super().init(self._cairn_handle)
 
         def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-            self._cairn_handle.put_back(initialState[_HELD])
+            self._cairn_handle.put_back(initialState[_HELD], types)
 
     Continuing.__name__ = Continuing.__qualname__ = f"Continuing{processor.__name__}"
     return Continuing
+
+
+def _user_key(descriptor: StateDescriptor) -> Struct | None:
+    user_key = descriptor.versions[-1].user_key
+    return parse_struct(user_key) if user_key is not None else None
 
 
 class _Remembering:
@@ -349,29 +357,41 @@ class _Remembering:
         self._states[name] = kind, state
         return state
 
-    def put_back(self, held: Any) -> None:
+    def put_back(self, held: Any, types: Types) -> None:
         """Writes what one key had; UsageError for a state that the processor does not declare."""
-        for name, what in _fields(held):
+        for at_ms in held[TIMERS_NAME] or ():
+            self._handle.registerTimer(at_ms)
+        for name, (value, user_key) in types.items():
+            what = held[name]
             if what is None:
-                continue
-            if name == TIMERS_NAME:
-                for at_ms in what:
-                    self._handle.registerTimer(at_ms)
                 continue
             kind, state = self._states.get(name, ("", None))
             if kind == "value":
-                state.update(tuple(what))
+                state.update(_as_state(value, what))
             elif kind == "list":
-                state.put([tuple(element) for element in what])
-            elif kind == "map":
+                state.put([_as_state(value, element) for element in what])
+            elif kind == "map" and user_key is not None:
                 for entry in what:
-                    state.updateValue(tuple(entry["user_key"]), tuple(entry["value"]))
+                    state.updateValue(_as_state(user_key, entry["user_key"]), _as_state(value, entry["value"]))
             else:
-                raise UsageError(f"the savepoint has a state {name!r}, which the query's processor does not declare")
+                raise UsageError(
+                    f"there is a state {name!r}, which the query's processor does not declare, or as something else"
+                )
 
 
-def _fields(row: Any) -> Iterator[tuple[str, Any]]:
-    return zip(row.__fields__, row, strict=True)
+def _as_state(data_type: DataType, value: Any) -> Any:
+    """A value as states take it, of one inside a row of the initial state, where structs are dicts, and maps their pairs."""
+    if value is None:
+        return None
+    match data_type:
+        case Struct():
+            return tuple(_as_state(f.type, value[f.name]) for f in data_type.fields)
+        case ArrayType():
+            return [_as_state(data_type.element, item) for item in value]
+        case MapType():
+            pairs = value.items() if isinstance(value, dict) else value
+            return {_as_state(data_type.key, k): _as_state(data_type.value, v) for k, v in pairs}
+    return value
 
 
 def _first_line(error: Exception) -> str:

@@ -27,12 +27,8 @@ from tests.support.differential_processors import (
     RESULT_SCHEMA,
     SCRIPT_SCHEMA,
     SCRIPT_STATES,
-    TYPED_KEY,
-    TYPED_RESULT,
-    TYPED_SCHEMA,
     UNTIMED_STATES,
-    EveryType,
-    Scripted,
+    VALUE_TYPES,
     ScriptedUntimed,
     event_script,
     random_script,
@@ -72,43 +68,57 @@ def outcome(case: Case, root: Path, records: Sequence[Record]) -> Outcome:
     )
 
 
+class ScriptedWithTypes(ScriptedUntimed):
+    """With one more state, of every type."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.scope["typed"] = handle.getValueState("typed", VALUE_TYPES)
+        self.scope["rows"] = [row[1:] for row in typed_rows()[0]]
+
+
+class TimedWithTypes(ScriptedWithTypes):
+    """And with states that expire."""
+
+    ttl = True
+
+
+def with_types(batches: list[Any], write: int, read: int) -> list[Any]:
+    """The batches with a row of every type for some keys, which a later batch looks at."""
+    for n in range(4):
+        batches[write].append((f"typed-{n}", n, 0, batches[write][0][3], f"typed.update(rows[{n}])"))
+        batches[read].append((f"typed-{n}", n, 0, batches[read][0][3], "typed.get()"))
+    return batches
+
+
 TIMED = Case(
-    processor=Scripted,
+    processor=TimedWithTypes,
     input_schema=SCRIPT_SCHEMA,
     output_schema=RESULT_SCHEMA,
     key=KEY,
-    batches=random_script(7, keys=12, ops=14, batches=4, prefixes=("", "brief_", "long_")),
-    states=SCRIPT_STATES,
+    batches=with_types(random_script(7, keys=12, ops=14, batches=4, prefixes=("", "brief_", "long_")), 1, 3),
+    states={**SCRIPT_STATES, "typed": "value"},
 )
 DELAY = timedelta(seconds=10)
 EVENT = replace(
     TIMED,
     processor=ScriptedUntimed,
     # Less what Spark lets pass, and we do not: rows older than the watermark, in the batch in which it moved.
-    batches=[[row for row in batch if row[0] != "between"] for batch in event_script(3, DELAY)[:4]],
+    batches=[[row for row in batch if row[0] != "between"] for batch in event_script(3, DELAY)[:3]],
     states=UNTIMED_STATES,
     time_mode="event",
     event_time="ts",
     watermark_delay=DELAY,
-)
-TYPED = Case(
-    processor=EveryType,
-    input_schema=TYPED_SCHEMA,
-    output_schema=TYPED_RESULT,
-    key=TYPED_KEY,
-    batches=typed_rows(),
-    states={"value": "value", "list": "list", "map": "map"},
 )
 
 
 @pytest.mark.parametrize(
     ("case", "moved_after", "moves"),
     [
-        (TIMED, 2, {"v", "l", "m", "long_v", "long_l", "long_m", "brief_v", "$timers"}),
+        (TIMED, 2, {"v", "l", "m", "long_v", "long_l", "long_m", "brief_v", "typed", "$timers"}),
         (EVENT, 2, {"l", "fire", "$timers"}),
-        (TYPED, 1, {"value", "list", "map"}),
     ],
-    ids=["timed", "event", "typed"],
+    ids=["timed", "event"],
 )
 def test_a_pipeline_goes_on_where_a_query_is(
     spark: SparkSession, tmp_path: Path, case: Case, moved_after: int, moves: set[str]
@@ -150,25 +160,28 @@ def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path
     timers as a query that had run all along: the same rows out for each batch, and the same state at the end."""
     first_ms, timers_ms = 1_704_067_200_000, 3 * HOUR_MS
     batches = []
-    for n, batch in enumerate(random_script(11, keys=12, ops=10, batches=5, prefixes=("",))):
+    for n, batch in enumerate(random_script(11, keys=12, ops=10, batches=4, prefixes=("",))):
         # Timers by event time, none of them due before the new query has a watermark of its own.
-        at = from_ms(first_ms + [0, 1, 2, 6, 7][n] * HOUR_MS)
+        at = from_ms(first_ms + [0, 1, 6, 7][n] * HOUR_MS)
         clock = f"{first_ms + timers_ms}"
         batches.append([(a, b, seq, at, op.replace("now", clock)) for a, b, seq, _, op in batch])
-    batches[2] = [("k0", None, 0, from_ms(first_ms + 2 * HOUR_MS), "v.get()")]
-    case = replace(EVENT, batches=batches)
+    batches[2] = [("k0", None, 0, from_ms(first_ms + 6 * HOUR_MS), "v.get()")]
+    with_types(batches, 1, 3)
+    states = {**UNTIMED_STATES, "typed": "value"}
+    case = replace(EVENT, processor=ScriptedWithTypes, batches=batches, states=states)
     files = write_batches(spark, case, tmp_path / "input")
     theirs = run_under_spark(spark, case, files, tmp_path / "all-along")
 
-    pipeline, intervals = pipeline_over(spark, case, files, [first_ms + n * HOUR_MS for n in range(1, 6)])
+    pipeline, intervals = pipeline_over(spark, case, files, [first_ms + n * HOUR_MS for n in range(1, 5)])
     records = [run_interval(spark, pipeline, interval, str(tmp_path / "root")) for interval in intervals[:2]]
-    take_savepoint(spark, pipeline, join_url(str(tmp_path / "root"), NAME), records[-1], str(tmp_path / "savepoint"))
+    saved = str(tmp_path / "savepoint")
+    take_savepoint(spark, pipeline, join_url(str(tmp_path / "root"), NAME), records[-1], saved)
     shutil.rmtree(tmp_path / "root")
-    rest = stage(files, tmp_path / "rest", 5)[2:]
+    rest = stage(files, tmp_path / "rest", 4)[2:]
     for file in files[:2]:
         (tmp_path / "rest" / file.name).unlink()
-    moved = replace(case, processor=continuing(ScriptedUntimed), batches=batches[2:])
-    initial = initial_state_of(spark, str(tmp_path / "savepoint"))
+    moved = replace(case, processor=continuing(ScriptedWithTypes, saved), batches=batches[2:])
+    initial = initial_state_of(spark, saved)
     ours = run_under_spark(spark, moved, rest, tmp_path / "moved", initial=initial)
     both = Both(
         case=case,
@@ -179,7 +192,7 @@ def test_a_query_goes_on_where_a_pipeline_is(spark: SparkSession, tmp_path: Path
         files=rest,
     )
     assert both.differences() == []
-    assert {"v", "l", "m", "$timers"} <= {name for name, entries in ours.states.items() if entries}
+    assert {"v", "l", "m", "typed", "$timers"} <= {name for name, entries in ours.states.items() if entries}
     fired = [row for batch in ours.outputs for row in batch if row["call"] == "timer"]
     assert fired, "no timer that moved has fired"
 
@@ -209,7 +222,11 @@ def test_what_does_not_fit_is_refused(spark: SparkSession, tmp_path: Path) -> No
     refused(UsageError, r"key is \['a'\], but the query .* groups by struct<a:string,b:bigint>", key=["a"])
     refused(UsageError, r"operator 1 .* is no transformWithState; it has 0", operator_id=1)
     refused(UsageError, "api='row' or 'pandas'", api="arrow")
-    refused(StateSchemaError, "has the value state 'v', which init\\(\\) declares as a list", processor=AnotherKind)
+    refused(
+        StateSchemaError,
+        "has the (value|list|map) state '[vlm]', which init\\(\\) declares as a",
+        processor=AnotherKind,
+    )
     refused(StateSchemaError, "state v: the query .* has struct<n: bigint, s: string>, init", processor=AnotherType)
     assert not list((tmp_path / "root").rglob("*.sst"))
     assert coordinator_of(pipeline, str(tmp_path / "root")).log().head_id == 0
@@ -217,7 +234,10 @@ def test_what_does_not_fit_is_refused(spark: SparkSession, tmp_path: Path) -> No
 
 class AnotherKind(ScriptedUntimed):
     def init(self, handle: Any) -> None:
+        for name in ("l", "fire", "when"):
+            handle.getValueState(name, "n long")
         handle.getListState("v", "n long, s string")
+        handle.getListState("m", "n long")
 
 
 class AnotherType(ScriptedUntimed):
