@@ -60,6 +60,7 @@ quick = {"retry_delay": timedelta(seconds=1), "retries": 10}
 dag = stateful_pipeline(
     "aircraft", "jobs.pipelines.aircraft:AIRCRAFT", "file://@MOUNT@/state",
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    end_date=datetime(2013, 12, 31, tzinfo=UTC),
     process=quick, checkpoint=quick,
 )
 """

@@ -58,22 +58,23 @@ The first hour is that of 2013-01-01T06:00Z:
 
 with DAG(
     "flying_weather",
-    # An asset event comes with every committed checkpoint of either.
-    schedule=Asset(name="cairn_aircraft", uri="cairn://aircraft") | Asset(name="cairn_weather", uri="cairn://weather"),
+    # An asset event comes with every committed checkpoint; this waits until both have one since its last run.
+    schedule=Asset(name="cairn_aircraft", uri="cairn://aircraft") & Asset(name="cairn_weather", uri="cairn://weather"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
     tags=["cairn"],
-    doc_md="Delays by weather, from what `aircraft` and `weather` have committed. Their checkpoints trigger it.",
+    doc_md="Delays by weather, from what `aircraft` and `weather` have committed. Checkpoints of both trigger it.",
 ) as flying_weather_dag:
 
     @task
     def delays_by_weather(triggering_asset_events: Any = None) -> dict[str, Any]:
         from jobs.pipelines.flying_weather import flying_weather
 
-        for asset, events in triggering_asset_events.items():
-            for event in events:
-                print(f"checkpoint {event.extra.get('checkpoint')} of {asset.name}: {event.extra.get('interval')}")
-        return flying_weather(ROOT)
+        checkpoints = {
+            asset.name: [event.extra.get("checkpoint") for event in events]
+            for asset, events in triggering_asset_events.items()
+        }
+        return {"checkpoints": checkpoints, **flying_weather(ROOT)}
 
     delays_by_weather()
