@@ -1,9 +1,12 @@
 """A task and what belongs to it, killed in every way under a real scheduler. One day of a tiny pipeline per way; at the end
-state and outputs of all days equal those of a run that nobody disturbed. The tests build on each other."""
+state and outputs of all days equal those of a run that nobody disturbed. The tests build on each other.
+
+The DAGs of the second example run here too, since a server takes longer to start than they take."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +19,10 @@ from typing import Any
 import pytest
 
 from benchmarks.airflow_server import AirflowServer
+from benchmarks.demo import pipeline_env
 from benchmarks.owned_process import command_line
 from benchmarks.spark_server import SparkConnectServer
+from jobs.pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
@@ -99,6 +104,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("counts_pipeline.py", PIPELINE), ("dags/counts.py", DAGS), ("undisturbed.py", UNDISTURBED)):
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_text(text.replace("@FOLDER@", str(made)))
+    shutil.copy(ROOT / "dags" / "weather.py", made / "dags")
+    land_weather(made / "weather", first=FIRST_HOUR, hours=2)
     return made
 
 
@@ -111,8 +118,9 @@ def spark_server(folder: Path) -> Iterator[SparkConnectServer]:
 @pytest.fixture(scope="module")
 def airflow(folder: Path, spark_server: SparkConnectServer) -> Iterator[AirflowServer]:
     env = {
+        **pipeline_env(folder, folder / "flights", spark_server),
+        "CAIRN_WEATHER": str(folder / "weather"),
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "AIRFLOW_CONN_CAIRN_SPARK": spark_server.airflow_connection,
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         # A task whose supervisor is gone is retried after this many seconds without a heartbeat; they come every second.
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",
@@ -121,6 +129,7 @@ def airflow(folder: Path, spark_server: SparkConnectServer) -> Iterator[AirflowS
     with AirflowServer(ROOT, home=folder / "home", log_dir=folder / "logs", env=env) as server:
         server.wait_for_dag(DAG)
         server.wait_for_dag(DAG_WITH_TIMEOUT)
+        server.wait_for_dag("weather")
         yield server
         # The scheduler would wait for the task of the killed supervisor, which nobody runs any more.
         server.processes.stop(grace_s=1)
@@ -266,10 +275,54 @@ def test_execution_timeout(airflow: AirflowServer, folder: Path) -> None:
     assert "AirflowTaskTimeout" in day.log_of_try(1)
 
 
+def weather_hour(n: int) -> datetime:
+    return FIRST_HOUR + n * HOUR
+
+
+def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folder: Path) -> None:
+    """Two hours under a real scheduler. Each stateful task commits its own checkpoint; the second fails in the second hour
+    and takes nothing from the first. The DAG that is scheduled on the asset runs, and knows which checkpoints it is for."""
+    client = airflow.client
+
+    def committed(pipeline: str) -> list[tuple[int, int | None, datetime]]:
+        made = read_log(open_storage(str(folder / "state" / pipeline))).completed()
+        return [(r.id, r.content.base_id, r.content.interval.start) for r in made]
+
+    def trigger(n: int) -> str:
+        span = {
+            "data_interval_start": weather_hour(n).isoformat(),
+            "data_interval_end": weather_hour(n + 1).isoformat(),
+        }
+        run_id: str = client.trigger("weather", weather_hour(n).isoformat(), **span)["dag_run_id"]
+        return run_id
+
+    first = trigger(0)
+    assert client.wait_for_runs("weather", [first], timeout_s=180) == {first: "success"}
+    assert committed("weather") == committed("weather_records") == [(1, None, weather_hour(0))]
+
+    # As if the first example had committed a day too, by the same operator: a day of it takes longer.
+    asset = client.call("GET", "/api/v2/assets?name_pattern=cairn_aircraft")["assets"][0]["id"]
+    client.call("POST", "/api/v2/assets/events", {"asset_id": asset, "extra": {"checkpoint": 17}})
+    wait_until(lambda: client.dag_runs("flying_weather"), 60, "a run of the DAG that waits for both assets")
+    triggered = client.dag_runs("flying_weather")[0]["dag_run_id"]
+    assert client.wait_for_runs("flying_weather", [triggered], timeout_s=60) == {triggered: "success"}
+    report = client.xcom("flying_weather", triggered, "delays_by_weather")
+    assert report["checkpoints"] == {"cairn_weather": [1], "cairn_aircraft": [17]}
+
+    second = trigger(1)
+    wait_until(lambda: len(committed("weather")) == 2, 90, "the checkpoint of the first task")
+    client.fail_task("weather", second, "records")
+    assert client.wait_for_runs("weather", [second], timeout_s=90) == {second: "failed"}
+    assert len(committed("weather")) == 2 and len(committed("weather_records")) == 1
+    client.clear("weather", second, ["records"])
+    assert client.wait_for_runs("weather", [second], timeout_s=90) == {second: "success"}
+    assert committed("weather") == committed("weather_records") == [(1, None, weather_hour(0)), (2, 1, weather_hour(1))]
+
+
 def test_state_and_outputs_are_those_of_an_undisturbed_run(
     airflow: AirflowServer, folder: Path, spark_server: SparkConnectServer
 ) -> None:
-    """Digest, watermark and rows of every day; each day was committed once."""
+    """Digest and rows of every day; each day was committed once."""
     disturbed = log_of(folder).completed()
     days = len(disturbed)
     assert days == 6, "each test above is one day"

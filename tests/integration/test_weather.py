@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.airflow_server import AirflowServer
-from benchmarks.demo import pipeline_env
-from benchmarks.spark_server import SparkConnectServer
 from jobs.pipeline import Interval, Pipeline
 from jobs.pipelines.aircraft import AIRCRAFT
 from jobs.pipelines.flying_weather import flying_weather
@@ -32,8 +27,6 @@ from jobs.pipelines.land_weather import (
 )
 from jobs.pipelines.weather import RECORDS, WEATHER
 from jobs.run_interval import run_interval
-from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.log import read_log
 from state_backend.values.errors import SourceError
 from state_backend.values.records import Record
 from tests.oracles.weather import records, windows
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # Ten intervals of an hour, then five of a day.
 STEPS = [*range(11), *range(44, 141, 24)]
 
@@ -184,60 +176,3 @@ def test_delays_by_weather(spark: SparkSession, tmp_path: Path, monkeypatch: pyt
         for name, is_windy in (("fair", False), ("windy", True))
         if is_windy in delays.groups
     }
-
-
-@pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, AirflowServer]]:
-    folder: Path = tmp_path_factory.mktemp("airflow")
-    land_weather(folder / "weather", first=FIRST_HOUR, hours=2)
-    with SparkConnectServer(REPOSITORY, log_dir=folder / "logs") as spark:
-        env = pipeline_env(folder, folder / "flights", spark) | {"CAIRN_WEATHER": str(folder / "weather")}
-        with AirflowServer(REPOSITORY, home=folder / "home", log_dir=folder / "logs", env=env) as server:
-            server.wait_for_dag("weather")
-            yield folder, server
-
-
-@pytest.mark.airflow
-def test_two_stateful_tasks_and_who_waits_for_them(airflow: tuple[Path, AirflowServer]) -> None:
-    """Two hours under a real scheduler. Each stateful task commits its own checkpoint; the second fails in the second hour
-    and takes nothing from the first. The DAG that is scheduled on the asset runs, and knows which checkpoints it is for."""
-    folder, server = airflow
-    client = server.client
-
-    def committed(pipeline: str) -> list[tuple[int, int | None, datetime]]:
-        made = read_log(open_storage(str(folder / "state" / pipeline))).completed()
-        return [(r.id, r.content.base_id, r.content.interval.start) for r in made]
-
-    def trigger(n: int) -> str:
-        span = {"data_interval_start": hour(n).isoformat(), "data_interval_end": hour(n + 1).isoformat()}
-        run_id: str = client.trigger("weather", hour(n).isoformat(), **span)["dag_run_id"]
-        return run_id
-
-    first = trigger(0)
-    assert client.wait_for_runs("weather", [first], timeout_s=180) == {first: "success"}
-    assert committed("weather") == committed("weather_records") == [(1, None, hour(0))]
-
-    # As if the first example had committed a day too, by the same operator: a day of it takes longer.
-    asset = client.call("GET", "/api/v2/assets?name_pattern=cairn_aircraft")["assets"][0]["id"]
-    client.call("POST", "/api/v2/assets/events", {"asset_id": asset, "extra": {"checkpoint": 17}})
-    wait_until(lambda: client.dag_runs("flying_weather"), 60, "a run of the DAG that waits for both assets")
-    triggered = client.dag_runs("flying_weather")[0]["dag_run_id"]
-    assert client.wait_for_runs("flying_weather", [triggered], timeout_s=60) == {triggered: "success"}
-    report = client.xcom("flying_weather", triggered, "delays_by_weather")
-    assert report["checkpoints"] == {"cairn_weather": [1], "cairn_aircraft": [17]}
-
-    second = trigger(1)
-    wait_until(lambda: len(committed("weather")) == 2, 90, "the checkpoint of the first task")
-    client.fail_task("weather", second, "records")
-    assert client.wait_for_runs("weather", [second], timeout_s=90) == {second: "failed"}
-    assert len(committed("weather")) == 2 and len(committed("weather_records")) == 1
-    client.clear("weather", second, ["records"])
-    assert client.wait_for_runs("weather", [second], timeout_s=90) == {second: "success"}
-    assert committed("weather") == committed("weather_records") == [(1, None, hour(0)), (2, 1, hour(1))]
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.1)
