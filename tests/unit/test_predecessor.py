@@ -387,6 +387,18 @@ def test_fires_when_airflow_says_otherwise(
     assert fires(trigger(queued=queued), lambda: airflow_says.update(change)).startswith(why)
 
 
+def test_without_a_storage_airflow_is_asked_alone(airflow_says: dict[str, Any], folder: Folder) -> None:
+    made = trigger()
+    made.url = ""
+
+    def commits() -> None:
+        folder.run(day(2), "a2", run=run("day2", clear_number=1))
+        time.sleep(0.1)
+        airflow_says["states"] = {"day2": {"process": "success", "checkpoint": "success"}}
+
+    assert fires(made, commits).startswith("day2 has ended")
+
+
 @pytest.mark.usefixtures("airflow_says", "folder")
 def test_fires_when_the_time_is_up() -> None:
     assert fires(trigger(seconds=0.5)) == "time is up"
