@@ -49,6 +49,7 @@ class RestoreStateOperator(DriverOperator):
     (a URL or an absolute path). ``fork_as``: leave the pipeline as it is, and begin one of this name, under ``fork_root`` if
     that is given, with the state of the target checkpoint; a savepoint is restored into any pipeline that is named here.
 
+    ``pipeline_dag_id``: the DAG that processes the pipeline, for the commands in messages; ``pipeline_name`` if left out.
     ``validate``: the target is validated first, on Spark, and a refused one is not restored. ``ask``: a person has to agree if
     newer checkpoints are discarded, within ``response_timeout``. ``claim``: as for savepoints; CLAIM takes the savepoint over.
     ``allow_stale_base``, ``allow_quarantined``: go back to a checkpoint that is no base any more.
@@ -70,6 +71,7 @@ class RestoreStateOperator(DriverOperator):
         *,
         pipeline_name: str,
         target: str,
+        pipeline_dag_id: str | None = None,
         fork_as: str | None = None,
         fork_root: str | None = None,
         validate: bool = True,
@@ -83,6 +85,7 @@ class RestoreStateOperator(DriverOperator):
         super().__init__(**{"doc_md": _DOC, **kwargs})
         self.pipeline_name = pipeline_name
         self.target = target
+        self.pipeline_dag_id = pipeline_dag_id or pipeline_name
         self.fork_as = fork_as
         self.fork_root = fork_root
         self.validate = validate
@@ -100,7 +103,7 @@ class RestoreStateOperator(DriverOperator):
         if (done := self._into().log().of_attempt(self._attempt(context))) is not None:
             self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", done.id)
             return {"kind": "fork" if self.fork_as else "rewind", "checkpoint": done.id, "discarded": []}
-        plan = self._plan(context)
+        plan = self._plan()
         self.log.info("%s", plan.text)
         store = context.get("task_state_store")
         agreed = store.get(self._agreed_key(context)) if store is not None else None
@@ -122,7 +125,7 @@ class RestoreStateOperator(DriverOperator):
             return self._as_agreed(context, agreed)
 
     def _as_agreed(self, context: Any, agreed: list[int]) -> dict[str, Any]:
-        plan = self._plan(context)
+        plan = self._plan()
         if more := plan.discards - set(agreed):
             raise AirflowFailException(
                 f"{plan.text}\nSince the question was asked there is more to discard: {', '.join(map(str, sorted(more)))}. "
@@ -132,7 +135,7 @@ class RestoreStateOperator(DriverOperator):
 
     # --- what would happen --------------------------------------------------------------------------------------------------
 
-    def _plan(self, context: Any) -> Restoration:
+    def _plan(self) -> Restoration:
         from state_backend.checkpoint.rewind import plan_rewind, restorable
         from state_backend.values.errors import CairnError
 
@@ -154,7 +157,7 @@ class RestoreStateOperator(DriverOperator):
             kind="rewind",
             checkpoint=checkpoint_id,
             discards=frozenset(d.id for d in plan.discards),
-            text=for_dag(str(plan), self.pipeline_name, context["dag_run"].dag_id),
+            text=for_dag(str(plan), self.pipeline_name, self.pipeline_dag_id),
         )
 
     def _plan_savepoint(self, folder: str) -> Restoration:
@@ -181,6 +184,7 @@ class RestoreStateOperator(DriverOperator):
             options=[_APPROVE, _REJECT],
             subject=f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)?",
             body=plan.text,
+            params={},  # Airflow's API takes no None here
         )
         self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
         raise TaskAwaitingInput(

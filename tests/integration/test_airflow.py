@@ -237,6 +237,7 @@ def test_going_back_waits_for_a_person(airflow: AirflowServer, data: Path) -> No
     details = f"/api/v2/dags/{dag_id}/dagRuns/{run}/taskInstances/restore/-1/hitlDetails"
     asked = client.call("GET", details)
     assert "newer checkpoint(s)?" in asked["subject"] and f"back to checkpoint {target}" in asked["body"]
+    assert f"airflow backfill create --dag-id {DAG} " in asked["body"]
 
     client.call("PATCH", details, {"chosen_options": ["Approve"], "params_input": {}})
     assert client.wait_for_runs(dag_id, [run], timeout_s=120) == {run: "success"}

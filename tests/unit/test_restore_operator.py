@@ -95,11 +95,13 @@ def newest(folder: Folder) -> Record:
 def test_a_rewind_asks_validates_and_commits_once(
     folder: Folder, driver: list[Any], asked: list[dict[str, Any]], target: str
 ) -> None:
-    made, where = operator(target), context()
+    made, where = operator(target, pipeline_dag_id="daily"), context()
     parked = park(made, where)
     assert asked[0]["options"] == ["Approve", "Reject"] and asked[0]["ti_id"] == "ti"
     assert "It discards 2 checkpoint(s): 3 of" in asked[0]["body"]
-    assert "airflow backfill create --dag-id aircraft --from-date 2024-01-03" in asked[0]["body"]
+    # The DAG that restores is another than the one to run again.
+    assert "airflow backfill create --dag-id daily --from-date 2024-01-03" in asked[0]["body"]
+    assert asked[0]["params"] == {}
     assert not driver and folder.coordinator.log().head_id == 4
 
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
