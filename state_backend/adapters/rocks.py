@@ -22,18 +22,18 @@ from typing import Protocol
 import rocksdict
 from rocksdict import Rdict
 
+from state_backend.adapters.rocks_metadata import borrow_metadata, return_metadata
 from state_backend.values.errors import CorruptFile, InvariantViolated, StorageUnavailable, UsageError
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 SST_SUFFIX = ".sst"
-# What a checkpoint of RocksDB holds beside SSTs and is needed to open it. OPTIONS (we bring our own) and the empty log are not.
-_NEEDED = ("CURRENT", "MANIFEST-", "rocksdict-config.json")
 _SCAN_ROWS = 4096
 # Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
 # itself meanwhile, so that its reads stay fast.
 _RUNS_WITHIN_INTERVAL = 32
 _ANY_RATIO = 1_000_000_000
+_ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
 _COUNTS = re.compile(r"# (entries|deletions)=(\d+)")
 
@@ -47,6 +47,8 @@ class EngineOptions:
     consolidation_bytes: what all shards together may rewrite for that reason in one interval.
     cache_dir: where a host keeps files for its next intervals; ``{temp}`` and ``{uid}`` are filled in there. None: nowhere.
     cache_bytes: the most that the cache keeps. It also leaves half of the disk's free space alone.
+    metadata_dir: a folder in memory for the small files that RocksDB syncs some ten times whenever it opens; less than 1 MB per store.
+        None, or where there is no such folder or too little room in it: they lie beside the state, as RocksDB has it.
     """
 
     write_buffer_bytes: int = 64 * MIB
@@ -59,6 +61,7 @@ class EngineOptions:
     consolidation_bytes: int = 16 * GIB
     cache_dir: str | None = "{temp}/cairn-cache-{uid}"
     cache_bytes: int = 20 * GIB
+    metadata_dir: str | None = "/dev/shm"
 
     def __post_init__(self) -> None:
         if self.most_sorted_runs < 2 or self.most_obsolete_percent < 1:
@@ -95,6 +98,9 @@ class EngineOptions:
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
         options.set_keep_log_file_num(1)
+        options.set_manifest_preallocation_size(
+            64 * 1024
+        )  # 4 MiB of memory otherwise, where that is what metadata lie in
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         return options
@@ -132,11 +138,18 @@ class RocksStore:
         self.recorder: Recorder | None = None
         self._options = options
         opened = options.to_options()
+        files = len(list(directory.glob(f"*{SST_SUFFIX}")))
+        if files and not (directory / "CURRENT").exists():
+            raise CorruptFile(f"can't open the state in {directory}: {files} files and no CURRENT; is it open already?")
         # RocksDB would begin 16 threads to open a handful of files, which takes longer than to open them.
-        opened.set_max_file_opening_threads(min(16, 1 + len(list(directory.glob(f"*{SST_SUFFIX}"))) // 32))
+        opened.set_max_file_opening_threads(min(16, 1 + files // 32))
+        self._metadata = borrow_metadata(directory, options.metadata_dir)
+        if self._metadata is not None:
+            opened.set_db_paths([rocksdict.DBPath(str(directory), _ANY_BYTES)])
         try:
-            self._db = Rdict(str(directory), opened)
+            self._db = Rdict(str(self._metadata or directory), opened)
         except Exception as error:
+            self._return_metadata()
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
         unlogged.disable_wal = (
@@ -367,21 +380,24 @@ class RocksStore:
         """Flushes, lets compactions that the flush started end (else whether the next checkpoint uploads small files or
         merged ones would be a matter of luck), and hard-links a consistent image into ``destination``, which must not exist.
 
+        RocksDB's own checkpoint refuses a store whose metadata lie apart. What it guards against can't happen here: whoever calls
+        this is the only one who writes, and nothing runs behind.
+
         Returns the SSTs and the small files that are needed to open the image, each sorted by name.
         """
         try:
             self._db.flush()
             self._await_compactions(deadline_s)
-            rocksdict.Checkpoint(self._db).create_checkpoint(str(destination))
+            destination.mkdir(parents=True)
+            ssts = [destination / name.lstrip("/") for name in sorted(f["name"] for f in self._db.live_files())]
+            for sst in ssts:
+                os.link(self.directory / sst.name, sst)
+            folder = self._metadata or self.directory
+            small = [shutil.copyfile(folder / name, destination / name) for name in _needed_files(folder)]
         except StorageUnavailable:
             raise
         except Exception as error:
             raise _translated(error, f"can't capture the state in {self.directory}") from error
-        files = sorted(destination.iterdir())
-        ssts = [f for f in files if f.suffix == SST_SUFFIX]
-        small = [f for f in files if f.name.startswith(_NEEDED)]
-        if len(small) != len(_NEEDED):
-            raise InvariantViolated(f"an image of RocksDB in {destination} holds {[f.name for f in files]}")
         return ssts, small
 
     def close(self) -> None:
@@ -395,6 +411,21 @@ class RocksStore:
             Exception
         ) as error:  # what a compaction failed with is raised once more, over what it was raised as before
             raise _translated(error, f"can't close the state in {self.directory}") from error
+        finally:
+            self._return_metadata()
+
+    def _return_metadata(self) -> None:
+        if self._metadata is not None:
+            return_metadata(self._metadata, self.directory)
+            self._metadata = None
+
+
+def _needed_files(folder: Path) -> list[str]:
+    """The names, sorted, of what a store needs to be opened beside SSTs; the manifest is the one that CURRENT says."""
+    manifest = (folder / "CURRENT").read_text().strip()
+    if not re.fullmatch(r"MANIFEST-\d+", manifest):
+        raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}")
+    return ["CURRENT", manifest, "rocksdict-config.json"]
 
 
 def _translated(error: Exception, doing: str) -> Exception:

@@ -192,7 +192,6 @@ def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark:
         record = run_interval(spark, pipeline, day(n), str(tmp_path / "a"), mode)
         expected = run_interval(spark, steady, day(n), str(tmp_path / "steady"))
         assert record.content.digest == expected.content.digest
-        assert validate_checkpoint(spark, pipeline, str(tmp_path / "a"), record).success
         new = state_objects(tmp_path / "a") - before
         refs = record.content.shards
         in_segments.append(sum(ref.in_segment is not None and ref.changes is None for ref in refs))

@@ -128,16 +128,17 @@ def test_what_is_never_captured_is_rolled_back(chain: Chain) -> None:
 
 
 class DuringUploads(MemoryStorage):
-    """Does something else at each upload, before it takes effect."""
+    """Does something else at each upload, before it takes effect, one at a time."""
 
     def __init__(self, files: Storage, act: Callable[[], object]) -> None:
         super().__init__()
-        self.act = act
+        self.act, self._one = act, threading.Lock()
         for info in files.list(""):
             self.create(info.path, files.read(info.path))
 
     def upload(self, path: str, local: Path) -> Handle:
-        self.act()
+        with self._one:
+            self.act()
         return super().upload(path, local)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -138,8 +139,13 @@ def test_each_shard_has_its_part_of_the_record() -> None:
     assert plan_ref(large, many, 8) is None
     assert plan_ref(small, many, 8) == ShardRef(shard=0, manifest=None, inline=small)
     for parallelism in (1, 3, 8, 40):
-        most = next(
-            n for n in range(2000, 0, -1) if plan_ref(replace(NOTHING, key_group_states=groups(n)), None, parallelism)
+        most = (
+            bisect(
+                range(2000),
+                0,
+                key=lambda n: plan_ref(replace(NOTHING, key_group_states=groups(n)), None, parallelism) is None,
+            )
+            - 1
         )
         manifest = replace(NOTHING, key_group_states=groups(most))
         assert parallelism * len(record_codec.encode(manifest)) <= INLINE_MANIFESTS_BYTES
