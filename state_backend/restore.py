@@ -9,6 +9,7 @@ Changelog segments are replayed last, each key group's from the handle that had 
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from state_backend.transfer import download_all
 from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, StateUnusable
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
+
+# RocksDB opens what this file names, also elsewhere.
+_CURRENT = re.compile(rb"MANIFEST-[0-9]+\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,10 @@ def fetch(
     the storage delivered, and those that the cache had."""
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
+        if file.name == "CURRENT" and _CURRENT.fullmatch(file.data) is None:
+            raise CorruptRecord(
+                f"shard {manifest.shard}: CURRENT names {file.data[:60]!r}, which is no manifest of its folder"
+            )
         _inside(directory, file.name).write_bytes(file.data)
     files = [(f.handle, _inside(directory, f.name)) for f in manifest.files]
     files += [(s.handle, _segment(directory, n)) for n, s in enumerate(manifest.segments) if s.handle is not None]

@@ -1,7 +1,6 @@
 """Durable bytes that somebody else wrote: decoded to what they may mean, or refused by an error of ours, in bounded time and memory.
 
-Checksums are made right again where a hostile writer would. CAIRN_EXAMPLES sets the examples of each test (default 60);
-with 2,000 it is the long run that docs/storage.md counts.
+Checksums are made right again where a hostile writer would. CAIRN_EXAMPLES sets the examples of each test (default 60).
 """
 
 from __future__ import annotations
@@ -289,6 +288,20 @@ def test_changed_files_of_a_store_are_refused_or_opened(shard: Any, data: st.Dat
     ):
         for _ in store.scan(b"", None):
             pass
+
+
+@pytest.mark.parametrize(
+    "current", [b"MANIFEST-../../../etc/passwd\n", b"/etc/passwd\n", b"MANIFEST-000004", b"", b"\xff" * 16]
+)
+def test_a_store_is_opened_by_a_manifest_of_its_own_folder(shard: Any, tmp_path: Path, current: bytes) -> None:
+    """RocksDB opens the file that CURRENT names, wherever that is."""
+    storage, manifest = shard
+    files = tuple(replace(f, data=current) if f.name == "CURRENT" else f for f in manifest.inline_files)
+    with pytest.raises(CorruptFile, match="CURRENT"):
+        restore_shard(
+            manifest.key_groups, [replace(manifest, inline_files=files)], storage, tmp_path / "db", EngineOptions()
+        )
+    assert not (tmp_path / "db").exists()
 
 
 @hostile

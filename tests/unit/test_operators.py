@@ -191,6 +191,7 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
         ("error ProcessorError", AirflowException, "ProcessorError: what went wrong"),
         ("error Py4JError", AirflowException, "Py4JError: what went wrong"),
         ("error annotations", AirflowException, "annotations: what went wrong"),
+        ("error PermissionRefused", AirflowFailException, "PermissionRefused: what went wrong"),
         ("error UsageError", AirflowFailException, "UsageError: what went wrong"),
         ("error StateSchemaError", AirflowFailException, "StateSchemaError: what went wrong"),
         ("error StaleStateError", AirflowFailException, "StaleStateError: what went wrong"),
