@@ -125,9 +125,10 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
 
 
 def _may_hold(row_group: pq.RowGroupMetaData, key_groups: KeyGroupRange) -> bool:
-    column = next(
-        c for i in range(row_group.num_columns) if (c := row_group.column(i)).path_in_schema == KEY_GROUP.name
-    )
+    columns = map(row_group.column, range(row_group.num_columns))
+    column = next((c for c in columns if c.path_in_schema == KEY_GROUP.name), None)
+    if column is None:  # the columns of a file and those of a row group need not be the same: reading it shows that
+        return True
     found = column.statistics
     return found is None or not found.has_min_max or (found.min <= key_groups.last and key_groups.first <= found.max)
 
