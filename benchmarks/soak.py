@@ -129,7 +129,6 @@ def run(days: int, seed: int) -> int:
             airflow.wait_for_dag(DAG)
             say("Airflow and Spark are ready")
             soak = _Soak(days, airflow, spark)
-            airflow.client.backfill(DAG, _day(0), _day(days - 1))
             for disturbance in plan:
                 soak.wait_for(disturbance.after)
                 soak.disturb(disturbance)
@@ -156,14 +155,7 @@ class _Soak:
     def wait_for(self, days: int) -> None:
         """Until so many days have succeeded at Airflow; RuntimeError with a log if one fails, or nothing goes on."""
         moved_s, last = time.monotonic(), -1
-        while True:
-            runs = [run for run in self.client.dag_runs(DAG) if run["logical_date"]]
-            for run in runs:
-                if run["state"] == "failed":
-                    raise RuntimeError(f"{run['dag_run_id']} failed:\n{self._end_of_log(run['dag_run_id'])}")
-            done = sum(run["state"] == "success" for run in runs)
-            if done >= days:
-                return
+        while (done := self._go_on()) < days:
             if done != last:
                 moved_s, last = time.monotonic(), done
             if time.monotonic() - moved_s > STALLED_S:
@@ -171,7 +163,22 @@ class _Soak:
                     f"{done} days are done, and nothing has gone on for {STALLED_S} s; see {DATA / 'logs'}"
                 )
             self.airflow.processes.check_alive()
-            time.sleep(0.5)
+            time.sleep(0.3)
+
+    def _go_on(self) -> int:
+        """Starts the next day if all that were started have succeeded; the number of those.
+
+        No backfill: it would start the next day as soon as one has failed, and that one would fail too.
+        """
+        runs = [run for run in self.client.dag_runs(DAG) if run["logical_date"]]
+        for run in runs:
+            if run["state"] == "failed":
+                raise RuntimeError(f"{run['dag_run_id']} failed:\n{self._end_of_log(run['dag_run_id'])}")
+        done = sum(run["state"] == "success" for run in runs)
+        if done == len(runs) < self.days:
+            span = {"data_interval_start": _day(done), "data_interval_end": _day(done + 1)}
+            self.client.trigger(DAG, _day(done), **span)
+        return done
 
     def disturb(self, planned: Disturbance) -> None:
         kind = planned.kind
@@ -204,6 +211,7 @@ class _Soak:
             for pid in self.airflow.processes.pids():
                 if "jobs.driver" in command_line(pid):
                     return pid
+            self._go_on()
             time.sleep(0.05)
         raise RuntimeError(f"no driver for {STALLED_S} s")
 
