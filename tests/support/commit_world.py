@@ -272,11 +272,12 @@ def check(contents: Contents) -> None:
 
 
 def check_end(contents: Contents, ends: list[tuple[Actor, str]]) -> None:
-    """Whoever was told that it is committed is; whoever was told that it is lost for good is not. If nobody died, the sink has
-    what is current."""
+    """Whoever was told that it is committed is; whoever was told that it is lost for good is not. If nobody died, and
+    whoever commits publishes, the sink has what is current."""
     history = history_of(contents)
     committed = {c.content.attempt for c in history.commits()}
-    if all(outcome != "UnknownOutcome" for _, outcome in ends):
+    everybody = all(outcome != "UnknownOutcome" for _, outcome in ends)
+    if everybody and all(len(a.stages) > 2 for a, _ in ends if a.attempt is not None):
         for interval, record in history.outputs().items():
             seen = contents.get(sink(interval), (b"", 0))[0].decode()
             must(seen == str(record.id), "the sink has the newest output", interval, record.id, seen)
