@@ -416,7 +416,6 @@ class _Suites:
         else:
             self._context = _with_docs(docs / pipeline.name)
             self._actions.append(gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=[_SITE]))
-            self.docs_page = str(docs / pipeline.name / "index.html")
         self._context.variables.progress_bars = {"globally": False}
         self._source = self._context.data_sources.add_spark("restored_state")
 
@@ -459,8 +458,9 @@ class _Suites:
         finally:
             frame.unpersist()
         for identifier, run in result.run_results.items():
-            if self._actions and not run.success and not self.findings:
-                # Where somebody who looks up a failure begins.
+            first = self.docs_page is None or (not run.success and not self.findings)
+            if self._actions and first:
+                # Of a run the first page, or that of the first failure. Not the index: its table needs scripts of other hosts.
                 (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
                 self.docs_page = unquote(urlsplit(site["site_url"]).path)
             yield from run.results

@@ -10,9 +10,9 @@ from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
 from airflow.plugins_manager import AirflowPlugin
 from fastapi import Depends, FastAPI, HTTPException
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from cairn_operators.data_docs import URL_PREFIX, DataDocsLink, docs_root, page_in
+from cairn_operators.data_docs import URL_PREFIX, DataDocsLink, docs_root, listing, page_in
 
 _HEADERS = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",
@@ -25,9 +25,11 @@ app = FastAPI(
 )
 
 
-@app.get("/{path:path}")
-def page(path: str) -> FileResponse:
-    """A file of the Data Docs; a folder's is its index.html."""
+@app.get("/{path:path}", response_model=None)
+def page(path: str) -> Response:
+    """A file of the Data Docs; a folder's is its index.html. Of the folder itself, what there is."""
+    if not path:
+        return HTMLResponse(listing(docs_root()), headers=_HEADERS)
     file = page_in(docs_root(), path)
     if file is None:
         raise HTTPException(404, "no such page: Data Docs are written when a full validation evaluates expectations")
@@ -42,7 +44,7 @@ class CairnDocsPlugin(AirflowPlugin):
     external_views = [  # noqa: RUF012
         {
             "name": "Data Docs",
-            "href": f"{URL_PREFIX.lstrip('/')}/index.html",
+            "href": f"{URL_PREFIX.lstrip('/')}/",
             "destination": "nav",
             "category": "browse",
             "url_route": "cairn-docs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import quote, urlsplit
 from airflow.sdk import BaseOperatorLink
 
 URL_PREFIX = "/cairn/docs"
+_LISTED = 500
 
 
 def docs_root() -> Path:
@@ -39,6 +41,25 @@ def page_in(root: Path, path: str) -> Path | None:
     except (OSError, ValueError):  # a name that is too long, or has a zero byte
         return None
     return file if inside else None
+
+
+def listing(root: Path) -> str:
+    """A page of links to what was validated, by pipeline, newest first. Great Expectations' own index draws its table with scripts
+    of other hosts, so that without them there is nothing on it."""
+    pages = sorted(root.glob("*/validations/**/*.html"), key=lambda page: page.stat().st_mtime_ns, reverse=True)
+    names = sorted({page.relative_to(root).parts[0] for page in pages})
+    parts = ["<!doctype html><meta charset='utf-8'><title>Data Docs</title><h1>Data Docs</h1>"]
+    parts += [] if names else ["<p>Nothing was validated with expectations yet.</p>"]
+    for name in names:
+        parts.append(f"<h2><a href='{quote(name)}/index.html'>{escape(name)}</a></h2><ul>")
+        for page in pages[:_LISTED]:
+            inside = page.relative_to(root)
+            if inside.parts[0] == name:
+                # validations / pipeline / table / run / time / file
+                what = " · ".join(inside.parts[3:-1])
+                parts.append(f"<li><a href='{quote(inside.as_posix())}'>{escape(what)}</a></li>")
+        parts.append("</ul>")
+    return "\n".join(parts)
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here

@@ -110,7 +110,7 @@ def test_rows_grow_within_bounds_and_none_is_lost(
     first = {page for page in (tmp_path / "forgetful" / "validations").rglob("*.html")}
     kept = OverTime(no_row_lost=True, removable="key.user in ('user-0', 'user-1', 'user-2') and value.sum = 5")
     again = validated(spark, three_days, 1, {"total": kept}, docs=tmp_path)
-    assert again.success and again.docs == str(tmp_path / "forgetful" / "index.html")
+    assert again.success and again.docs is not None and again.docs not in map(str, first) and Path(again.docs).exists()
     assert first < {page for page in (tmp_path / "forgetful" / "validations").rglob("*.html")}, "earlier pages stay"
     expired = validated(spark, three_days, 2, {"last": OverTime(no_row_lost=True)})
     assert expired.success and [s.entries for s in expired.states if s.state == "last"] == [1]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cairn_operators import ValidateStateOperator
-from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, page_in
+from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, listing, page_in
 
 
 @pytest.fixture
@@ -57,6 +57,16 @@ def test_links_lead_through_the_ui_where_it_shows_the_page(docs: Path) -> None:
     assert docs_url(page, docs, "http://127.0.0.1:8080") == "/cairn/docs/a%20b/page%231.html"
     assert docs_url(page, docs, "https://host/airflow/") == "/airflow/cairn/docs/a%20b/page%231.html"
     assert docs_url(page, docs / "other", "") == f"file://{docs}/a%20b/page%231.html"
+
+
+def test_the_list_names_pages_and_escapes(docs: Path) -> None:
+    assert "Nothing was validated" in listing(docs)
+    page = docs / "p" / "validations" / "p" / "<b>state" / "checkpoint 3 day" / "20260101T000000Z" / "restored.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    shown = listing(docs)
+    assert "&lt;b&gt;state · checkpoint 3 day · 20260101T000000Z" in shown and "<b>" not in shown
+    assert "href='p/validations/p/%3Cb%3Estate/checkpoint%203%20day/20260101T000000Z/restored.html'" in shown
 
 
 def test_where_docs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
