@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, In, IsNotNull, IsNull
 
+from jobs.export import export_state
 from jobs.runtime.pushed_filters import ReadPlan, plan_read
 from jobs.which_checkpoint import find_state
 from state_backend.adapters.rocks import EngineOptions, RocksStore
@@ -20,6 +22,7 @@ from state_backend.state.keyed_states import ListState, ValueState
 from state_backend.table import WHOLE, Part, StateSource, needed_for, read_table, table_schema
 from state_backend.values.errors import CorruptFile, StateGapError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
+from state_backend.values.records import SchemaVersion
 from tests.support.checkpoints import content, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
@@ -97,6 +100,19 @@ def test_every_key_is_found_by_its_filter_and_nothing_else(tmp_path: Path) -> No
         for group in range(0, 16, 5):
             plan = plan_read([EqualTo(("key_group",), group)], source.content)
             assert rows(source, "map", tmp_path, plan) == [r for r in everything["map"] if r["key_group"] == group]
+
+
+def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:
+    """Which Parquet can't hold, but a table can."""
+    empty = {"name": "e", "type": struct(), "nullable": True, "metadata": {}}
+    value = {"type": "struct", "fields": [*struct(("n", "long"))["fields"], empty]}
+    version = SchemaVersion(version=1, value=value, user_key=None)
+    chain = StateChain(tmp_path)
+    chain.chain.states = [replace(STATES[0], versions=(version,))]
+    source = chain.step(1, "full", lambda state, user: ValueState(state, "value").update((len(user or ""), ())))
+    assert [r["value"] for r in rows(source, "value", tmp_path) if r["key"]["k"] == "user-7"] == [{"n": 6, "e": {}}]
+    with pytest.raises(UsageError, match="struct without fields, which Parquet can't hold"):
+        export_state(source, str(tmp_path / "out"))
 
 
 CONTENT = content(
