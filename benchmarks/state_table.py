@@ -20,9 +20,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import EqualTo
 
-from jobs.runtime.pushed_filters import plan_read
+from jobs.read_plan import plan_read
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.canonical import EntryWriter
@@ -201,7 +200,7 @@ def measure(source: StateSource) -> dict[str, Any]:
     def look_up(folder: Path) -> int:
         rows = 0
         for n, key in enumerate(keys):
-            plan = plan_read([EqualTo(("key", "k"), key)], source.content)
+            plan = plan_read(source.content, keys=[(key,)])
             for shard in plan.shards:
                 (work := folder / str(n)).mkdir()
                 tables = read_table(source, "totals", shard, storage, work, plan.part_of(shard, source.content))
@@ -228,13 +227,14 @@ def through_spark(root: Path) -> dict[str, Any]:
 
     spark = connect("local[2]", "cairn state table")
     spark.dataSource.register(KeyedState)
-    table = spark.read.format("keyed_state").option("state", "totals").load(str(root / "bench"))
     found = {}
-    for what, condition in (("look up one key", "key.k = 4711"), ("sum over all", "true")):
+    for what, key in (("look up one key", {"key": '{"k": 4711}'}), ("sum over all", {})):
         seconds = []
         for _ in range(TIMES + 1):
             started = time.perf_counter()
-            rows = table.filter(condition).selectExpr("count(*) as n", "sum(value.sum)").collect()
+            reader = spark.read.format("keyed_state").option("state", "totals")
+            table = reader.options(**key).load(str(root / "bench"))
+            rows = table.selectExpr("count(*) as n", "sum(value.sum)").collect()
             seconds.append(time.perf_counter() - started)
         found[f"Spark: {what}"] = {"seconds": round(statistics.median(seconds[1:]), 2), "rows": rows[0].n}
     spark.stop()

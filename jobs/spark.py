@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# Instants in rows are naive UTC, whatever the machine's zone. Filters on a table of state are for its reader to use.
-_CONF = {"spark.sql.session.timeZone": "UTC", "spark.sql.python.filterPushdown.enabled": "true"}
+# Instants in rows are naive UTC, whatever the machine's zone.
+_CONF = {"spark.sql.session.timeZone": "UTC"}
 _LOCAL_CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "8",

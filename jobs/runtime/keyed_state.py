@@ -10,9 +10,9 @@ of a canonical savepoint one per shard too, read from its files.
 ``state="$timers"`` gives ``key | expires_at | key_group | shard``; ``state="$check"`` restores each shard, walks all of it, and
 gives one row per shard with what was found wrong.
 
-With ``spark.sql.python.filterPushdown.enabled`` (``jobs.spark.connect`` sets it), filters that say what ``shard``, ``key_group``
-or all columns of ``key`` are equal to are used: other shards are not touched, and of a shard those files are not fetched that
-can't hold the key. Without it the answers are the same.
+Three more options limit what is read, and what comes: ``key``, a JSON object with the key's columns, or a list of such; ``shard``
+and ``key_group``, numbers with commas between them. Other shards are not touched then, and of a shard those files are not fetched
+that can't hold the key. Spark's own filters do not limit what is read; ``jobs.read_plan`` says why.
 
 Writing is for the runtime: the rows are routed batches and the option ``task`` is what each partition runs. Spark hands the
 acks of exactly the successful task attempts to ``commit``, which prepares the attempt.
@@ -30,15 +30,14 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    Filter,
     InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from jobs.read_plan import ReadPlan, parse_keys, parse_numbers, plan_read
 from jobs.runtime.interval_task import ShardAck, work_folder
-from jobs.runtime.pushed_filters import plan_read
 from jobs.runtime.shipping import unship
 from jobs.which_checkpoint import find_state
 from state_backend.adapters.open_storage import open_storage
@@ -103,15 +102,26 @@ class KeyedState(DataSource):
         return _TaskWriter(self.options["task"])
 
     def schema(self) -> StructType:
+        self._plan()
         return _table_schema(self._source(), self._state())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         source, state = self._source(), self._state()
         if state != CHECK:
-            return _TableReader(source, state, schema)
+            return _TableReader(source, state, schema, self._plan())
         if source.canonical:
             raise UsageError(f"{source} can't be checked: restoring it checks it")
         return _CheckReader(source, schema)
+
+    def _plan(self) -> ReadPlan:
+        content, given = self._source().content, self.options
+        keys, groups, shards = given.get("key"), given.get("key_group"), given.get("shard")
+        return plan_read(
+            content,
+            keys=None if keys is None else parse_keys(keys, content.key_schema),
+            key_groups=None if groups is None else parse_numbers(groups, "key_group"),
+            shards=None if shards is None else parse_numbers(shards, "shard"),
+        )
 
     def _source(self) -> StateSource:
         """Found once: Spark sends what it has on from the call that asks for the schema, so that "latest" can't be one checkpoint
@@ -159,10 +169,8 @@ def _table_schema(source: StateSource, name: str) -> StructType:
 
 
 class _TableReader(DataSourceReader):
-    def __init__(self, source: StateSource, state: str, schema: StructType) -> None:
-        self._source, self._state, self._schema = source, state, schema
-        self._plan = plan_read((), source.content)
-        self.pushFilters = _PushFilters(self)
+    def __init__(self, source: StateSource, state: str, schema: StructType, plan: ReadPlan) -> None:
+        self._source, self._state, self._schema, self._plan = source, state, schema, plan
 
     def partitions(self) -> Sequence[InputPartition]:
         content = self._source.content
@@ -176,21 +184,6 @@ class _TableReader(DataSourceReader):
         with work_folder(f"read-{partition.shard}-") as work:
             for table in read_table(self._source, self._state, partition.shard, storage, work, partition.part):
                 yield from table.select(arrow.names).cast(arrow).to_batches(_ROWS_PER_BATCH)
-
-
-class _PushFilters:
-    """The reader's ``pushFilters``. Where the setting is off, which is Spark's default, Spark refuses every reader that overrides
-    the method, by looking at its ``__func__``; here nobody has to set it to read a table, only to read less of it."""
-
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, reader: _TableReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Filter]) -> list[Filter]:
-        """All of them: Spark evaluates them again."""
-        self._reader._plan = plan_read(filters, self._reader._source.content)
-        return filters
 
 
 class _CheckReader(DataSourceReader):

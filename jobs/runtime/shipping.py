@@ -31,6 +31,7 @@ _RUNTIME = (
     "jobs.runtime",
     "jobs.over_time",
     "jobs.pipeline",
+    "jobs.read_plan",
     "jobs.run_interval",
     "jobs.driver",
     "jobs.savepoint",
@@ -38,6 +39,7 @@ _RUNTIME = (
     "jobs.spark",
     "jobs.streaming",
     "jobs.validate",
+    "jobs.which_checkpoint",
     "state_backend",
     "cairn_operators",
 )

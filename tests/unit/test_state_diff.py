@@ -199,11 +199,12 @@ def test_other_key_groups_are_compared_by_way_of_a_canonical_savepoint(tmp_path:
         state.register_timer(len(user or ""))
 
     a, b = first.step(2, "full", fill), second.step(3, "full", fill)
-    with pytest.raises(UsageError, match=r"has 16 key groups, .* has 32; take a canonical savepoint"):
-        changes(a, b, tmp_path / "diff")
     canonical = second.savepoint("canonical", "canonical")
-    assert changes(a, canonical, tmp_path / "diff") == {} == changes(canonical, a, tmp_path / "diff")
+    for other in (b, canonical):  # equal digests: nothing is read
+        assert changes(a, other, tmp_path / "diff") == {} == changes(other, a, tmp_path / "diff")
     first.step(2, "full", lambda state, user: ValueState(state, "value").clear() if user == "a" else None)
+    with pytest.raises(UsageError, match=r"has 16 key groups, .* has 32; take a canonical savepoint"):
+        changes(first.source(), b, tmp_path / "diff")
     (change,) = changes(canonical, first.source(), tmp_path / "diff").values()
     assert (change.state, change.change, change.key) == ("value", "removed", {"k": "a"})
     with pytest.raises(UsageError, match="no state 'other'"):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualNullSafe, EqualTo, Filter, GreaterThan, In, IsNotNull, IsNull
 
 from jobs.export import export_state
-from jobs.runtime.pushed_filters import ReadPlan, plan_read
+from jobs.read_plan import ReadPlan, parse_keys, parse_numbers, plan_read
 from jobs.which_checkpoint import find_state
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.checkpoint.describe import plain
 from state_backend.formats import version_log
+from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import parse_struct
 from state_backend.formats.version_log import live_spans, without
 from state_backend.state.keyed_states import ListState, ValueState
-from state_backend.table import WHOLE, Part, StateSource, needed_for, read_table, table_schema
+from state_backend.table import Part, StateSource, needed_for, read_table, table_schema
 from state_backend.values.errors import CorruptFile, StateGapError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
 from state_backend.values.records import SchemaVersion
@@ -33,7 +38,7 @@ NAMES = [*(d.name for d in STATES), "$timers"]
 
 
 def rows(source: StateSource, state: str, work: Path, plan: ReadPlan | None = None, storage: Any = None) -> list[Any]:
-    plan = plan or plan_read((), source.content)
+    plan = plan or plan_read(source.content)
     storage = storage or CountingStorage(source.url)
     found: list[Any] = []
     for shard in plan.shards:
@@ -85,7 +90,7 @@ def test_the_table_is_what_processors_see_after_every_kind_of_snapshot(tmp_path:
                 assert all(s == shard_of(g, parallelism, 16) for s, g in groups)
 
 
-def test_every_key_is_found_by_its_filter_and_nothing_else(tmp_path: Path) -> None:
+def test_a_key_is_found_and_nothing_else(tmp_path: Path) -> None:
     chain = StateChain(tmp_path)
     chain.step(3, "incremental", random_changes(1))
     chain.step(3, "incremental", random_changes(2))
@@ -93,12 +98,12 @@ def test_every_key_is_found_by_its_filter_and_nothing_else(tmp_path: Path) -> No
     for source in sources:
         everything = {state: rows(source, state, tmp_path) for state in ("map", "list_ttl", "$timers")}
         for user in [*USERS[:9], "nobody"]:
-            plan = plan_read([EqualNullSafe(("key", "k"), user)], source.content)
+            plan = plan_read(source.content, keys=[(user,)])
             assert plan.shards == (shard_of(chain.group_of(user), 3, 16),)
             for state, whole in everything.items():
                 assert rows(source, state, tmp_path, plan) == [r for r in whole if r["key"]["k"] == user]
         for group in range(0, 16, 5):
-            plan = plan_read([EqualTo(("key_group",), group)], source.content)
+            plan = plan_read(source.content, key_groups=[group])
             assert rows(source, "map", tmp_path, plan) == [r for r in everything["map"] if r["key_group"] == group]
 
 
@@ -115,11 +120,7 @@ def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:
         export_state(source, str(tmp_path / "out"))
 
 
-CONTENT = content(
-    day(1), "a", parallelism=4, max_parallelism=16, key_schema=struct(("k", "string")), states=STATES
-)  # fmt: skip
-TWO = content(day(1), "a", parallelism=4, max_parallelism=16, key_schema=struct(("k", "string"), ("n", "long")))
-K = ("key", "k")
+CONTENT = content(day(1), "a", parallelism=4, max_parallelism=16, key_schema=struct(("k", "string")), states=STATES)
 
 
 def keys_of(*users: Any) -> list[tuple[int, bytes]]:
@@ -127,28 +128,21 @@ def keys_of(*users: Any) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("filters", "keys", "groups"),
+    ("asked", "keys", "groups"),
     [
-        ([], None, None),
-        ([EqualTo(K, "a")], ["a"], None),
-        ([IsNotNull(K), EqualTo(K, "a")], ["a"], None),
-        ([EqualNullSafe(K, "a")], ["a"], None),
-        ([IsNull(K)], [None], None),
-        ([In(K, ("a", "b", None))], ["a", "b"], None),
-        ([EqualTo(("key",), {"k": "a"})], ["a"], None),
-        ([In(("key",), ({"k": "a"}, {"k": None}))], ["a", None], None),
-        ([EqualTo(K, "a"), In(K, ("a", "b"))], ["a"], None),
-        ([EqualTo(("key_group",), 3)], None, [3]),
-        ([In(("key_group",), (3, 5, 99, -1))], None, [3, 5]),
-        ([GreaterThan(K, "a")], None, None),
-        ([EqualTo(("value", "n"), 1)], None, None),
-        ([EqualTo(("key", "k", "x"), 1)], None, None),
-        ([EqualTo(("key",), {"other": 1})], None, None),
-        ([EqualTo(K, 7)], None, None),  # no such key can be: left to Spark
+        ({}, None, None),
+        ({"keys": [("a",)]}, ["a"], None),
+        ({"keys": [("a",), (None,), ("a",)]}, ["a", None], None),
+        ({"keys": []}, [], None),
+        ({"key_groups": [3]}, None, [3]),
+        ({"key_groups": [5, 3, 99, -1]}, None, [3, 5]),
+        ({"keys": [("a",), ("b",)], "key_groups": [key_group(("b",), KEY, 16)]}, ["b"], None),
     ],
 )
-def test_what_filters_leave_to_read(filters: list[Filter], keys: list[Any] | None, groups: list[int] | None) -> None:
-    plan = plan_read(filters, CONTENT)
+def test_what_is_read_of_what_is_asked_for(
+    asked: dict[str, Any], keys: list[Any] | None, groups: list[int] | None
+) -> None:
+    plan = plan_read(CONTENT, **asked)
     wanted = None if keys is None else tuple(keys_of(*keys))
     assert plan.part == Part(key_groups=None if groups is None else tuple(groups), keys=wanted)
     named = groups if groups is not None else None if wanted is None else [g for g, _ in wanted]
@@ -156,18 +150,56 @@ def test_what_filters_leave_to_read(filters: list[Filter], keys: list[Any] | Non
     assert plan.shards == tuple(expected)
 
 
-def test_filters_on_shards_and_on_some_of_the_key_columns() -> None:
-    assert plan_read([In(("shard",), (1, 3, 9, None))], CONTENT).shards == (1, 3)
-    (shard,) = plan_read([EqualTo(K, "a")], CONTENT).shards
-    assert plan_read([EqualTo(K, "a"), EqualTo(("shard",), (shard + 1) % 4)], CONTENT).shards == ()
-    group = plan_read([EqualTo(K, "a")], CONTENT).part.keys[0][0]  # type: ignore[index]
-    assert plan_read([EqualTo(K, "a"), EqualTo(("key_group",), group ^ 1)], CONTENT).part.keys == ()
-    assert plan_read([EqualTo(("key", "n"), 1)], TWO) == ReadPlan(shards=(0, 1, 2, 3))
-    both = plan_read([In(K, ("a", "b")), In(("key", "n"), (1, 2))], TWO)
-    assert len(both.part.keys or ()) == 4
-    # 200 x 200 keys are no look-up any more.
-    many = plan_read([In(K, tuple(map(str, range(200)))), In(("key", "n"), tuple(range(200)))], TWO)
-    assert many == ReadPlan(shards=(0, 1, 2, 3), part=WHOLE)
+def test_shards_limit_the_rest() -> None:
+    assert plan_read(CONTENT, shards=[3, 1, 9]).shards == (1, 3)
+    (shard,) = plan_read(CONTENT, keys=[("a",)]).shards
+    assert plan_read(CONTENT, keys=[("a",)], shards=[(shard + 1) % 4]).shards == ()
+    assert plan_read(CONTENT, key_groups=[0, 15], shards=[3]).shards == (3,)
+    with pytest.raises(
+        UsageError, match="no key of 'counting' is like that: key column 'k': expected string, found int 7"
+    ):
+        plan_read(CONTENT, keys=[(7,)])
+
+
+def test_keys_as_json() -> None:
+    """What ``cairn diff --json`` writes for a key finds it again: every type, the ends of their ranges, and null."""
+    point = struct(("x", "integer"), ("y", "string"))
+    days = {"type": "array", "elementType": "date", "containsNull": True}
+    schema = struct(
+        ("s", "string"), ("n", "long"), ("f", "double"), ("b", "boolean"), ("x", "binary"), ("d", "date"),
+        ("t", "timestamp"), ("l", "timestamp_ntz"), ("c", "decimal(38,10)"),
+    )  # fmt: skip
+    for name, nested in (("p", point), ("a", days)):
+        schema["fields"].append({"name": name, "type": nested, "nullable": True, "metadata": {}})
+    codec = KeyCodec(parse_struct(schema))
+    values: tuple[Any, ...] = (
+        "\x00", -(2**63), float("nan"), True, b"\x00\xff", date(1, 1, 1), datetime(2024, 1, 2, 3, 4, 5, 6),
+        datetime(9998, 12, 31), Decimal("-1.0000000001"), (None, "y"), [date(2024, 2, 29), None],
+    )  # fmt: skip
+    for key in (values, (None,) * len(values)):
+        decoded = dict(zip(codec.schema.names, codec.decode(codec.encode(key)), strict=True))
+        written = plain(decoded)
+        if written["p"] is not None:
+            written["p"] = dict(zip("xy", written["p"], strict=True))
+        (parsed,) = parse_keys(json.dumps(written), schema)
+        assert codec.encode(parsed) == codec.encode(key)
+    schema = struct(("k", "date"), ("n", "long"))
+    assert parse_keys('[{"k": null, "n": 1}, {"n": 2, "k": "2024-01-02"}]', schema) == [
+        (None, 1),
+        (date(2024, 1, 2), 2),
+    ]
+    for text, says in (
+        ("k", "not JSON"),
+        ('{"k": null}', "expected a JSON object with k, n"),
+        ('{"k": null, "n": 1, "m": 1}', "expected a JSON object with k, n"),
+        ("7", "expected a JSON object with k, n"),
+        ('{"k": "yesterday", "n": 1}', 'key.k: expected date, not "yesterday"'),
+    ):
+        with pytest.raises(UsageError, match=says):
+            parse_keys(text, schema)
+    assert parse_numbers("3, 5", "shard") == [3, 5]
+    with pytest.raises(UsageError, match="shard: expected a number"):
+        parse_numbers("3-5", "shard")
 
 
 def test_a_look_up_on_64_shards_reads_one_shard_and_the_files_that_can_hold_the_key(tmp_path: Path) -> None:
@@ -185,7 +217,7 @@ def test_a_look_up_on_64_shards_reads_one_shard_and_the_files_that_can_hold_the_
     assert len(everything) == len(USERS)
     for user in ("user-7", None):
         counted = CountingStorage(source.url)
-        plan = plan_read([EqualNullSafe(K, user)], source.content)
+        plan = plan_read(source.content, keys=[(user,)])
         found = rows(source, "value", tmp_path, plan, storage=counted)
         assert found == [r for r in everything if r["key"]["k"] == user] and len(found) == 1
         (shard,) = plan.shards
@@ -201,7 +233,7 @@ def test_only_the_manifest_of_the_shard_is_read(tmp_path: Path) -> None:
     pipeline = RealPipeline(tmp_path)
     pipeline.run(1, "a1", dict.fromkeys("abcdefgh", 1))
     source = find_state(root=str(tmp_path), pipeline="counting")
-    plan = plan_read([EqualTo(K, "a")], source.content)
+    plan = plan_read(source.content, keys=[("a",)])
     counted = CountingStorage(source.url)
     assert [r["value"]["n"] for r in rows(source, "value", tmp_path, plan, storage=counted)] == [1]
     (shard,) = plan.shards
