@@ -97,7 +97,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, summary, timedelta(seconds=time.monotonic() - started_s))
-        if outlet_events := context.get("outlet_events"):
+        if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
             # Whoever is triggered by this is before any validation; a later task may still refuse the checkpoint.
             outlet_events[self.asset].extra = {
                 **summary,

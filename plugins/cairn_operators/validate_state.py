@@ -77,7 +77,7 @@ class ValidateStateOperator(DriverOperator):
             self.log.info("Data Docs: %s", self.docs_page)
         if not result["success"]:
             raise AirflowFailException(self._refusal(result))
-        if self.asset is not None and (events := context.get("outlet_events")):
+        if self.asset is not None and (events := context.get("outlet_events")) is not None:
             told = ("checkpoint", "mode", "entries", "expectations")
             events[self.asset].extra = {**{name: result.get(name) for name in told}, "validated": True}
         return result

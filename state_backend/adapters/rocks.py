@@ -22,7 +22,7 @@ from typing import Protocol
 import rocksdict
 from rocksdict import Rdict
 
-from state_backend.adapters.rocks_metadata import borrow_metadata, return_metadata
+from state_backend.adapters.rocks_metadata import borrow_metadata
 from state_backend.values.errors import CorruptFile, InvariantViolated, StorageUnavailable, UsageError
 
 MIB = 1024 * 1024
@@ -147,7 +147,7 @@ class RocksStore:
         if self._metadata is not None:
             opened.set_db_paths([rocksdict.DBPath(str(directory), _ANY_BYTES)])
         try:
-            self._db = Rdict(str(self._metadata or directory), opened)
+            self._db = Rdict(str(self._metadata.folder if self._metadata is not None else directory), opened)
         except Exception as error:
             self._return_metadata()
             raise _translated(error, f"can't open the state in {directory}") from error
@@ -392,7 +392,7 @@ class RocksStore:
             ssts = [destination / name.lstrip("/") for name in sorted(f["name"] for f in self._db.live_files())]
             for sst in ssts:
                 os.link(self.directory / sst.name, sst)
-            folder = self._metadata or self.directory
+            folder = self._metadata.folder if self._metadata is not None else self.directory
             small = [shutil.copyfile(folder / name, destination / name) for name in _needed_files(folder)]
         except StorageUnavailable:
             raise
@@ -416,7 +416,7 @@ class RocksStore:
 
     def _return_metadata(self) -> None:
         if self._metadata is not None:
-            return_metadata(self._metadata, self.directory)
+            self._metadata.give_back()
             self._metadata = None
 
 

@@ -4,10 +4,12 @@ Opening a store writes a new MANIFEST, CURRENT and OPTIONS and syncs each of the
 takes beside its transfer, and on a busy disk much more. A store is durable nowhere before it is captured, so that nothing is lost
 if these files are. They go into a folder of their own in memory, and back beside the state when it is closed:
 
-    <memory>/cairn-<pid>-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state; RocksDB holds a lock on LOCK
+    <memory>/cairn-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
 
-A killed process leaves its folder. Whoever opens a store next removes those whose lock nobody holds; it asks no process by its id, since
-containers may share the memory and not the ids.
+Whoever has a store open holds a lock (flock) on its folder. A killed process leaves the folder, and the kernel drops the lock:
+whoever opens a store next removes folders that nobody has locked. Processes are not asked for by their ids, since containers may
+share the memory and not the ids. RocksDB's own lock on LOCK does not do: it is taken some time after the file is made, and a look at it
+from the same process would drop it.
 """
 
 from __future__ import annotations
@@ -16,16 +18,32 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "cairn-"
 _NEEDED_BYTES = 64 * 1024 * 1024
-_NO_LOCK_MIN_AGE_S = 3600.0
+_SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
 
 
-def borrow_metadata(directory: Path, memory: str | None) -> Path | None:
+class BorrowedMetadata:
+    """What lies in ``folder`` until it is given back to ``directory``. Not safe to use from several threads."""
+
+    def __init__(self, directory: Path, folder: Path, lock: int) -> None:
+        self.folder = folder
+        self._directory = directory
+        self._lock = lock
+
+    def give_back(self) -> None:
+        """Moves what is needed to open the state again back beside it, unless that is gone."""
+        with suppress(OSError):
+            for path in _metadata_in(self.folder):
+                shutil.move(path, self._directory / path.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | None:
     """A new folder in ``memory`` with all that lies in ``directory`` and is no state, which is moved there; None if there is no such
     memory, or less than 64 MiB left of it."""
     if memory is None:
@@ -35,50 +53,49 @@ def borrow_metadata(directory: Path, memory: str | None) -> Path | None:
         if found.f_bavail * found.f_frsize < _NEEDED_BYTES:
             return None
         _remove_abandoned(Path(memory))
-        directory.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=memory))
+        folder, lock = _locked_folder(memory)
     except OSError:
         return None
+    borrowed = BorrowedMetadata(directory, folder, lock)
     try:
-        for name in ("CURRENT", "IDENTITY", "rocksdict-config.json"):
-            with suppress(FileNotFoundError):
-                shutil.move(directory / name, folder / name)
-        for manifest in directory.glob("MANIFEST-*"):
-            shutil.move(manifest, folder / manifest.name)
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in _metadata_in(directory):
+            shutil.move(path, folder / path.name)
     except OSError:
-        return_metadata(folder, directory)
+        borrowed.give_back()
         return None
-    return folder
+    return borrowed
 
 
-def return_metadata(folder: Path, directory: Path) -> None:
-    """Moves what is needed to open the state again back beside it, unless that is gone."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if path.name in ("CURRENT", "IDENTITY", "rocksdict-config.json") or path.name.startswith("MANIFEST-"):
-                shutil.move(path, directory / path.name)
-    shutil.rmtree(folder, ignore_errors=True)
+def _metadata_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name in _SMALL or path.name.startswith("MANIFEST-")]
+
+
+def _locked_folder(memory: str) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory))
+        with suppress(FileNotFoundError):  # somebody took it for an abandoned one: it had no lock yet
+            if (lock := _lock(folder)) is not None:
+                return folder, lock
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or the folder went
+    meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if folder.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _remove_abandoned(memory: Path) -> None:
-    # Not our own: whoever opens and closes a file gives up all locks that the process holds on it.
-    own = f"{_PREFIX}{os.getpid()}-"
-    with suppress(OSError):
-        for folder in memory.glob(f"{_PREFIX}*-*"):
-            if not folder.name.startswith(own) and _is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        if folder.stat().st_uid != os.geteuid():
-            return False
-        with (folder / "LOCK").open("r+b") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:  # just being made, or by a process that was killed there
+    for folder in memory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            return folder.stat().st_mtime < time.time() - _NO_LOCK_MIN_AGE_S
-        return False
-    except OSError:
-        return False
-    return True
+            if folder.stat().st_uid == os.geteuid() and (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)

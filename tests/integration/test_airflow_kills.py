@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.airflow_server import AirflowServer
+from benchmarks.airflow_server import AirflowServer, RestError
 from benchmarks.demo import pipeline_env
 from benchmarks.owned_process import command_line
 from benchmarks.spark_server import SparkConnectServer
@@ -172,7 +172,12 @@ class Day:
         """Its lines; none if there is no such try yet."""
         if number > len(self.tries()):
             return ""
-        return "\n".join(self.airflow.client.log(self.dag_id, self.run_id, "process", number))
+        try:
+            return "\n".join(self.airflow.client.log(self.dag_id, self.run_id, "process", number))
+        except RestError as error:
+            if error.status != 404:  # Airflow is just making the next try of it
+                raise
+            return ""
 
     def succeed(self, *, tries: int) -> Record:
         """Waits for the run; its record."""

@@ -437,6 +437,6 @@ def test_what_an_earlier_try_prepared_is_used_if_nothing_has_changed(
     is_computed("mode was incremental, is full", mode="full")
     is_computed("engine was ", engine=EngineOptions(write_buffer_bytes=1 << 20))
     is_computed("the run was cleared since", clear=1)
-    is_computed("the source records no position", source=read_days)
+    is_computed("source was ", source=read_days)
     DAYS[day(1).start] = [("ann", "pear", 4)]
     is_computed("the source's position is another: the input has changed")

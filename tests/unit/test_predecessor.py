@@ -236,7 +236,7 @@ class Airflow:
             "data_interval_end": day(3).end,
             "dag_run": SimpleNamespace(dag_id="d", run_id="day3", clear_number=0, logical_date=day(3).start),
             "ti": SimpleNamespace(try_number=1),
-            "task": SimpleNamespace(get_flat_relatives=lambda upstream: []),
+            "task": SimpleNamespace(downstream_list=[]),
         }
 
     def begin(self) -> Any:
@@ -389,7 +389,7 @@ def test_fires_when_airflow_says_otherwise(
 
 def test_without_a_storage_airflow_is_asked_alone(airflow_says: dict[str, Any], folder: Folder) -> None:
     made = trigger()
-    made.url = ""
+    made.url = None
 
     def commits() -> None:
         folder.run(day(2), "a2", run=run("day2", clear_number=1))

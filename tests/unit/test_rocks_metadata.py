@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +15,21 @@ from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.values.errors import CorruptFile
 
 HOLDS_A_LOCK = """
-import fcntl, sys
-lock = open(sys.argv[1], "r+b")
-fcntl.lockf(lock, fcntl.LOCK_EX)
+import fcntl, os, sys
+lock = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(lock, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
+"""
+OPENS_MANY = """
+import sys
+from pathlib import Path
+from state_backend.adapters.rocks_metadata import borrow_metadata
+for n in range(500):
+    borrowed = borrow_metadata(Path(sys.argv[2]), sys.argv[1])
+    (borrowed.folder / "LOCK").touch()
+    assert (borrowed.folder / "LOCK").exists()
+    borrowed.give_back()
 """
 
 
@@ -95,10 +105,9 @@ def test_without_memory_they_lie_beside_the_state(
 @pytest.fixture
 def other_process(memory: Path) -> Iterator[Path]:
     """The folder of a store that another process has open."""
-    folder = memory / "cairn-999999999-alive"
+    folder = memory / "cairn-alive"
     folder.mkdir()
-    (folder / "LOCK").touch()
-    command = [sys.executable, "-c", HOLDS_A_LOCK, str(folder / "LOCK")]
+    command = [sys.executable, "-c", HOLDS_A_LOCK, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
@@ -107,28 +116,20 @@ def other_process(memory: Path) -> Iterator[Path]:
 
 
 def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path, memory: Path, other_process: Path) -> None:
-    """A folder whose lock is held stays, whatever process its name says; so does one that is just being made, one of this
-    process, and what is not ours."""
-    for name in (
-        "cairn-999999999-killed",
-        "cairn-999999999-new",
-        "cairn-999999999-old",
-        f"cairn-{os.getpid()}-mine",
-        "other",
-    ):
-        (memory / name).mkdir()
-    (memory / "cairn-999999999-killed" / "LOCK").touch()
-    (memory / f"cairn-{os.getpid()}-mine" / "LOCK").touch()
-    os.utime(memory / "cairn-999999999-old", (1, 1))
-    with RocksStore(tmp_path / "db", options(memory)):
-        pass
-    assert {path.name for path in memory.iterdir()} == {
-        other_process.name, "cairn-999999999-new", f"cairn-{os.getpid()}-mine", "other"
-    }  # fmt: skip
+    """A folder that somebody has locked stays, this process or another; and what is not ours."""
+    killed = memory / "cairn-killed"
+    for folder in (killed, memory / "other"):
+        folder.mkdir()
+        (folder / "LOCK").touch()
+    with RocksStore(tmp_path / "a", options(memory)) as first:
+        first.write([(b"a", b"1")])
+        with RocksStore(tmp_path / "b", options(memory)):
+            assert not killed.exists() and len(list(memory.iterdir())) == 4
+        first.capture(tmp_path / "image")
+    assert {path.name for path in memory.iterdir()} == {other_process.name, "other"}
 
 
-def test_a_store_holds_the_lock_that_others_look_for(tmp_path: Path, memory: Path) -> None:
-    """Asked from another process, as only that one can: it would take an open store's folder for an abandoned one otherwise."""
+def test_a_store_is_no_abandoned_one_to_another_process(tmp_path: Path, memory: Path) -> None:
     look = "import sys; from pathlib import Path; from state_backend.adapters import rocks_metadata as m; "
     look += "m._remove_abandoned(Path(sys.argv[1]))"
     root = Path(__file__).resolve().parents[2]
@@ -136,5 +137,32 @@ def test_a_store_holds_the_lock_that_others_look_for(tmp_path: Path, memory: Pat
         store.write([(b"a", b"1")])
         before = {path.name for path in memory.rglob("*")}
         subprocess.run([sys.executable, "-c", look, str(memory)], check=True, cwd=root)
-        assert {path.name for path in memory.rglob("*")} == before and "LOCK" in before
+        assert {path.name for path in memory.rglob("*")} == before and "CURRENT" in before
         store.capture(tmp_path / "image")
+
+
+def test_a_folder_that_goes_before_it_is_locked_is_made_again(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between making a folder and locking it another process may have found it, locked it, removed it, and be done."""
+    taken, flock = [], fcntl.flock
+
+    def too_late(descriptor: int, how: int) -> None:
+        if not taken:
+            taken.extend(memory.iterdir())
+            taken[0].rmdir()
+        flock(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", too_late)
+    with RocksStore(tmp_path / "db", options(memory)) as store:
+        store.write([(b"a", b"1")])
+        assert [path for path in memory.iterdir()] != taken and len(list(memory.iterdir())) == 1
+
+
+def test_stores_that_are_opened_at_once_leave_each_other_alone(tmp_path: Path, memory: Path) -> None:
+    """Each opening removes what looks abandoned, and a folder that was just made, and is not locked yet, does."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", OPENS_MANY, str(memory)]
+    processes = [subprocess.Popen([*command, str(tmp_path / str(n))], cwd=root) for n in range(3)]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert list(memory.iterdir()) == []
