@@ -188,11 +188,13 @@ def test_an_expectation_that_fails_to_run_is_not_bad_data(spark: SparkSession, t
 
 def test_a_savepoint_is_compacted_self_contained_and_movable(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    for n in range(2):
-        record = run_interval(spark, counting(), day(n), str(root))
-    take_savepoint(spark, counting(), join_url(str(root), "counting"), record, str(tmp_path / "savepoint"))
-    with pytest.raises(errors.UsageError, match="never overwritten"):
-        take_savepoint(spark, counting(), join_url(str(root), "counting"), record, str(tmp_path / "savepoint"))
+    earlier, record = (run_interval(spark, counting(), day(n), str(root)) for n in range(2))
+    pipeline_root, to = join_url(str(root), "counting"), str(tmp_path / "savepoint")
+    taken = take_savepoint(spark, counting(), pipeline_root, record, to)
+    assert take_savepoint(spark, counting(), pipeline_root, record, to) == taken  # a retry
+    for other in ((earlier, to), (record, to, "canonical")):
+        with pytest.raises(errors.UsageError, match="never overwritten"):
+            take_savepoint(spark, counting(), pipeline_root, *other)
     (tmp_path / "savepoint").rename(tmp_path / "moved")
     (root / "counting").rename(tmp_path / "gone")
     from state_backend.formats import record_codec
