@@ -38,6 +38,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
 
     ``sink_of`` (``module:NAME``) is the pipeline whose sink hook publishes; empty for none. Only then is the pipeline's
     code imported here, and with it PySpark. ``gcp_conn_id`` as in `DriverOperator`.
+    ``validated`` is what the event says: False, for a later task may still refuse the checkpoint; True behind a gate.
     """
 
     template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "gcp_conn_id")
@@ -51,6 +52,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         attempt: str,
         sink_of: str = "",
         gcp_conn_id: str | None = None,
+        validated: bool = False,
         **kwargs: Any,
     ) -> None:
         self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
@@ -60,6 +62,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         self.attempt = attempt
         self.sink_of = sink_of
         self.gcp_conn_id = gcp_conn_id
+        self.validated = validated
 
     def execute(self, context: Any) -> dict[str, Any]:
         with as_google_identity(self.gcp_conn_id):
@@ -98,12 +101,11 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, summary, timedelta(seconds=time.monotonic() - started_s))
         if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
-            # Whoever is triggered by this is before any validation; a later task may still refuse the checkpoint.
             outlet_events[self.asset].extra = {
                 **summary,
                 "rows": summary["output_rows"],
                 "bytes": summary["state_bytes"],
-                "validated": False,
+                "validated": self.validated,
             }
         return summary
 

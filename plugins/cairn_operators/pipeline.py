@@ -84,6 +84,7 @@ def stateful_pipeline(
             gcp_conn_id=gcp_conn_id,
             attempt=_ATTEMPT,
             sink_of=_IF_SINK % pipeline,
+            validated=gate,
             **{"retries": 5, **again, **(checkpoint or {})},
         )
         batch >> commit

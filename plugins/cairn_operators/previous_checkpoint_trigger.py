@@ -49,11 +49,12 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def run(self) -> AsyncIterator[TriggerEvent]:
         # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
         while True:
+            # First of all: Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
+            await asyncio.sleep(self.poll_s)
             why = await self._look()
             if why is not None:
                 yield TriggerEvent({"why": why})
                 return
-            await asyncio.sleep(self.poll_s)
 
     async def _look(self) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self._committed, self.url)) is not None:

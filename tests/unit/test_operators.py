@@ -573,6 +573,7 @@ def test_a_gate_stands_between_process_and_checkpoint() -> None:
     assert dag.get_task("validate").downstream_task_ids == {"checkpoint"}
     assert dag.get_task("validate").attempt == dag.get_task("checkpoint").attempt
     assert dag.get_task("validate").mode == "fast"
+    assert dag.get_task("checkpoint").validated
 
 
 @pytest.mark.parametrize(
