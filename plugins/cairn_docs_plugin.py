@@ -12,7 +12,7 @@ from airflow.plugins_manager import AirflowPlugin
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from cairn_operators.data_docs import URL_PREFIX, DataDocsLink, docs_root, listing, page_in
+from cairn_operators.data_docs import URL_PREFIX, DataDocsLink, docs_root, listing, page_in, styled
 
 _HEADERS = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",
@@ -29,10 +29,12 @@ app = FastAPI(
 def page(path: str) -> Response:
     """A file of the Data Docs; a folder's is its index.html. Of the folder itself, what there is."""
     if not path:
-        return HTMLResponse(listing(docs_root()), headers=_HEADERS)
+        return HTMLResponse(styled(listing(docs_root())), headers=_HEADERS)
     file = page_in(docs_root(), path)
     if file is None:
         raise HTTPException(404, "no such page: Data Docs are written when a full validation evaluates expectations")
+    if file.suffix == ".html":
+        return HTMLResponse(styled(file.read_text(encoding="utf-8")), headers=_HEADERS)
     return FileResponse(file, headers=_HEADERS)
 
 

@@ -11,6 +11,23 @@ from urllib.parse import quote, urlsplit
 from airflow.sdk import BaseOperatorLink
 
 URL_PREFIX = "/cairn/docs"
+# Great Expectations takes its styles and the marks in its status column from other hosts. Where a browser does not get at those, a
+# page looks like this; where it does, what it loads comes later and wins.
+_STYLE = """<style>
+body { font-family: system-ui, sans-serif; margin: 1.5rem; color: #222 }
+td, th { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
+table { border-collapse: collapse }
+h4, h5, h6 { margin: 1rem 0 .4rem }
+.ge-navigation-sidebar-container { background: #f6f6f6; padding: .5rem 1rem; max-width: 24rem }
+.fas { font-style: normal; font-weight: bold }
+.fa-check-circle::before { content: "\\2714" }
+.fa-times::before { content: "\\2718" }
+.fa-exclamation-triangle::before { content: "\\26A0" }
+.text-success { color: #1a7f37 }
+.text-danger { color: #cf222e }
+.text-warning { color: #9a6700 }
+footer { display: none }
+</style>"""
 _LISTED = 500
 
 
@@ -43,12 +60,17 @@ def page_in(root: Path, path: str) -> Path | None:
     return file if inside else None
 
 
+def styled(html: str) -> str:
+    """The page as a browser shows it without other hosts."""
+    return html.replace("<head>", f"<head>{_STYLE}", 1)
+
+
 def listing(root: Path) -> str:
     """A page of links to what was validated, by pipeline, newest first. Great Expectations' own index draws its table with scripts
     of other hosts, so that without them there is nothing on it."""
     pages = sorted(root.glob("*/validations/**/*.html"), key=lambda page: page.stat().st_mtime_ns, reverse=True)
     names = sorted({page.relative_to(root).parts[0] for page in pages})
-    parts = ["<!doctype html><meta charset='utf-8'><title>Data Docs</title><h1>Data Docs</h1>"]
+    parts = ["<!doctype html><head><meta charset='utf-8'><title>Data Docs</title></head><h1>Data Docs</h1>"]
     parts += [] if names else ["<p>Nothing was validated with expectations yet.</p>"]
     for name in names:
         parts.append(f"<h2><a href='{quote(name)}/index.html'>{escape(name)}</a></h2><ul>")

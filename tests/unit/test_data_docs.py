@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 
 from cairn_operators import ValidateStateOperator
 from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, listing, page_in
@@ -88,3 +89,21 @@ def test_the_operator_links_what_its_run_wrote(docs: Path, monkeypatch: pytest.M
     assert link.get_link(operator, ti_key=SimpleNamespace()) == ""
     operator.docs_page = str(docs / "index.html")
     assert link.get_link(operator, ti_key=SimpleNamespace()).endswith("/cairn/docs/index.html")
+
+
+@pytest.mark.filterwarnings("ignore:Using `httpx` with")
+def test_pages_are_served_readable_and_sandboxed(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the styles and the icons that they take from other hosts."""
+    from cairn_docs_plugin import page
+
+    monkeypatch.setenv("CAIRN_DOCS", str(docs))
+    (docs / "p").mkdir()
+    (docs / "p" / "index.html").write_text("<html><head><title>t</title></head><body>well</body></html>")
+    (docs / "p" / "styles.css").write_text("<head>")
+    for path, has in (("", b"Nothing was validated"), ("p", b"well"), ("p/index.html", b"well")):
+        answer = page(path)
+        assert has in answer.body and b'.fa-times::before { content: "\\2718" }' in answer.body
+        assert answer.headers["Content-Security-Policy"].startswith("sandbox ")
+    assert page("p/styles.css").path == docs / "p" / "styles.css"
+    with pytest.raises(HTTPException):
+        page("../secret")
