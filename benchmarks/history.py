@@ -5,7 +5,7 @@
 The long part updates 1 % of the keys, uniformly drawn, in each of many batches, each of which restores and checkpoints every
 shard as an interval does. The wide part measures one larger state: ten such batches, cold and warm restores, other
 parallelisms. Figures are ratios of things measured in the same run on the same files. ``--docs`` keeps the batches and the
-plots as docs/history.csv and docs/history.svg. ``--small`` shows that everything works; no target is judged.
+plots as docs/history.csv and docs/history.png. ``--small`` shows that everything works; no target is judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.history_plots import Plot, as_svg
+from benchmarks.history_plots import Plot, draw
 from benchmarks.state_history import Batch, History
 from state_backend.file_cache import FileCache
 
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 if all targets are met or none is judged, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.history", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--docs", action="store_true", help="rewrite docs/history.csv and docs/history.svg")
+    parser.add_argument("--docs", action="store_true", help="rewrite docs/history.csv and docs/history.png")
     parser.add_argument("--only", choices=("long", "wide"))
     parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk")
     options = parser.parse_args(arguments)
@@ -210,20 +210,20 @@ def keep(long: Long, folder: Path) -> None:
                 "one checkpoint": [(n, b.checkpoint_bytes / live) for n, b in numbered],
                 "ten checkpoints": [(n, b.retained_bytes / live) for n, b in numbered],
             },
-            limit=3.3,
+            limits=(2.2, 3.3),
         ),
         Plot(
             title="cold restore, to that of batch 50 at the same time; limit 1.5",
             lines={"": [(n, now / then) for n, (now, then) in long.restores_s.items()]},
-            limit=1.5,
+            limits=(1.5,),
         ),
         Plot(
             title="uploaded to changed bytes since the first batch; limit 4",
             lines={"": [(n, float(u / c)) for (n, _), u, c in zip(numbered, uploaded, changed, strict=True)]},
-            limit=4.0,
+            limits=(4.0,),
         ),
     ]
-    (folder / "history.svg").write_text(as_svg(plots))
+    draw(plots, folder / "history.png")
 
 
 def run_wide(folder: Path, keys: int) -> list[Figure]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -236,7 +237,7 @@ def keyed(spark: SparkSession, root: Path, state: str, checkpoint: str = "latest
 
 
 def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark, pandas and pyarrow read them without this project; sorted by key group, then key."""
+    """Spark, DuckDB, pandas and pyarrow read them without this project; sorted by key group, then key."""
     record = saved(spark, tmp_path / "root", tmp_path / "savepoint", "canonical")
     (folder,) = (f for f in (tmp_path / "savepoint").iterdir() if f.is_dir() and f.name != ".tmp")
     assert {f.name for f in folder.iterdir()} == {"state-total", "state-items", "state-amounts", "timers"}
@@ -246,6 +247,11 @@ def test_canonical_files_are_tables_for_everybody(spark: SparkSession, tmp_path:
     assert {r.key.user: (r.value.sum, r.value.rows) for r in theirs.collect()} == ours
     ordered = theirs.selectExpr("key.user", "key_group", "pmod(xxhash64(key.user), 16) as expected").collect()
     assert all(r.key_group == r.expected for r in ordered)
+
+    query = "SELECT key.user, value.sum, value.rows FROM read_parquet($files)"
+    with duckdb.connect() as database:
+        rows = database.execute(query, {"files": str(folder / "state-total" / "*.parquet")}).fetchall()
+    assert {user: (total, count) for user, total, count in rows} == ours
 
     frame = pd.read_parquet(folder / "state-amounts")
     lists = frame.groupby(frame["key"].map(lambda key: str(key["user"])))
