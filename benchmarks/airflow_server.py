@@ -12,10 +12,9 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.owned_process import OwnedProcesses, free_port
+from benchmarks.owned_process import OwnedProcesses, Server, free_port
 
 _ENDED = ("success", "failed")
 # The log servers bind to every interface and can't be told not to; task logs lie on this machine, so they are not needed.
@@ -238,7 +237,7 @@ class AirflowClient:
             time.sleep(1)
 
 
-class AirflowServer:
+class AirflowServer(Server):
     """``with AirflowServer(repo_root, home=...) as airflow: airflow.client``. ``start`` alone does not wait until it is
     healthy: other things can start meanwhile, until ``wait_until_ready``.
 
@@ -310,20 +309,6 @@ class AirflowServer:
     def stop(self) -> None:
         """The scheduler waits for running tasks; after 10 s they are killed."""
         self.processes.stop(grace_s=10)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-            self.wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -9,14 +9,47 @@ import socket
 import subprocess
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from cairn_operators.die_with_parent import die_with_parent
 
 # Every process below one that we start inherits this variable. So it can be found, and told from anybody else's, even if
 # it made a session of its own, as Spark's drivers do.
 OWNER_VARIABLE = "CAIRN_OWNER"
+
+
+class Server(ABC):
+    """Runs while a ``with`` does."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it, and does not wait."""
+
+    @abstractmethod
+    def wait_until_ready(self) -> None:
+        """Until it answers; TimeoutError after a minute or so."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it and all that it started."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
 
 class OwnedProcesses:

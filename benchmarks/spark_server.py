@@ -9,16 +9,14 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from benchmarks.owned_process import OwnedProcesses, free_port
+from benchmarks.owned_process import OwnedProcesses, Server, free_port
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _NAME = "spark-connect"
 
 
-class SparkConnectServer:
+class SparkConnectServer(Server):
     """``with SparkConnectServer(root, log_dir=...) as spark: spark.url``. ``start`` alone does not wait: other things can
     start meanwhile, until ``wait_until_ready``."""
 
@@ -86,17 +84,3 @@ class SparkConnectServer:
 
     def stop(self) -> None:
         self._processes.stop(grace_s=10)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-            self.wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
