@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from state_backend.formats.arrow_columns import arrow_type
@@ -116,7 +117,7 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
         if not parquet.schema_arrow.equals(schema):
             raise CorruptFile(f"{name}: its columns are {_line(parquet.schema_arrow)}; expected {_line(schema)}")
         for at in range(parquet.num_row_groups):
-            if key_groups is None or _may_hold(parquet.metadata.row_group(at), key_groups):
+            if key_groups is None or _may_hold(parquet, at, key_groups):
                 table = parquet.read_row_group(at)
                 table.validate(full=True)  # strings that are no UTF-8 would fail, or not, wherever they are looked at
                 yield table
@@ -124,13 +125,12 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
         raise CorruptFile(f"{name}: not a Parquet file that can be read: {error}") from error
 
 
-def _may_hold(row_group: pq.RowGroupMetaData, key_groups: KeyGroupRange) -> bool:
-    columns = map(row_group.column, range(row_group.num_columns))
-    column = next((c for c in columns if c.path_in_schema == KEY_GROUP.name), None)
-    if column is None:  # the columns of a file and those of a row group need not be the same: reading it shows that
-        return True
-    found = column.statistics
-    return found is None or not found.has_min_max or (found.min <= key_groups.last and key_groups.first <= found.max)
+def _may_hold(parquet: pq.ParquetFile, at: int, key_groups: KeyGroupRange) -> bool:
+    """By the column itself, which is small. Statistics in the footer would say it too, but where those are no numbers, as in a
+    file that somebody else wrote, Arrow ends the process."""
+    column = parquet.read_row_group(at, columns=[KEY_GROUP.name])[0]
+    found = pc.min_max(column).as_py()
+    return found["min"] is not None and found["min"] <= key_groups.last and key_groups.first <= found["max"]
 
 
 def _line(schema: pa.Schema) -> str:
