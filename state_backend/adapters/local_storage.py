@@ -107,7 +107,8 @@ def write_verified(
         try:
             with temp.open("xb") as file:
                 if room_bytes:
-                    os.posix_fallocate(file.fileno(), 0, room_bytes)
+                    with suppress(OSError, AttributeError):  # not on every system; a full disk is told by the write
+                        os.posix_fallocate(file.fileno(), 0, room_bytes)
                 for chunk in verified(chunks, handle, url=url):
                     file.write(chunk)
             temp.replace(destination)

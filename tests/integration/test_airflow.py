@@ -179,14 +179,16 @@ def test_marking_failed_stops_the_driver(airflow: AirflowServer, data: Path) -> 
 
 
 def test_a_gap_fails_at_once_and_a_permission_closes_it(airflow: AirflowServer, data: Path) -> None:
-    airflow.client.backfill(DAG, day(10), day(10))
-    run = run_of(airflow, 10)
+    # Triggered: a backfill would be refused up to half a minute after the one before has ended.
+    interval = {"data_interval_start": day(12), "data_interval_end": day(13)}
+    run = airflow.client.trigger(DAG, day(12), **interval)["dag_run_id"]
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "failed"}
     assert len(airflow.client.tries(DAG, run, "process")) == 1
     assert "StateGapError" in "\n".join(airflow.client.log(DAG, run, "process", 1))
     assert log_of(data).head_id == 5
 
     airflow.client.backfill(DAG, day(10), day(10), conf={"allow_gap": True})
+    run = run_of(airflow, 10)
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=120) == {run: "success"}
     newest = log_of(data).completed()[-1]
     assert (newest.id, newest.content.base_id, newest.content.permissions.allow_gap) == (6, 5, True)
@@ -203,7 +205,6 @@ def test_stopping_with_a_savepoint_loses_no_interval(
 ) -> None:
     """F47, F76: `cairn savepoint --stop` while an interval is under way: the DAG is paused, the interval ends and is committed, the
     savepoint has it. Unpaused, the run's own `checkpoint` finds that done, and the run succeeds."""
-    # A backfill would be refused up to half a minute after the one before has ended.
     interval = {"data_interval_start": day(5), "data_interval_end": day(6)}
     run = airflow.client.trigger(DAG, day(5), **interval)["dag_run_id"]
     wait_until(lambda: drivers(airflow), 60, "a driver runs")
