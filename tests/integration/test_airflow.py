@@ -168,7 +168,7 @@ def test_marking_failed_stops_the_driver(airflow: AirflowServer, data: Path) -> 
     run = run_of(airflow, 4)
     wait_until(lambda: drivers(airflow), 60, "a driver runs")
     airflow.client.fail_task(DAG, run, "process")
-    wait_until(lambda: not drivers(airflow), 15, "the driver is stopped")
+    wait_until(lambda: not drivers(airflow), 30, "the driver is stopped")
     assert airflow.client.wait_for_runs(DAG, [run], timeout_s=60) == {run: "failed"}
     assert log_of(data).head_id == 4
 
