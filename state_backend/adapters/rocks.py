@@ -6,6 +6,7 @@ plain iterator stops silently at a corrupt block, which would read as "no more k
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -391,7 +392,7 @@ class RocksStore:
             destination.mkdir(parents=True)
             ssts = [destination / name.lstrip("/") for name in sorted(f["name"] for f in self._db.live_files())]
             for sst in ssts:
-                os.link(self.directory / sst.name, sst)
+                _link_or_copy(self.directory / sst.name, sst)
             folder = self._metadata.folder if self._metadata is not None else self.directory
             small = [shutil.copyfile(folder / name, destination / name) for name in _needed_files(folder)]
         except StorageUnavailable:
@@ -418,6 +419,15 @@ class RocksStore:
         if self._metadata is not None:
             self._metadata.give_back()
             self._metadata = None
+
+
+def _link_or_copy(source: Path, destination: Path) -> None:
+    try:
+        os.link(source, destination)
+    except OSError as error:  # not every file system has links
+        if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EXDEV):
+            raise
+        shutil.copyfile(source, destination)
 
 
 def _needed_files(folder: Path) -> list[str]:

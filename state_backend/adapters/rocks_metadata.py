@@ -4,7 +4,7 @@ Opening a store writes a new MANIFEST, CURRENT and OPTIONS and syncs each of the
 takes beside its transfer, and on a busy disk much more. A store is durable nowhere before it is captured, so that nothing is lost
 if these files are. They go into a folder of their own in memory, and back beside the state when it is closed:
 
-    <memory>/cairn-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
+    <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
 
 Whoever has a store open holds a lock (flock) on its folder. A killed process leaves the folder, and the kernel drops the lock:
 whoever opens a store next removes folders that nobody has locked. Processes are not asked for by their ids, since containers may
@@ -21,7 +21,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_PREFIX = "cairn-"
+# Work folders and caches, which begin with "cairn-" and have no such lock, lie beside these if TMPDIR is the same memory.
+_PREFIX = ".cairn-rocksdb-"
 _NEEDED_BYTES = 64 * 1024 * 1024
 _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
 
@@ -74,23 +75,29 @@ def _metadata_in(folder: Path) -> list[Path]:
 def _locked_folder(memory: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory))
-        with suppress(FileNotFoundError):  # somebody took it for an abandoned one: it had no lock yet
-            if (lock := _lock(folder)) is not None:
-                return folder, lock
+        try:
+            lock = _lock(folder)
+        except OSError:  # there are no locks in that memory
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if lock is not None:  # else somebody took it for an abandoned one: it had no lock yet
+            return folder, lock
 
 
 def _lock(folder: Path) -> int | None:
     """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or the folder went
-    meanwhile."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    meanwhile. OSError if it can't be locked at all."""
+    descriptor, held = -1, False
     try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder.stat().st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    except OSError:
+        held = folder.stat().st_ino == os.fstat(descriptor).st_ino
+    except (BlockingIOError, FileNotFoundError):
         pass
-    os.close(descriptor)
-    return None
+    finally:
+        if not held and descriptor >= 0:
+            os.close(descriptor)
+    return descriptor if held else None
 
 
 def _remove_abandoned(memory: Path) -> None:

@@ -128,8 +128,12 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
 def _may_hold(parquet: pq.ParquetFile, at: int, key_groups: KeyGroupRange) -> bool:
     """By the column itself, which is small. Statistics in the footer would say it too, but where those are no numbers, as in a
     file that somebody else wrote, Arrow ends the process."""
-    column = parquet.read_row_group(at, columns=[KEY_GROUP.name])[0]
-    found = pc.min_max(column).as_py()
+    rows = parquet.read_row_group(at, columns=[KEY_GROUP.name])
+    if (
+        not rows.num_columns
+    ):  # the columns of a file and those of a row group need not be the same: reading all of it shows that
+        return True
+    found = pc.min_max(rows[0]).as_py()
     return found["min"] is not None and found["min"] <= key_groups.last and key_groups.first <= found["max"]
 
 

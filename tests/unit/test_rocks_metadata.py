@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,6 +26,7 @@ sys.stdin.read()
 OPENS_MANY = """
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 from state_backend.adapters.rocks_metadata import borrow_metadata
 for n in range(500):
     borrowed = borrow_metadata(Path(sys.argv[2]), sys.argv[1])
@@ -85,13 +88,15 @@ def test_files_without_their_metadata_are_no_empty_store(tmp_path: Path, memory:
         assert store.get(b"a") == b"1"
 
 
-@pytest.mark.parametrize("why", ["absent", "a file", "too small"])
+@pytest.mark.parametrize("why", ["absent", "a file", "too small", "without locks"])
 def test_without_memory_they_lie_beside_the_state(
     tmp_path: Path, memory: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = memory
     if why == "too small":
         monkeypatch.setattr(rocks_metadata, "_NEEDED_BYTES", 1 << 60)
+    elif why == "without locks":
+        monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EOPNOTSUPP, "no locks")))
     else:
         place = memory / "other"
         if why == "a file":
@@ -105,7 +110,7 @@ def test_without_memory_they_lie_beside_the_state(
 @pytest.fixture
 def other_process(memory: Path) -> Iterator[Path]:
     """The folder of a store that another process has open."""
-    folder = memory / "cairn-alive"
+    folder = memory / ".cairn-rocksdb-alive"
     folder.mkdir()
     command = [sys.executable, "-c", HOLDS_A_LOCK, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -117,16 +122,19 @@ def other_process(memory: Path) -> Iterator[Path]:
 
 def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path, memory: Path, other_process: Path) -> None:
     """A folder that somebody has locked stays, this process or another; and what is not ours."""
-    killed = memory / "cairn-killed"
-    for folder in (killed, memory / "other"):
+    killed = memory / ".cairn-rocksdb-killed"
+    others = {
+        memory / name for name in ("other", "cairn-counts-0-abcdefgh", "cairn-cache-0")
+    }  # as with TMPDIR=/dev/shm
+    for folder in (killed, *others):
         folder.mkdir()
         (folder / "LOCK").touch()
     with RocksStore(tmp_path / "a", options(memory)) as first:
         first.write([(b"a", b"1")])
         with RocksStore(tmp_path / "b", options(memory)):
-            assert not killed.exists() and len(list(memory.iterdir())) == 4
+            assert not killed.exists() and len(list(memory.iterdir())) == 6
         first.capture(tmp_path / "image")
-    assert {path.name for path in memory.iterdir()} == {other_process.name, "other"}
+    assert {path.name for path in memory.iterdir()} == {other_process.name, *(path.name for path in others)}
 
 
 def test_a_store_is_no_abandoned_one_to_another_process(tmp_path: Path, memory: Path) -> None:
@@ -166,3 +174,14 @@ def test_stores_that_are_opened_at_once_leave_each_other_alone(tmp_path: Path, m
     processes = [subprocess.Popen([*command, str(tmp_path / str(n))], cwd=root) for n in range(3)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
     assert list(memory.iterdir()) == []
+
+
+def test_without_links_an_image_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RocksStore(tmp_path / "db", options(None)) as store:
+        store.write([(b"a", b"1")])
+        with monkeypatch.context() as patched:
+            patched.setattr("os.link", Mock(side_effect=OSError(errno.EPERM, "no links")))
+            ssts, _ = store.capture(tmp_path / "image")
+        assert [sst.stat().st_nlink for sst in ssts] == [1]
+    with RocksStore(tmp_path / "image", options(None)) as copy:
+        assert list(copy.scan(b"", None)) == [(b"a", b"1")]
