@@ -38,6 +38,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
+from state_backend.values.zones import zone_of
 from state_backend.verify import offering_sound
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def process_interval(
         attempt,
         f"checkpoint {begun.base.id} ({base.totals.entries} entries)" if begun.base and base else "empty state",
     )
+    zone = zone_of(spark.conf.get("spark.sql.session.timeZone"))
     rows, position = _read(spark, pipeline, interval)
     key_schema = key_schema_of(rows.schema, pipeline.key, pipeline.name)
     output_schema = parse_ddl(spark, pipeline.output_schema)
@@ -167,6 +169,7 @@ def process_interval(
         engine=pipeline.engine,
         changelog=pipeline.changelog,
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
+        zone=zone.name,
     )
     order_by = tuple(pipeline.order_by or ([event_time.column] if event_time is not None else []))
     options = options_of(task, order_by, source_hash(pipeline.source), runtime_version())

@@ -7,7 +7,7 @@ sees one lazy iterator all the same, and what it does not read is skipped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from state_backend.state.shard_state import ShardState
 # (struct column of a batch) -> (start, end) -> what the handler iterates over for these rows.
 Slices = Callable[[int, int], Iterable[Any]]
 SlicesOf = Callable[[pa.StructArray], Slices]
+# What a handler iterates over where a key's rows go on in the next batch, made of what it gets of each.
+Joined = Callable[[Iterator[Any]], Iterator[Any]]
+KeyValues = Callable[[pa.Array], Sequence[Any]]
 
 
 class KeyedInput:
@@ -36,8 +39,13 @@ class KeyedInput:
         encoder: KeyColumns,
         slices_of: dict[int, SlicesOf],
         state: ShardState,
+        *,
+        key_values: KeyValues = pa.Array.to_pylist,
+        joined: Joined = iter,
     ) -> None:
         self.keys = 0
+        self._key_values = key_values
+        self._joined = joined
         self._batches = iter(batches)
         self._key_columns = encoder
         self._key_names = key_columns(len(encoder.schema.fields))
@@ -56,7 +64,7 @@ class KeyedInput:
             # The last one of a batch may go on in the next.
             self._at = len(self._segments) - 1
             kind, key_group, key, encoded_key, start, end = self._segments[self._at]
-            items = self._across_batches(kind, encoded_key)
+            items = self._joined(self._across_batches(kind, encoded_key))
             yield kind, key_group, key, encoded_key, items
             for _ in items:
                 pass
@@ -102,7 +110,7 @@ class KeyedInput:
             zip(
                 kinds[starts].tolist(),
                 groups.tolist(),
-                zip(*[column.to_pylist() for column in keys], strict=True),
+                zip(*[self._key_values(column) for column in keys], strict=True),
                 encoded.to_pylist(),
                 starts.tolist(),
                 ends,

@@ -30,7 +30,7 @@ from jobs.runtime.input_rows import KeyedInput, row_slices
 from jobs.runtime.keyed_runner import KeyedRunner
 from jobs.runtime.output_file import LocalParquet
 from jobs.runtime.output_rows import OutputRows
-from jobs.runtime.pandas_frames import OutputFrames, frame_slices
+from jobs.runtime.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from jobs.runtime.processor_handle import row_maker
 from jobs.runtime.routing import INITIAL, INPUT
 from jobs.runtime.user_code import UserCode
@@ -75,6 +75,7 @@ from state_backend.values.records import (
     StateDescriptor,
     Totals,
 )
+from state_backend.values.zones import local_zone, zone_of
 
 # Of which about so much is for segments, and never less than this for a shard's: those of a few keys need no file, and where
 # manifests lie in files, whichever does not fit goes into one of those.
@@ -115,6 +116,7 @@ class IntervalTask:
 
     ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing. ``dropped`` are states
     whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
+    ``zone``: the session's time zone, in which the processor runs on every host.
     """
 
     pipeline: str
@@ -145,6 +147,7 @@ class IntervalTask:
     engine: EngineOptions
     changelog: ChangelogOptions
     plan_us: int
+    zone: str = "UTC"
 
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +158,11 @@ class IntervalTask:
         clock = _StopWatch()
         cache = open_cache(self.engine)
         manifests: list[ShardManifest] = []
-        with rare_garbage_collection(), work_folder(f"{self.pipeline}-{shard}-") as work:
+        with (
+            rare_garbage_collection(),
+            local_zone(zone_of(self.zone)),
+            work_folder(f"{self.pipeline}-{shard}-") as work,
+        ):
             try:
                 with clock.phase("restore"):
                     manifests = [needed_manifest(ref, storage) for ref in self._overlapping(owned)]
@@ -195,6 +202,7 @@ class IntervalTask:
             descriptors=(*self.dropped, *self.states),
             now_ms=self.time.processing_time_ms,
             struct_factory=row_maker,
+            zone=zone_of(self.zone).rules,
         )
         for descriptor in self.dropped:
             state.drop(descriptor)
@@ -333,11 +341,13 @@ class IntervalTask:
             )
             columnar.process(inputs)
             return columnar, columnar.keys
-        slices = frame_slices if self.api == "pandas" else row_slices
-        slices_of = {INPUT: slices(StructType.fromJson(self.input_schema))}
-        if self.initial_schema is not None:
-            slices_of[INITIAL] = slices(StructType.fromJson(self.initial_schema))
-        keys = KeyCodec(parse_struct(self.key_schema), struct_factory=row_maker)
+        zone, frames = zone_of(self.zone), self.api == "pandas"
+        slices_of = {
+            kind: frame_slices(zone.name) if frames else row_slices(StructType.fromJson(schema))
+            for kind, schema in ((INPUT, self.input_schema), (INITIAL, self.initial_schema))
+            if schema is not None
+        }
+        keys = KeyCodec(parse_struct(self.key_schema), struct_factory=row_maker, zone=zone.rules)
         due_ms = (
             self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
         )
@@ -345,14 +355,15 @@ class IntervalTask:
             self.processor,
             state,
             keys,
-            OutputFrames(output) if self.api == "pandas" else OutputRows(output),
+            OutputFrames(output, StructType.fromJson(self.output_schema), zone.name) if frames else OutputRows(output),
             user_code,
             time_mode=self.time.mode,
             timer_values=self._timer_values(self.time.watermark_ms),
             expired_values=self._timer_values(due_ms if self.event_time is not None else None),
             due_ms=due_ms,
         )
-        rows = KeyedInput(inputs, KeyColumns(keys.schema), slices_of, state)
+        as_frames = {"key_values": key_values, "joined": whole_frames} if frames else {}
+        rows = KeyedInput(inputs, KeyColumns(keys.schema), slices_of, state, **as_frames)
         runner.process(rows)
         return runner, rows.keys
 

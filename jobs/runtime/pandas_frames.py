@@ -1,50 +1,100 @@
 """Rows as pandas DataFrames, for the pandas API: what handlers get, and what they yield.
 
+Spark makes a key's frames from Python values: every integer is int64 there and every float float64, whatever the SQL type,
+and instants are naive, in the session's zone. So it is here. A frame has 10,000 rows unless it is a key's last one.
+
 A batch is converted once and sliced per key. Where a column of integers holds nulls, pandas has floats and NaN for it; a key
 whose own rows have no null gets integers all the same, so that what a handler sees depends on its key's rows only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.conversion import ArrowBatchTransformer
+from pyspark.errors import PySparkException
+from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.types import StructType
 
 from jobs.runtime.input_rows import Slices, SlicesOf
 from jobs.runtime.output_file import LocalParquet
-from jobs.runtime.output_rows import column_of
+from jobs.runtime.output_rows import column_of, no_nulls_if_none_may_be
 from state_backend.values.errors import ProcessorError
 
 
-def frame_slices(schema: StructType) -> SlicesOf:
-    """For the pandas API: one DataFrame with all columns per run of rows, its index from 0."""
+def frame_slices(zone: str) -> SlicesOf:
+    """For the pandas API: one DataFrame with all columns per run of rows, its index from 0. ``zone``: of its instants."""
 
     def slices_of(column: pa.StructArray) -> Slices:
-        batch = pa.RecordBatch.from_arrays(column.flatten(), names=schema.names)
-        series = ArrowBatchTransformer.to_pandas(batch, timezone="UTC", schema=schema)
-        frame = pd.concat(series, axis=1)
-        integers = {
-            name: (values.is_valid().to_numpy(zero_copy_only=False), values.fill_null(0).to_numpy())
-            for name, values in zip(schema.names, batch.columns, strict=True)
-            if pa.types.is_integer(values.type) and values.null_count
+        batch = pa.RecordBatch.from_arrays(
+            [_widened(values) for values in column.flatten()],
+            schema=pa.schema([field.with_type(_wide(field.type)) for field in column.type]),
+        )
+        frame = pd.concat(ArrowBatchTransformer.to_pandas(batch, timezone=zone), axis=1)
+        frame.columns = pd.Index(batch.schema.names)
+        exact = {
+            at: (values.is_valid().to_numpy(zero_copy_only=False), values.fill_null(0).to_numpy(zero_copy_only=False))
+            for at, values in enumerate(batch.columns)
+            if values.null_count and (values.type == pa.int64() or values.type == pa.bool_())
         }
 
         def slices(start: int, end: int) -> Iterable[pd.DataFrame]:
             part = frame[start:end].copy()
             part.index = pd.RangeIndex(end - start)
-            for name, (valid, exact) in integers.items():
+            for at, (valid, values) in exact.items():
                 if valid[start:end].all():
-                    part[name] = exact[start:end]
+                    part.isetitem(at, values[start:end])
             return (part,)
 
         return slices
 
     return slices_of
+
+
+def _wide(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(data_type):
+        return pa.int64()
+    return pa.float64() if pa.types.is_floating(data_type) else data_type
+
+
+def _widened(values: pa.Array) -> pa.Array:
+    wide = _wide(values.type)
+    return values if wide == values.type else values.cast(wide)
+
+
+_ROWS_PER_FRAME = 10_000
+
+
+def whole_frames(parts: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """The frames of one key, cut and put together to 10,000 rows each but for the last: where a batch ends is nothing that a
+    handler should see."""
+    held: list[pd.DataFrame] = []
+    rows = 0
+    for part in parts:
+        held.append(part)
+        rows += len(part)
+        while rows >= _ROWS_PER_FRAME:
+            whole = _joined(held)
+            yield whole[:_ROWS_PER_FRAME]
+            rows -= _ROWS_PER_FRAME
+            held = [whole[_ROWS_PER_FRAME:].reset_index(drop=True)] if rows else []
+    if rows:
+        yield _joined(held)
+
+
+def key_values(column: pa.Array) -> list[Any]:
+    """A key column as Python values; instants are naive timestamps of pandas, in the zone of the column, as in frames."""
+    values: list[Any] = column.to_pylist()
+    if not pa.types.is_timestamp(column.type):
+        return values
+    return [None if at is None else pd.Timestamp(at.replace(tzinfo=None)) for at in values]
+
+
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
 
 _ROWS_PER_BATCH = 10_000
@@ -58,8 +108,10 @@ class OutputFrames:
     put together first, where they have one dtype. Where not, one by one, so that no value depends on another frame's dtype.
     """
 
-    def __init__(self, file: LocalParquet) -> None:
+    def __init__(self, file: LocalParquet, schema: StructType, zone: str) -> None:
         self._file = file
+        self._schema = schema
+        self._zone = zone
         self._names = list(file.schema.names)
         self._pending: list[list[Any]] = []
         self._pending_rows = 0
@@ -79,7 +131,7 @@ class OutputFrames:
 
     def _columns(self, frame: pd.DataFrame) -> list[Any]:
         try:
-            return [frame[name].values for name in self._names]
+            return [_values(frame[name]) for name in self._names]
         except KeyError:
             pass
         labels = list(frame.columns)
@@ -94,37 +146,67 @@ class OutputFrames:
                 f"the yielded DataFrame has {len(labels)} columns without names; the output has {len(self._names)}: "
                 f"{', '.join(self._names)}"
             )
-        return [frame.iloc[:, at].values for at in range(len(self._names))]
+        return [_values(frame.iloc[:, at]) for at in range(len(self._names))]
 
     def flush(self) -> None:
         """Writes what has been collected. ProcessorError names the column, and the frame's first row, that do not fit."""
         if self._pending:
             columns = zip(*self._pending, strict=True)
-            arrays = [self._column(field, parts) for field, parts in zip(self._file.schema, columns, strict=True)]
+            arrays = [self._column(at, parts) for at, parts in enumerate(columns)]
             self._file.write(pa.Table.from_arrays(arrays, schema=self._file.schema))
             self._pending.clear()
             self._pending_rows = 0
 
-    def _column(self, field: pa.Field, parts: tuple[Any, ...]) -> pa.Array | pa.ChunkedArray:
+    def _column(self, at: int, parts: tuple[Any, ...]) -> pa.Array | pa.ChunkedArray:
         if len({part.dtype for part in parts}) == 1 and isinstance(parts[0], np.ndarray):
             try:
-                return _converted(field, np.concatenate(parts))
+                return self._converted(at, np.concatenate(parts))
             except ProcessorError:
                 pass
         arrays = []
         for part, frame in zip(parts, self._pending, strict=True):
             try:
-                arrays.append(_converted(field, part))
+                arrays.append(self._converted(at, part))
             except ProcessorError as error:
                 first = ", ".join(f"{name}={values[0]!r}" for name, values in zip(self._names, frame, strict=True))
                 raise ProcessorError(f"{error}; the frame begins with ({first})") from error
-        return pa.chunked_array(arrays, field.type)
+        return pa.chunked_array(arrays, self._file.schema.field(at).type)
+
+    def _converted(self, at: int, values: Any) -> pa.Array:
+        field: pa.Field = self._file.schema.field(at)
+        try:
+            if isinstance(values, np.ndarray) and not _needs_spark(field.type):
+                return column_of(field, values, from_pandas=True)
+        except ProcessorError as error:
+            return self._cast(at, values, error)
+        return self._cast(at, values, None)
+
+    def _cast(self, at: int, values: Any, why: ProcessorError | None) -> pa.Array:
+        """The values with the casts that Spark's worker makes, by its own code; what would lose digits is refused."""
+        field: pa.Field = self._file.schema.field(at)
+        try:
+            batch = PandasToArrowConversion.convert(
+                [pd.Series(values)],
+                StructType([self._schema[at]]),
+                timezone=self._zone,
+                # Of an instant, nanoseconds are dropped; of a number nothing.
+                safecheck=not pa.types.is_timestamp(field.type),
+                arrow_cast=True,
+            )
+        except (pa.ArrowException, PySparkException, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            text = str(error.__cause__ or error).splitlines()[0]
+            raise why or ProcessorError(
+                f"output column {field.name!r} is {field.type}, and a value does not fit: {text}"
+            ) from error
+        array = batch.column(0)
+        return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
 
 
-def _converted(field: pa.Field, values: Any) -> pa.Array:
-    if isinstance(values, pd.Categorical):
-        values = np.asarray(values)
-    elif values.dtype == object and pa.types.is_nested(field.type):
-        # NumPy arrays in cells: lists for Arrow.
-        values = [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
-    return column_of(field, values, from_pandas=True)
+def _values(column: pd.Series[Any]) -> Any:
+    # `values` of instants with a zone are naive ones in UTC.
+    return column.values if isinstance(column.dtype, np.dtype) else column.array
+
+
+def _needs_spark(data_type: pa.DataType) -> bool:
+    """True if pandas and Arrow disagree about the type's values: naive instants, and maps as dicts."""
+    return bool(pa.types.is_nested(data_type) or pa.types.is_temporal(data_type))

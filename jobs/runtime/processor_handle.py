@@ -90,8 +90,9 @@ class RowMapState(keyed_states.MapState, spark_api.MapState):
     removeKey = keyed_states.MapState.remove_key
 
 
-def _not_empty(name: str, rows: Any) -> Any:
-    if not len(rows):
+def _not_empty(name: str, values: Any) -> list[Any]:
+    rows = list(values)
+    if not rows:
         raise StateTypeError(f"list state {name!r}: an empty list can't be stored; call clear() instead")
     return rows
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from datetime import UTC, tzinfo
 from typing import Any
 
 from state_backend.formats.types import (
@@ -64,14 +65,19 @@ class KeyCodec:
     encode: Callable[[Any], bytes]
 
     def __init__(
-        self, key_schema: StructType, *, what: str = "key", struct_factory: StructFactory | None = None
+        self,
+        key_schema: StructType,
+        *,
+        what: str = "key",
+        struct_factory: StructFactory | None = None,
+        zone: tzinfo = UTC,
     ) -> None:
         check_key_schema(key_schema, what)
         self.schema, self.what = key_schema, what
-        self.encode = _key_encoder(key_schema, what)
+        self.encode = _key_encoder(key_schema, what, zone)
         self._decode_row = _row_decoder(key_schema)
-        converts = [(i, f) for i, field in enumerate(key_schema.fields) if (f := to_python(field.type, struct_factory))]
-        self._to_python = converts
+        fields = enumerate(key_schema.fields)
+        self._to_python = [(i, f) for i, field in fields if (f := to_python(field.type, struct_factory, zone))]
 
     def decode_prefix(self, data: bytes, offset: int = 0) -> tuple[tuple[Any, ...], int]:
         """The key that starts at the offset, and the offset behind it."""
@@ -109,8 +115,8 @@ def check_key_schema(key_schema: StructType, what: str = "key") -> None:
             raise KeyTypeError(f"{what} column {path!r}: {data_type} can't be a key: {why}")
 
 
-def _key_encoder(schema: StructType, what: str) -> Encode:
-    to_physical, encode_row = row_to_physical(schema), _row_encoder(schema)
+def _key_encoder(schema: StructType, what: str, zone: tzinfo) -> Encode:
+    to_physical, encode_row = row_to_physical(schema, zone), _row_encoder(schema)
 
     def encode(values: Any) -> bytes:
         try:

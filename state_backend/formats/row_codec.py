@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime, tzinfo
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
@@ -71,8 +71,8 @@ Decode = Callable[[bytes], Any]
 class RowCodec:
     """Rows of one state at one version of its schema. ``StateSchemaError`` for types that state can't hold.
 
-    ``encode(row) -> bytes`` takes a tuple, list or Row by position, or a dict by name; ``StateTypeError`` names state,
-    field, expected and found. ``decode(bytes) -> tuple`` takes exactly what ``encode`` gave; ``CorruptFile`` otherwise, and
+    ``encode(row) -> bytes`` takes a dict by name, any other iterable by position; ``StateTypeError`` names state, field,
+    expected and found. ``zone``: of naive datetimes in timestamps, both ways. ``decode(bytes) -> tuple`` takes exactly what ``encode`` gave; ``CorruptFile`` otherwise, and
     for another schema version. Both are closures, since they run once per record.
     """
 
@@ -87,14 +87,15 @@ class RowCodec:
         schema: StructType,
         schema_version: int,
         struct_factory: StructFactory | None = None,
+        zone: tzinfo = UTC,
     ) -> None:
         if not 0 <= schema_version <= 255:
             raise StateSchemaError(f"state {state_name!r}: schema version {schema_version} is not in 0 .. 255")
         _check_schema(state_name, schema)
         self.state_name, self.schema, self.schema_version = state_name, schema, schema_version
         header = bytes([FORMAT, schema_version])
-        self.encode = _row_encoder(state_name, schema, header)
-        self.decode = _row_decoder(state_name, schema, header, struct_factory)
+        self.encode = _row_encoder(state_name, schema, header, zone)
+        self.decode = _row_decoder(state_name, schema, header, struct_factory, zone)
 
 
 def schema_version_of(data: bytes) -> int:
@@ -116,8 +117,8 @@ def _check_schema(state_name: str, schema: StructType) -> None:
 # --- rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _row_encoder(state_name: str, schema: StructType, header: bytes) -> Encode:
-    row_physical, encode_body = row_to_physical(schema), _struct_encoder(schema, header)
+def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinfo) -> Encode:
+    row_physical, encode_body = row_to_physical(schema, zone), _struct_encoder(schema, header)
     owner = f"state {state_name!r}"
 
     def encode(row: Any) -> bytes:
@@ -132,7 +133,7 @@ def _row_encoder(state_name: str, schema: StructType, header: bytes) -> Encode:
     exact = tuple(_PYTHON[f.type.name] if isinstance(f.type, AtomicType) else Decimal for f in schema.fields)
     if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
         return encode
-    converts = [(i, to_physical(f.type)) for i, f in enumerate(schema.fields) if exact[i] not in _NUMBERS]
+    converts = [(i, to_physical(f.type, zone)) for i, f in enumerate(schema.fields) if exact[i] not in _NUMBERS]
     all_fixed = all(_code(f.type) for f in schema.fields)
     pack, clean = _packer(schema, header), header + bytes(_bitmap_size(len(exact)))
 
@@ -151,9 +152,11 @@ def _row_encoder(state_name: str, schema: StructType, header: bytes) -> Encode:
     return encode_exact
 
 
-def _row_decoder(state_name: str, schema: StructType, header: bytes, struct_factory: StructFactory | None) -> Decode:
+def _row_decoder(
+    state_name: str, schema: StructType, header: bytes, struct_factory: StructFactory | None, zone: tzinfo
+) -> Decode:
     decode_body = _struct_decoder(schema, header)
-    converts = [(i, f) for i, field in enumerate(schema.fields) if (f := to_python(field.type, struct_factory))]
+    converts = [(i, f) for i, field in enumerate(schema.fields) if (f := to_python(field.type, struct_factory, zone))]
 
     def fail(data: bytes, why: object) -> CorruptFile:
         if data[:1] != header[:1]:

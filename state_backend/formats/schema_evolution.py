@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
@@ -137,12 +138,16 @@ class EvolvingRowCodec(RowCodec):
     __slots__ = ()
 
     def __init__(
-        self, state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
+        self,
+        state_name: str,
+        versions: Sequence[SchemaVersion],
+        struct_factory: StructFactory | None = None,
+        zone: tzinfo = UTC,
     ) -> None:
         latest = versions[-1]
-        super().__init__(state_name, parse_struct(latest.value), latest.version, struct_factory)
+        super().__init__(state_name, parse_struct(latest.value), latest.version, struct_factory, zone)
         if len(versions) > 1:
-            self.decode = _any_version(state_name, self.decode, versions, struct_factory)
+            self.decode = _any_version(state_name, self.decode, versions, struct_factory, zone)
 
 
 def row_reader(
@@ -153,7 +158,11 @@ def row_reader(
 
 
 def _any_version(
-    state_name: str, decode_latest: ReadRow, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None
+    state_name: str,
+    decode_latest: ReadRow,
+    versions: Sequence[SchemaVersion],
+    struct_factory: StructFactory | None,
+    zone: tzinfo,
 ) -> ReadRow:
     # Older readers are made when their first entry comes: of most versions of a long-lived state no entry is left.
     recorded = [v.version for v in versions]
@@ -176,17 +185,17 @@ def _any_version(
                 f"{', '.join(map(str, recorded))}; restore an older checkpoint"
             )
         chain = [parse_struct(v.value) for v in versions if v.version >= version]
-        readers[version] = reader = _older_reader(state_name, version, chain, struct_factory)
+        readers[version] = reader = _older_reader(state_name, version, chain, struct_factory, zone)
         return reader
 
     return read
 
 
 def _older_reader(
-    state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None
+    state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None, zone: tzinfo
 ) -> ReadRow:
     # Nested structs come as tuples from here; what the caller's factory makes may not be indexable.
-    decode = RowCodec(state_name, chain[0], version).decode
+    decode = RowCodec(state_name, chain[0], version, zone=zone).decode
     convert = _row_conversion(chain, struct_factory)
     return decode if convert is None else lambda data: convert(decode(data))
 

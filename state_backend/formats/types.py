@@ -8,12 +8,23 @@ Codecs and hash share one step between a user's Python value and bytes, the *phy
     float double                        float                           float
     string | binary                     bytes (UTF-8 | as they are)     str | bytes
     date                                int, days since 1970-01-01      date
-    timestamp, timestamp_ntz            int, µs since 1970-01-01        naive datetime (timestamp: in UTC)
+    timestamp                           int, µs since 1970-01-01 UTC    naive datetime, wall time in ``zone``
+    timestamp_ntz                       int, µs since 1970-01-01        naive datetime
     decimal(p,s)                        int, unscaled                   Decimal with s fractional digits
     array<t> | map<k,v>                 list | list of (k, v)           list | dict
     struct                              tuple, in schema order          tuple, or what ``struct_factory`` makes
 
-``to_physical`` is strict, because Spark stores NULL silently for a value of the wrong type, which shows months later.
+``to_physical`` makes the casts that Spark makes right, and refuses the others: Spark stores NULL or a wrong value for those
+without a word, which shows months later.
+
+    string          bool ("true"), int, float (as Java writes it), Decimal
+    binary          str, as UTF-8
+    date            datetime, its day
+    timestamp_ntz   aware datetime, its wall time
+    decimal(p,s)    int, and Decimal rounded half up to s digits
+    float double    int that is exact there
+
+A naive datetime for a timestamp is wall time in ``zone``. In the hour that clocks repeat, ``fold`` says which one is meant.
 """
 
 from __future__ import annotations
@@ -24,8 +35,8 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from decimal import ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 from state_backend.values.errors import StateSchemaError
@@ -265,25 +276,32 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def to_physical(data_type: DataType) -> Convert:
-    """A function from a non-null Python value to its physical value; raises ``Misfit``, for None too."""
+def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
+    """A function from a non-null Python value to its physical value; raises ``Misfit``, for None too. ``zone``: the zone of
+    naive datetimes that are given for a timestamp."""
     match data_type:
         case AtomicType(name) if name in INTEGER_BITS:
             return _from_int(data_type, INTEGER_BITS[name])
         case AtomicType("float" | "double"):
             return _from_float(data_type)
-        case AtomicType("timestamp" | "timestamp_ntz"):
-            return _from_datetime(data_type)
+        case AtomicType("timestamp"):
+            return _from_instant(data_type, zone)
         case AtomicType(name):
-            return {"boolean": _from_bool, "string": _from_str, "binary": _from_bytes, "date": _from_date}[name]
+            return {
+                "boolean": _from_bool,
+                "string": _from_str,
+                "binary": _from_bytes,
+                "date": _from_date,
+                "timestamp_ntz": _from_wall_time(data_type),
+            }[name]
         case DecimalType():
             return _from_decimal(data_type)
         case ArrayType():
-            return _from_array(data_type)
+            return _from_array(data_type, zone)
         case MapType():
-            return _from_map(data_type)
+            return _from_map(data_type, zone)
         case StructType():
-            convert = row_to_physical(data_type)
+            convert = row_to_physical(data_type, zone, nested=True)
             return lambda value: tuple(convert(value))
         case UnsupportedType():
             raise StateSchemaError(f"{data_type} can't be stored: {data_type.why}")
@@ -358,12 +376,44 @@ def _from_str(value: Any) -> bytes:
             return str.encode(value)
         except UnicodeEncodeError:
             raise _misfit("string", value, "a lone surrogate has no UTF-8 form") from None
+    plain = _plain(value)
+    if isinstance(plain, bool):
+        return b"true" if plain else b"false"
+    if isinstance(plain, int):
+        return int.__repr__(plain).encode()
+    if isinstance(plain, float):
+        return java_text(plain).encode()
+    if isinstance(plain, Decimal) and plain.is_finite():
+        return str(plain).encode()
     raise _misfit("string", value)
+
+
+def java_text(value: float) -> str:
+    """A double as Java's ``Double.toString`` writes it: the shortest digits that give it back, scientific below 10^-3 and
+    from 10^7 on. Source: JDK 19 and later; older ones write a digit more of some values."""
+    if value != value:  # noqa: PLR0124
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    assert isinstance(exponent, int)
+    text = "".join(map(str, digits)).rstrip("0") or "0"
+    point = len(digits) + exponent  # the value is 0.text × 10^point
+    prefix = "-" if sign else ""
+    if text == "0":
+        return f"{prefix}0.0"
+    if -3 < point <= 7:
+        whole = text[:point].ljust(point, "0") if point > 0 else "0"
+        rest = text[point:] if point > 0 else "0" * -point + text
+        return f"{prefix}{whole}.{rest or '0'}"
+    return f"{prefix}{text[0]}.{text[1:] or '0'}E{point - 1}"
 
 
 def _from_bytes(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, str):
+        return _from_str(value)
     raise _misfit("binary", value)
 
 
@@ -376,32 +426,45 @@ _MIN_DATETIME_US = (datetime.min - _EPOCH) // timedelta(microseconds=1)
 
 def _from_date(value: Any) -> int:
     plain = value if type(value) is date else _plain(value)
-    # A datetime is a date to Python; to store it as one would drop its time.
-    if isinstance(plain, date) and not isinstance(plain, datetime):
+    if isinstance(plain, date) and plain == plain:  # noqa: PLR0124 - NaT differs from itself
         return plain.toordinal() - _EPOCH_ORDINAL
     raise _misfit("date", value)
 
 
-def _from_datetime(expected: AtomicType) -> Convert:
-    zoned = expected.name == "timestamp"
+def _from_instant(expected: AtomicType, zone: tzinfo) -> Convert:
+    naive_is_utc = zone is UTC
 
     def convert(value: Any) -> int:
         exact = value
         if type(exact) is not datetime:
             exact = _plain_datetime(expected, value)
         if exact.tzinfo is None:
-            delta = exact - _EPOCH
-            return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-        if not zoned or exact.utcoffset() is None:
-            raise _misfit(expected, value, "" if zoned else "it has a time zone")
-        delta = exact - _EPOCH_UTC
-        micros = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+            if naive_is_utc:
+                return _micros(exact - _EPOCH)
+            exact = exact.replace(tzinfo=zone)
+        elif exact.utcoffset() is None:
+            raise _misfit(expected, value)
+        micros = _micros(exact - _EPOCH_UTC)
         # 0001-01-01 east of Greenwich is year 0 in UTC, which no datetime can give back.
         if _MIN_DATETIME_US <= micros <= _MAX_DATETIME_US:
             return micros
         raise _misfit(expected, value, "out of range in UTC")
 
     return convert
+
+
+def _from_wall_time(expected: AtomicType) -> Convert:
+    def convert(value: Any) -> int:
+        exact = value
+        if type(exact) is not datetime:
+            exact = _plain_datetime(expected, value)
+        return _micros((exact if exact.tzinfo is None else exact.replace(tzinfo=None)) - _EPOCH)
+
+    return convert
+
+
+def _micros(delta: timedelta) -> int:
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
 def _plain_datetime(expected: DataType, value: Any) -> datetime:
@@ -414,12 +477,13 @@ def _plain_datetime(expected: DataType, value: Any) -> datetime:
     return datetime(*at, tzinfo=plain.tzinfo, fold=plain.fold)
 
 
-# Raises where a decimal would have to be rounded; 38 digits times a power of ten stay far below its precision.
+# 38 digits times a power of ten stay far below this precision. The first raises where a decimal would have to be rounded.
 _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
+_ROUNDED = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP, traps=[InvalidOperation])
 
 
 def _from_decimal(expected: DecimalType) -> Convert:
-    scale, limit = expected.scale, 10**expected.precision
+    scale, limit, unit = expected.scale, 10**expected.precision, Decimal(1).scaleb(-expected.scale)
 
     def convert(value: Any) -> int:
         exact = value
@@ -429,19 +493,19 @@ def _from_decimal(expected: DecimalType) -> Convert:
                 raise _misfit(expected, value)
             exact = Decimal(exact)
         try:
-            scaled = exact.scaleb(scale, _EXACT)
-            # Compared before int() sees it: 1E+999999999 as int would fill the memory.
-            if -limit < scaled < limit and (unscaled := int(scaled)) == scaled:
-                return unscaled
+            # Raises for more digits than the context has, before int() would see 1E+999999999 and fill the memory.
+            unscaled = int(exact.quantize(unit, context=_ROUNDED).scaleb(scale, _EXACT))
         except (ArithmeticError, ValueError):
-            pass
-        raise _misfit(expected, value, "does not fit exactly")
+            unscaled = limit
+        if -limit < unscaled < limit:
+            return unscaled
+        raise _misfit(expected, value, "out of range")
 
     return convert
 
 
-def _from_array(expected: ArrayType) -> Convert:
-    convert_element, nullable = to_physical(expected.element), expected.contains_null
+def _from_array(expected: ArrayType, zone: tzinfo) -> Convert:
+    convert_element, nullable = to_physical(expected.element, zone), expected.contains_null
 
     def convert(value: Any) -> list[Any]:
         items = value if isinstance(value, SEQUENCES) else _plain(value)
@@ -458,8 +522,8 @@ def _from_array(expected: ArrayType) -> Convert:
     return convert
 
 
-def _from_map(expected: MapType) -> Convert:
-    convert_key, convert_value = to_physical(expected.key), to_physical(expected.value)
+def _from_map(expected: MapType, zone: tzinfo) -> Convert:
+    convert_key, convert_value = to_physical(expected.key, zone), to_physical(expected.value, zone)
     nullable = expected.value_contains_null
 
     def convert(value: Any) -> list[tuple[Any, Any]]:
@@ -484,14 +548,17 @@ def _from_map(expected: MapType) -> Convert:
 _PANDAS_NULLS = ("NaTType", "NAType")
 
 
-def row_to_physical(expected: StructType) -> Callable[[Any], list[Any]]:
-    """A function from a row (tuple, list, Row by position; dict by name) to the list of its physical values."""
-    converts = [to_physical(f.type) for f in expected.fields]
+def row_to_physical(
+    expected: StructType, zone: tzinfo = UTC, *, nested: bool = False
+) -> Callable[[Any], list[Any]]:
+    """A function from a row to the list of its physical values. A dict is taken by name, any other iterable by position;
+    a nested struct may also be an object whose attributes have the fields' names."""
+    converts = [to_physical(f.type, zone) for f in expected.fields]
     nullables = [f.nullable for f in expected.fields]
     names, size = expected.names, len(expected.fields)
 
     def convert(value: Any) -> list[Any]:
-        values = value if isinstance(value, SEQUENCES) else _positional(expected, value)
+        values = value if isinstance(value, SEQUENCES) else _positional(expected, value, nested)
         if len(values) != size:
             raise Misfit(f" has {size} field{'s' * (size != 1)} ({', '.join(names)}); got {len(values)} values")
         try:
@@ -514,7 +581,7 @@ def row_to_physical(expected: StructType) -> Callable[[Any], list[Any]]:
     return convert
 
 
-def _positional(expected: StructType, value: Any) -> Sequence[Any]:
+def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]:
     """The values of a row that is neither tuple nor list. A dict may lack fields (null, as in PySpark), but not have
     others: that is a typo."""
     if isinstance(value, dict):
@@ -524,42 +591,68 @@ def _positional(expected: StructType, value: Any) -> Sequence[Any]:
     if hasattr(value, "__fields__"):
         return tuple(value)
     plain = _plain(value)
+    if not nested:
+        # Spark too takes whatever can be iterated, such as the one character of a bare string.
+        try:
+            return list(plain)
+        except TypeError:
+            raise _misfit(expected, value) from None
     if isinstance(plain, list):
         return plain
+    attributes = getattr(value, "__dict__", None)
+    if attributes and attributes.keys() >= set(expected.names):
+        return [attributes[name] for name in expected.names]
     raise _misfit(expected, value)
 
 
 # --- physical value -> Python value --------------------------------------------------------------------------------------
 
 
-def to_python(data_type: DataType, struct_factory: StructFactory | None = None) -> Convert | None:
+def to_python(
+    data_type: DataType, struct_factory: StructFactory | None = None, zone: tzinfo = UTC
+) -> Convert | None:
     """A function from a non-null physical value to the Python value, or None where they are the same. It raises ValueError
-    or OverflowError for what ``to_physical`` can't have made. ``struct_factory(names)(values)`` makes nested structs."""
+    or OverflowError for what ``to_physical`` can't have made. ``struct_factory(names)(values)`` makes nested structs;
+    instants become wall time in ``zone``."""
     match data_type:
         case AtomicType("string"):
             return bytes.decode
         case AtomicType("date"):
             return lambda days: date.fromordinal(days + _EPOCH_ORDINAL)
+        case AtomicType("timestamp") if zone is not UTC:
+            return _to_wall_time(zone)
         case AtomicType("timestamp" | "timestamp_ntz"):
             return lambda micros: _EPOCH + timedelta(0, 0, micros)
         case DecimalType():
             return _to_decimal(data_type)
         case ArrayType():
-            element = to_python(data_type.element, struct_factory)
+            element = to_python(data_type.element, struct_factory, zone)
             if element is None:
                 return None
             return lambda items: [None if item is None else element(item) for item in items]
         case MapType():
-            key = to_python(data_type.key, struct_factory) or _same
-            value = to_python(data_type.value, struct_factory) or _same
+            key = to_python(data_type.key, struct_factory, zone) or _same
+            value = to_python(data_type.value, struct_factory, zone) or _same
             return lambda pairs: {key(k): None if v is None else value(v) for k, v in pairs}
         case StructType():
-            converts = [to_python(f.type, struct_factory) or _same for f in data_type.fields]
+            converts = [to_python(f.type, struct_factory, zone) or _same for f in data_type.fields]
             make = struct_factory(data_type.names) if struct_factory else _same
             return lambda values: make(
                 tuple([None if v is None else c(v) for v, c in zip(values, converts, strict=True)])
             )
     return None
+
+
+def _to_wall_time(zone: tzinfo) -> Convert:
+    def convert(micros: int) -> datetime:
+        instant = _EPOCH_UTC + timedelta(0, 0, micros)
+        try:
+            return instant.astimezone(zone).replace(tzinfo=None)
+        except OverflowError:
+            # "For ever", 9999-12-31 23:59:59 in UTC, is year 10000 east of Greenwich.
+            return datetime.max if micros > 0 else datetime.min
+
+    return convert
 
 
 def _to_decimal(data_type: DecimalType) -> Convert:

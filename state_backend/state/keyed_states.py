@@ -24,7 +24,7 @@ class _KeyedState:
 
     def __init__(self, shard: ShardState, name: str) -> None:
         descriptor = shard.descriptor(name, self.kind)
-        codec = EvolvingRowCodec(name, descriptor.versions, shard.struct_factory)
+        codec = EvolvingRowCodec(name, descriptor.versions, shard.struct_factory, shard.zone)
         self._shard = shard
         self._name = name
         self._ttl_ms = descriptor.ttl_ms
@@ -170,6 +170,7 @@ class MapState(_KeyedState):
             parse_struct(user_key),
             what=f"user key of state {descriptor.name!r}",
             struct_factory=self._shard.struct_factory,
+            zone=self._shard.zone,
         )
 
     def exists(self) -> bool:

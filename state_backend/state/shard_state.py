@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from heapq import merge
 from itertools import pairwise
 from typing import Any
@@ -46,7 +47,7 @@ class ShardState:
     """State of the key groups of one shard, over a store that holds nothing else.
 
     ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. The states of
-    ``keyed_states`` act on the key that ``set_key`` chose last.
+    ``keyed_states`` act on the key that ``set_key`` chose last. ``zone``: of naive datetimes in timestamps.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class ShardState:
         descriptors: Sequence[StateDescriptor],
         now_ms: int,
         struct_factory: Any = None,
+        zone: tzinfo = UTC,
     ) -> None:
         self.store = store
         self.now_ms = now_ms
         self.changed_bytes = 0
         self.struct_factory = struct_factory
+        self.zone = zone
         self._descriptors = {d.name: d for d in descriptors}
         self._by_id = {d.state_id: d for d in descriptors}
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}

@@ -425,9 +425,9 @@ _MISTAKES: list[tuple[Callable[[Calls], Any], str]] = [
     (lambda p: p.number.update(("x",)), "state 'number'.*'n'.*bigint.*str"),
     (lambda p: p.number.update((1.5,)), "state 'number'.*'n'.*bigint.*float"),
     (lambda p: p.number.update((2**63,)), "state 'number'.*'n'.*bigint"),
-    (lambda p: p.v.update((1, 2)), "state 'v'.*'s'.*string.*int"),
-    (lambda p: p.m.updateValue((1,), (1,)), "user key of state 'm'.*'u'.*string.*int"),
-    (lambda p: p.m.getValue("u"), "user key of state 'm'"),
+    (lambda p: p.v.update((1, b"2")), "state 'v'.*'s'.*string.*bytes"),
+    (lambda p: p.m.updateValue((b"1",), (1,)), "user key of state 'm'.*'u'.*string.*bytes"),
+    (lambda p: p.m.getValue("uv"), "user key of state 'm'"),
     (lambda p: p.m.containsKey(None), "user key of state 'm'"),
 ]
 
@@ -546,7 +546,8 @@ def rows_to(tmp_path: Path) -> OutputRows:
 
 
 def frames_to(tmp_path: Path) -> OutputFrames:
-    return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"))
+    schema = StructType([StructField("k", StringType()), StructField("n", LongType())])
+    return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"), schema, "UTC")
 
 
 def test_rows_go_out_by_name(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """State values: what goes in, what comes out, and the bytes between, which are durable."""
 
 import math
+from collections import deque
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum, StrEnum
+from types import SimpleNamespace
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -232,7 +235,7 @@ TAKEN = [
     ("timestamp_ntz", np.datetime64("2013-01-01T05:17:00.000250"), AT),
     ("decimal(5,2)", 3, D("3.00")),
     ("decimal(5,2)", D("1.50000"), D("1.50")),
-    ("decimal(5,2)", D("-0"), D(0)),
+    ("decimal(5,2)", D("-0"), D("0.00")),
     ("decimal(5,2)", D("1E+2"), D("100.00")),
     ("decimal(38,0)", 10**38 - 1, D(10**38 - 1)),
     (array("long"), (1, np.int64(2)), [1, 2]),
@@ -243,7 +246,66 @@ TAKEN = [
     (struct(p="long", q="string"), {"q": "z", "p": 1}, (1, "z")),
     (struct(p="long", q="string"), {"q": "z"}, (None, "z")),
     (struct(p="long", q="string"), RowLike(), (1, "z")),
+    (struct(p="long", q="string"), SimpleNamespace(q="z", p=1, r=0), (1, "z")),
+    # The casts that Spark makes right.
+    ("string", 5, "5"),
+    ("string", np.int64(-5), "-5"),
+    ("string", Colour.RED, "3"),
+    ("string", True, "true"),
+    ("string", D("1.50"), "1.50"),
+    ("string", D("1E-7"), "1E-7"),
+    ("string", 1.5, "1.5"),
+    ("string", -0.0, "-0.0"),
+    ("string", 1e10, "1.0E10"),
+    ("string", 123456.789, "123456.789"),
+    ("string", 9999999.0, "9999999.0"),
+    ("string", 1e-3, "0.001"),
+    ("string", 1.25e-5, "1.25E-5"),
+    ("string", -math.inf, "-Infinity"),
+    ("string", math.nan, "NaN"),
+    ("binary", "é", "é".encode()),
+    ("date", AT, date(2013, 1, 1)),
+    ("date", pd.Timestamp(AT), date(2013, 1, 1)),
+    ("date", datetime(2013, 1, 1, 23, tzinfo=timezone(timedelta(hours=-9))), date(2013, 1, 1)),
+    ("timestamp_ntz", AT.replace(tzinfo=timezone(timedelta(hours=2))), AT),
+    ("decimal(5,2)", D("1.555"), D("1.56")),
+    ("decimal(5,2)", D("-1.545"), D("-1.55")),
+    ("decimal(5,2)", D("999.994"), D("999.99")),
+    ("decimal(5,2)", D("1E-999999"), D("0.00")),
+    (array("string"), [1, True, None], ["1", "true", None]),
+    (mapping("string", "long"), {5: 1}, {"5": 1}),
 ]
+
+
+@pytest.mark.parametrize(
+    "row", ["12", iter(("1", "2")), (c for c in "12"), deque("12"), np.array(["1", "2"]), {"b": "2", "a": "1"}]
+)
+def test_any_iterable_is_a_row_by_position_and_a_dict_one_by_name(row):
+    coder = codec(a="string", b="string")
+    assert coder.decode(coder.encode(row)) == ("1", "2")
+
+
+NEW_YORK, KOLKATA = ZoneInfo("America/New_York"), ZoneInfo("Asia/Kolkata")
+
+
+def test_instants_are_wall_time_in_the_zone():
+    """Both ways; the hour that comes twice is told apart by its fold, and the one that is left out counts as one later."""
+    first, second = datetime(2024, 11, 3, 5, 30, tzinfo=UTC), datetime(2024, 11, 3, 6, 30, tzinfo=UTC)
+    coder = RowCodec("x", parse_struct(struct(a="timestamp", b=array("timestamp"))), 1, zone=NEW_YORK)
+    in_utc = RowCodec("x", parse_struct(struct(a="timestamp", b=array("timestamp"))), 1)
+    for instant, fold in ((first, 0), (second, 1)):
+        a, (b,) = coder.decode(coder.encode((instant, [instant])))
+        assert (a, a.fold, b, b.fold) == (datetime(2024, 11, 3, 1, 30), fold, a, fold)
+        assert coder.encode((a, [b])) == in_utc.encode((instant, [instant]))
+    assert in_utc.decode(coder.encode((datetime(2024, 3, 10, 2, 30), None)))[0] == datetime(2024, 3, 10, 7, 30)
+    assert coder.encode((datetime(2024, 1, 1), None)) == in_utc.encode((datetime(2024, 1, 1, 5), None))
+
+
+def test_for_ever_reads_in_any_zone():
+    """9999-12-31 23:59:59 in UTC is beyond what a datetime can be east of it."""
+    at = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    coder = RowCodec("x", parse_struct(struct(a="timestamp")), 1, zone=KOLKATA)
+    assert coder.decode(coder.encode((at,))) == (datetime.max,)
 
 
 @pytest.mark.parametrize(("of", "value", "expected"), TAKEN)
@@ -252,8 +314,7 @@ def test_taken(of, value, expected, beside):
     coder = codec(a=of, b="string") if beside else codec(a=of)
     row = (value, beside) if beside else [value]
     (found, *_) = coder.decode(coder.encode(row))
-    assert found == expected
-    assert type(found) is type(expected)
+    assert repr(found) == repr(expected)
 
 
 def test_floats_keep_what_their_width_holds():
@@ -289,28 +350,21 @@ REFUSED = [
     ("float", 2**24 + 1, "not exact in this type"),
     ("float", 1e39, r"expected float, found float 1e\+39 \(out of range\)"),
     ("string", b"x", "expected string, found bytes b'x'"),
-    ("string", 1, "expected string, found int 1"),
     ("string", "\ud800", "lone surrogate"),
-    ("binary", "x", "expected binary, found str 'x'"),
     ("binary", [1], "expected binary, found list"),
-    ("date", AT, "expected date, found datetime"),
-    ("date", pd.Timestamp(AT), "expected date, found Timestamp"),
     ("date", "2013-01-01", "expected date, found str"),
     ("timestamp", date(2013, 1, 1), "expected timestamp, found date"),
     ("timestamp", 5, "expected timestamp, found int 5"),
     ("timestamp", datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "out of range in UTC"),
-    ("timestamp_ntz", AT.replace(tzinfo=UTC), r"expected timestamp_ntz, found datetime .*\(it has a time zone\)"),
-    (
-        "decimal(5,2)",
-        D("1.234"),
-        r"expected decimal\(5,2\), found Decimal Decimal\('1\.234'\) \(does not fit exactly\)",
-    ),
-    ("decimal(5,2)", 1000, "does not fit exactly"),
     ("decimal(5,2)", 1.5, r"expected decimal\(5,2\), found float 1\.5"),
-    ("decimal(5,2)", D("NaN"), "does not fit"),
-    ("decimal(5,2)", D("-Infinity"), "does not fit"),
-    ("decimal(38,0)", D("1E+999999"), "does not fit"),
-    ("decimal(38,38)", D("1"), "does not fit"),
+    ("decimal(5,2)", D("999.995"), r"expected decimal\(5,2\), found Decimal Decimal\('999\.995'\) \(out of range\)"),
+    ("decimal(5,2)", 1000, "out of range"),
+    ("decimal(5,2)", D("NaN"), "out of range"),
+    ("decimal(5,2)", D("-Infinity"), "out of range"),
+    ("decimal(38,0)", D("1E+999999"), "out of range"),
+    ("decimal(38,38)", D("1"), "out of range"),
+    ("string", date(2013, 1, 1), "expected string, found date"),
+    ("string", D("NaN"), "expected string, found Decimal"),
     (array("long"), "ab", "expected array<bigint>, found str 'ab'"),
     (array("long"), {1}, "expected array<bigint>, found set"),
     (mapping("string", "long"), [("a", 1)], "expected map<string, bigint>, found list"),
@@ -343,7 +397,7 @@ def test_refused(of, value, message, beside):
         (array("long"), [1, "x"], r"a\[1\]"),
         (array("long", False), [1, None], r"a\[1\]"),
         (array(struct(p="long")), [(1,), ("x",)], r"a\[1\]\.p"),
-        (mapping("string", "long"), {1: 1}, r"a\.key"),
+        (mapping("string", "long"), {b"x": 1}, r"a\.key"),
         (mapping("string", array("long")), {"k": ["x"]}, r"a\.value\[0\]"),
         (mapping("string", "long", False), {"k": None}, r"a\.value"),
         (struct(p=struct(q="date")), ((1,),), r"a\.p\.q"),
@@ -367,7 +421,7 @@ def test_a_null_in_a_field_that_is_not_nullable():
         coder.decode(b"\x01\x01\x01" + bytes(16))
 
 
-@pytest.mark.parametrize("row", [None, 5, "ab", b"ab", {1, 2}, iter((1, 2)), object()])
+@pytest.mark.parametrize("row", [None, 5, object()])
 def test_what_is_no_row(row):
     with pytest.raises(StateTypeError, match=r"^state 'x': expected struct<a: bigint, b: string>, found "):
         codec(a="long", b="string").encode(row)

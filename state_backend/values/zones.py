@@ -1,0 +1,147 @@
+"""Time zones by the names that Spark takes, and a process that lives in one for a while.
+
+PySpark gives processors naive datetimes and takes them back: in frames they are wall time in the session's zone, in state wall
+time in the zone of the worker's process. Hosts may disagree about the latter, and then about what a processor computes. So a
+task runs in one zone, the session's, on whatever host it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import cache
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from state_backend.values.errors import UsageError
+
+_UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
+# Source: java.time.ZoneId.SHORT_IDS, which Spark resolves. Some mean a region, three a fixed offset.
+_SHORT = {
+    "ACT": "Australia/Darwin",
+    "AET": "Australia/Sydney",
+    "AGT": "America/Argentina/Buenos_Aires",
+    "ART": "Africa/Cairo",
+    "AST": "America/Anchorage",
+    "BET": "America/Sao_Paulo",
+    "BST": "Asia/Dhaka",
+    "CAT": "Africa/Harare",
+    "CNT": "America/St_Johns",
+    "CST": "America/Chicago",
+    "CTT": "Asia/Shanghai",
+    "EAT": "Africa/Addis_Ababa",
+    "ECT": "Europe/Paris",
+    "EST": "-05:00",
+    "HST": "-10:00",
+    "IET": "America/Indiana/Indianapolis",
+    "IST": "Asia/Kolkata",
+    "JST": "Asia/Tokyo",
+    "MIT": "Pacific/Apia",
+    "MST": "-07:00",
+    "NET": "Asia/Yerevan",
+    "NST": "Pacific/Auckland",
+    "PLT": "Asia/Karachi",
+    "PNT": "America/Phoenix",
+    "PRT": "America/Puerto_Rico",
+    "PST": "America/Los_Angeles",
+    "SST": "Pacific/Guadalcanal",
+    "VST": "Asia/Ho_Chi_Minh",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zone:
+    """A time zone.
+
+    name: "UTC", a region, or an offset such as "+05:30": what pandas and Arrow take too.
+    rules: the same for datetimes; ``datetime.UTC`` itself for UTC.
+    posix: the same for the variable TZ. POSIX counts offsets westwards.
+    """
+
+    name: str
+    rules: tzinfo
+    posix: str
+
+
+@cache
+def zone_of(name: str) -> Zone:
+    """The zone that Spark's setting ``spark.sql.session.timeZone`` names.
+
+    Raises:
+        UsageError: no such zone, or this host has no data for it.
+    """
+    known = _SHORT.get(name, name)
+    if known in _UTC_NAMES:
+        return Zone(name="UTC", rules=UTC, posix="UTC0")
+    if match := _OFFSET.fullmatch(known):
+        sign, hours, minutes, seconds = match[1], int(match[2]), int(match[3] or 0), int(match[4] or 0)
+        offset = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        if not offset:
+            return Zone(name="UTC", rules=UTC, posix="UTC0")
+        if offset <= timedelta(hours=18) and minutes < 60 and seconds < 60:
+            text = f"{hours:02}:{minutes:02}" + (f":{seconds:02}" if seconds else "")
+            west = "-" if sign == "+" else "+"
+            rules = timezone(offset if sign == "+" else -offset)
+            return Zone(name=f"{sign}{text}", rules=rules, posix=f"<{sign}{text.replace(':', '')}>{west}{text}")
+    try:
+        return Zone(name=known, rules=ZoneInfo(known), posix=known)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise UsageError(
+            f"no time zone {name!r} here: {error}; name a region such as 'Europe/Berlin', or install the tzdata package"
+        ) from None
+
+
+@contextmanager
+def local_zone(zone: Zone) -> Iterator[None]:
+    """Runs the block with the process's local time in the zone; before it and after it, TZ is as it was.
+
+    Raises:
+        UsageError: the C library has no data for the zone.
+    """
+    before = os.environ.get("TZ")
+    if before == zone.posix:
+        time.tzset()
+        yield
+        return
+    try:
+        _set_local(zone)
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("TZ", None)
+        else:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
+def _set_local(zone: Zone) -> None:
+    # Where the system has no zone files, the C library takes a region for UTC and says nothing. Python's package has files too.
+    for value in (zone.posix, *_packaged(zone.name)):
+        os.environ["TZ"] = value
+        time.tzset()
+        if all(datetime.fromtimestamp(at).astimezone().utcoffset() == _offset(zone, at) for at in _PROBES_S):
+            return
+    raise UsageError(f"this host has no data of the time zone {zone.name!r}; install the system's tzdata package")
+
+
+# January and July: a zone with daylight saving has another offset in one of them.
+_PROBES_S = (1_704_067_200, 1_719_792_000)
+
+
+def _offset(zone: Zone, at_s: int) -> timedelta | None:
+    return datetime.fromtimestamp(at_s, zone.rules).utcoffset()
+
+
+def _packaged(name: str) -> list[str]:
+    try:
+        import tzdata
+    except ImportError:
+        return []
+    file = Path(str(tzdata.__file__)).parent / "zoneinfo" / name
+    return [f":{file}"] if file.is_file() else []
