@@ -362,8 +362,14 @@ class IntervalTask:
             expired_values=self._timer_values(due_ms if self.event_time is not None else None),
             due_ms=due_ms,
         )
-        as_frames = {"key_values": key_values, "joined": whole_frames} if frames else {}
-        rows = KeyedInput(inputs, KeyColumns(keys.schema), slices_of, state, **as_frames)
+        rows = KeyedInput(
+            inputs,
+            KeyColumns(keys.schema),
+            slices_of,
+            state,
+            key_values=key_values if frames else pa.Array.to_pylist,
+            joined=whole_frames if frames else iter,
+        )
         runner.process(rows)
         return runner, rows.keys
 

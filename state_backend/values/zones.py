@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -139,9 +140,7 @@ def _offset(zone: Zone, at_s: int) -> timedelta | None:
 
 
 def _packaged(name: str) -> list[str]:
-    try:
-        import tzdata
-    except ImportError:
-        return []
-    file = Path(str(tzdata.__file__)).parent / "zoneinfo" / name
-    return [f":{file}"] if file.is_file() else []
+    package = find_spec("tzdata")
+    folders = package.submodule_search_locations if package is not None else None
+    files = [Path(folder) / "zoneinfo" / name for folder in folders or ()]
+    return [f":{file}" for file in files if file.is_file()]
