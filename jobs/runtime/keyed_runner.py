@@ -57,7 +57,7 @@ class KeyedRunner:
             self._processor = processor()
             self._handle = ProcessorHandle(state, time_mode)
             self._processor.init(self._handle)
-        self._handle.state = HandleState.INITIALIZED
+            self._handle.initialized()
 
     def process(self, rows: KeyedInput) -> None:
         set_key, output, add = self._state.set_key, self._output, self._output.add

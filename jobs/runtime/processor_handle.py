@@ -112,25 +112,41 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
     def __init__(self, shard: ShardState, time_mode: TimeMode) -> None:
         self._shard = shard
         self._time_mode = time_mode
+        self._unplanned: dict[str, StateSchemaError] = {}
         self.state = HandleState.CREATED
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowValueState:
         _check_state(self.state, "getValueState", HandleState.CREATED)
-        return RowValueState(self._shard, stateName)
+        return self._planned(RowValueState, stateName)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
         _check_state(self.state, "getListState", HandleState.CREATED)
-        return RowListState(self._shard, stateName)
+        return self._planned(RowListState, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
         _check_state(self.state, "getMapState", HandleState.CREATED)
-        return RowMapState(self._shard, stateName)
+        return self._planned(RowMapState, stateName)
 
     def deleteIfExists(self, stateName: str) -> None:
         """The driver has planned it already; see ``DeclaringHandle``."""
         _check_state(self.state, "deleteIfExists", HandleState.CREATED)
+        self._unplanned.pop(stateName, None)
+
+    def initialized(self) -> None:
+        """``init`` is over. StateSchemaError for a state that it declared here and not on the driver."""
+        for error in self._unplanned.values():
+            raise error
+        self.state = HandleState.INITIALIZED
+
+    def _planned(self, make: Callable[[ShardState, str], Any], name: str) -> Any:
+        try:
+            return make(self._shard, name)
+        except StateSchemaError as error:
+            # Right if ``init`` goes on to delete it.
+            self._unplanned[name] = error
+            return _Deleted(name)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("registerTimer")
@@ -175,11 +191,9 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """The state goes, with all its entries, when the interval runs. It may be declared anew after this call."""
-        if stateName in self.declared:
-            raise StateSchemaError(
-                f"deleteIfExists({stateName!r}) comes after the state was declared in init(); call it before, or drop one"
-            )
+        """The state goes, with all its entries, when the interval runs. It may be declared anew after this call; one that was
+        declared before it can't be used."""
+        self.declared.pop(stateName, None)
         self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -230,6 +244,19 @@ class _Declared:
     def __getattr__(self, method: str) -> Any:
         raise UsageError(
             f"state {self._name!r} is used outside a key ({method}, in init or close): only the handlers of a key may use state"
+        )
+
+
+class _Deleted:
+    """A state that ``init`` declared and then deleted."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        raise StateSchemaError(
+            f"state {self._name!r} is used ({method}), but init() deletes it by deleteIfExists after declaring it; drop that call, "
+            "or make it before the state is declared"
         )
 
 

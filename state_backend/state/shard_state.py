@@ -361,6 +361,9 @@ class ShardState:
     def drop(self, descriptor: StateDescriptor) -> None:
         """Removes all entries of a state. Reads each once, since the digest has to give back what each put in."""
         seed = layout.seed_of(descriptor.name)
+        if self._descriptors.get(descriptor.name) is descriptor:
+            # No other state has its name now; whoever asks for it is told so.
+            del self._descriptors[descriptor.name]
         self.flush()
         for key_group in sorted(kg for (kg, name), n in self._counts.items() if name == descriptor.name and n):
             start = layout.prefix(key_group, descriptor.state_id)

@@ -218,8 +218,10 @@ class WindowsWithoutSums(Windows):
     """Drops the sums and keeps others under their name."""
 
     def init(self, handle: Any) -> None:
-        handle.deleteIfExists("sums")
-        handle.deleteIfExists("never was")
+        handle.getMapState("sums", "ends long", "sum long")
+        handle.getListState("gone", "n long")
+        for name in ("sums", "gone", "never was"):
+            handle.deleteIfExists(name)
         handle.getValueState("sums", "text string")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
