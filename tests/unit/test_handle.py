@@ -113,7 +113,7 @@ class Shard:
             state,
             KEYS,
             output,
-            UserCode(DAY),
+            UserCode(DAY, "p"),
             time_mode=time_mode,
             timer_values=timer_values,
             expired_values=timer_values,
