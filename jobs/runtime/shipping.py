@@ -145,7 +145,7 @@ def ship(task: object) -> str:
 def _hash_code(processor: Any) -> tuple[str, list[UserModule]]:
     hasher = ValueHasher()
     value = hasher.digest(processor, "the processor")
-    modules = find_user_modules(hasher.modules, own=[_code_of(processor).__module__])
+    modules = find_user_modules(hasher.modules, own=[getattr(_code_of(processor), "__module__", None) or ""])
     digest = hashlib.sha256(value)
     for module in modules:
         digest.update(f"{module.name}\0{module.digest}\0".encode())

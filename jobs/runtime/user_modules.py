@@ -14,6 +14,7 @@ import importlib.util
 import site
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -158,7 +159,8 @@ def _source_of(spec: ModuleSpec) -> bytes:
 def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
     """Names of modules that a source may import, at the top or in a function."""
     try:
-        tree = ast.parse(source)
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"the module {name} of the processor can't be parsed: {error}") from None
     names: list[str] = []
