@@ -110,9 +110,9 @@ def captured_shard(
         routed.append(route(*arguments, **named))
         return routed[-1]
 
-    def keep_task(task: IntervalTask, processor: type) -> str:
+    def keep_task(task: IntervalTask) -> str:
         tasks.append(task)
-        return ship(task, processor)
+        return ship(task)
 
     with patch("jobs.run_interval.route", keep_rows), patch("jobs.run_interval.ship", keep_task):
         run_interval(spark, pipeline, interval(number), str(root))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobs.over_time import OverTime
 from state_backend.adapters.rocks import EngineOptions
@@ -18,9 +18,14 @@ from state_backend.values.records import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StatefulProcessor
+
+    from jobs.arrow_processor import ArrowProcessor
+
 
 __all__ = ["Interval", "OverTime", "Pipeline"]
 
+Processor: TypeAlias = "type | Callable[[], Any] | StatefulProcessor | ArrowProcessor"
 Source = Callable[["SparkSession", Interval], "DataFrame | tuple[DataFrame, dict[str, Any]]"]
 Sink = Callable[["SparkSession | None", list[str], Interval, int], None]
 
@@ -34,7 +39,9 @@ class Pipeline:
     source: ``(spark, interval) -> DataFrame``, or with a JSON-able source position that the checkpoint records. If the
         position has ``counts.rows``, it must be the number of rows that reach the processor.
     key: column names; rows with equal values, nulls included, share state.
-    processor: a PySpark ``StatefulProcessor`` class, unmodified.
+    processor: a PySpark ``StatefulProcessor``, unmodified: its class, an instance, a ``functools.partial`` of the class, or a
+        function without parameters that returns one. As under Spark each task, and ``init`` on the driver, works on a copy of
+        its own. Arguments count as code: they are values that can be pickled, or UsageError names the one that can't.
     api: which interface the processor implements: "row" (PySpark rows), "pandas" (DataFrames), or "arrow" (the tables of
         many keys; ``jobs.arrow_processor``).
     output_schema: DDL of the rows that the processor yields.
@@ -57,7 +64,7 @@ class Pipeline:
     start: datetime
     source: Source
     key: Sequence[str]
-    processor: type
+    processor: Processor
     output_schema: str
     api: Literal["row", "pandas", "arrow"] = "row"
     time_mode: Literal["none", "processing", "event"] = "processing"
@@ -81,6 +88,11 @@ class Pipeline:
         if not self.key or len(set(self.key)) != len(self.key):
             raise UsageError(
                 f"pipeline {self.name!r}: key must name one or more different columns, not {list(self.key)!r}"
+            )
+        if not callable(self.processor) and not hasattr(self.processor, "init"):
+            raise UsageError(
+                f"pipeline {self.name!r}: processor is a {type(self.processor).__name__}; it must be a StatefulProcessor's class, "
+                "an instance, a functools.partial of the class, or a function that returns one"
             )
         for name, value, known in (
             ("api", self.api, ("row", "pandas", "arrow")),

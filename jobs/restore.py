@@ -142,7 +142,7 @@ def _run(spark: SparkSession, task: RestoreTask) -> None:
     spark.dataSource.register(KeyedState)
     shards = ticks(spark, parallelism=task.parallelism, max_parallelism=task.max_parallelism)
     with first_cause():
-        shards.write.format("keyed_state").mode("append").option("task", ship(task, None)).save()
+        shards.write.format("keyed_state").mode("append").option("task", ship(task)).save()
 
 
 def _plan(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from jobs.runtime.shipping import code_hash
 from state_backend.checkpoint.commit import plan_commit
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import DEFAULT_POLICY
-from state_backend.values.errors import AttemptLost
+from state_backend.values.errors import AttemptLost, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, RunRef
 
@@ -121,17 +121,12 @@ def options_of(task: IntervalTask, order_by: tuple[str, ...], source: str, runti
 
 
 def source_hash(source: Any) -> str:
-    """SHA-256, hex, over the code that reads the input and what was bound to it. Where that has no lasting form (an object's
-    default ``repr`` has its address), it differs in every process, and the input counts as changed."""
-    bound: list[Any] = []
-    while isinstance(source, functools.partial):
-        bound.append((source.args, sorted(source.keywords.items())))
-        source = source.func
-    bound += [cell.cell_contents for cell in getattr(source, "__closure__", None) or ()]
-    code = source if hasattr(source, "__qualname__") else type(source)
-    if code is not source:
-        bound.append(source)
-    return hashlib.sha256(f"{code_hash(code)} {bound!r}".encode()).hexdigest()
+    """SHA-256, hex, over the code that reads the input and what was bound to it. Where that has no lasting value, it differs every
+    time, and the input counts as changed."""
+    try:
+        return code_hash(source, "")
+    except UsageError:
+        return hashlib.sha256(uuid.uuid4().bytes).hexdigest()
 
 
 def _short(value: Any) -> str:

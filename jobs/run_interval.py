@@ -23,7 +23,8 @@ from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
 from jobs.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from jobs.runtime.routing import key_schema_of, route
-from jobs.runtime.shipping import code_hash, runtime_version, ship
+from jobs.runtime.shipping import ShippedProcessor, runtime_version, ship, ship_processor
+from jobs.runtime.user_code import described
 from jobs.runtime.watermark import EventTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -132,7 +133,9 @@ def process_interval(
     output_schema = parse_ddl(spark, pipeline.output_schema)
     event_time = _event_time(pipeline, rows.schema, base)
     initial = _initial_state(spark, pipeline, key_schema) if base is None else None
-    plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
+    # Before init runs on the driver, so that nothing that it does reaches the workers.
+    processor = ship_processor(pipeline.processor, pipeline.name)
+    plan = _plan_states(spark, pipeline, processor, base, key_schema, rows.schema)
     _check_unchanged(pipeline, base, key_schema)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
@@ -164,8 +167,8 @@ def process_interval(
         ),
         event_time=event_time,
         source_position=position,
-        code_hash=code_hash(pipeline.processor),
-        processor=pipeline.processor,
+        code_hash=processor.code_hash,
+        processor=processor,
         engine=pipeline.engine,
         changelog=pipeline.changelog,
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
@@ -187,7 +190,7 @@ def process_interval(
         max_parallelism=pipeline.max_parallelism,
     )
     spark.dataSource.register(KeyedState)
-    option = ship(task, pipeline.processor)
+    option = ship(task)
     with offering_sound(open_storage(pipeline_root), begun.base), first_cause():
         routed.write.format("keyed_state").mode("append").option("task", option).save()
     prepared = coordinator.load_prepared(attempt)
@@ -301,11 +304,17 @@ def _initial_state(spark: SparkSession, pipeline: Pipeline, key_schema: StructTy
 
 def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
     """What the pipeline's processor (of the row or pandas API) declares, as for an interval that starts empty."""
-    return _plan_states(spark, pipeline, None, StructType(), StructType()).states
+    processor = ship_processor(pipeline.processor, pipeline.name)
+    return _plan_states(spark, pipeline, processor, None, StructType(), StructType()).states
 
 
 def _plan_states(
-    spark: SparkSession, pipeline: Pipeline, base: Content | None, key_schema: StructType, input_schema: StructType
+    spark: SparkSession,
+    pipeline: Pipeline,
+    shipped: ShippedProcessor,
+    base: Content | None,
+    key_schema: StructType,
+    input_schema: StructType,
 ) -> StatePlan:
     def parse(ddl: str) -> StructType:
         return parse_ddl(spark, ddl)
@@ -315,14 +324,14 @@ def _plan_states(
     else:
         handle = DeclaringHandle(parse, pipeline.time_mode)
     try:
-        processor = pipeline.processor()
+        processor = shipped.on_driver()
         processor.init(handle)
         processor.close()
-    except CairnError:
+    except (CairnError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise ProcessorError(
-            f"{pipeline.processor.__name__}.init on the driver: {type(error).__name__}: {error}"
+            f"pipeline {pipeline.name!r}: {shipped.name}.init on the driver: {described(error)}"
         ) from error
     plan = plan_states(
         pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted

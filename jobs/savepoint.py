@@ -166,4 +166,4 @@ def _run(spark: SparkSession, task: SavepointTask | ConsolidationTask) -> None:
     spark.dataSource.register(KeyedState)
     shards = ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism)
     with first_cause():
-        shards.write.format("keyed_state").mode("append").option("task", ship(task, None)).save()
+        shards.write.format("keyed_state").mode("append").option("task", ship(task)).save()

@@ -118,7 +118,7 @@ def from_streaming_checkpoint(
             watermark_ms=(_watermark_ms(spark, path, batch) or None) if pipeline.time_mode == "event" else None,
         ),
         source_position={"streaming_checkpoint": path, "batch": batch},
-        code_hash=code_hash(pipeline.processor),
+        code_hash=code_hash(pipeline.processor, pipeline.name),
         totals=_NOTHING,
         digest=0,
         shards=(),
@@ -141,7 +141,7 @@ def from_streaming_checkpoint(
     spark.dataSource.register(KeyedState)
     with first_cause():
         placed = place(spark, keyed, parallelism=pipeline.parallelism, max_parallelism=pipeline.max_parallelism)
-        placed.write.format("keyed_state").mode("append").option("task", ship(task, None)).save()
+        placed.write.format("keyed_state").mode("append").option("task", ship(task)).save()
     coordinator.commit(attempt)
     coordinator.clean_up()
     record = coordinator.record(interval.end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class ArrowRunner:
 
     def __init__(
         self,
-        processor: type,
+        processor: Callable[[], Any],
         state: ShardState,
         key_schema: StructType,
         input_schema: StructType,

@@ -33,6 +33,7 @@ from jobs.runtime.output_rows import OutputRows
 from jobs.runtime.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from jobs.runtime.processor_handle import row_maker
 from jobs.runtime.routing import INITIAL, INPUT
+from jobs.runtime.shipping import ShippedProcessor
 from jobs.runtime.user_code import UserCode
 from jobs.runtime.watermark import EventTime
 from state_backend.adapters.change_recorder import ChangeRecorder
@@ -112,7 +113,7 @@ class ShardAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalTask:
-    """All that the shards of one attempt need; travels to the workers with the processor by value.
+    """All that the shards of one attempt need; travels to the workers with the processor.
 
     ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing. ``dropped`` are states
     whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
@@ -143,7 +144,7 @@ class IntervalTask:
     event_time: EventTime | None
     source_position: dict[str, Any]
     code_hash: str
-    processor: type
+    processor: ShippedProcessor
     engine: EngineOptions
     changelog: ChangelogOptions
     plan_us: int
@@ -328,7 +329,7 @@ class IntervalTask:
         self, inputs: InputBatches, state: ShardState, output: LocalParquet
     ) -> tuple[KeyedRunner | ArrowRunner, int]:
         """The processor after all input, and how many keys had any."""
-        user_code = UserCode(self.interval)
+        user_code = UserCode(self.interval, self.pipeline)
         if self.api == "arrow":
             columnar = ArrowRunner(
                 self.processor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
@@ -33,7 +34,7 @@ class KeyedRunner:
 
     def __init__(
         self,
-        processor: type,
+        processor: Callable[[], Any],
         state: ShardState,
         keys: KeyCodec,
         output: Output,
@@ -73,7 +74,7 @@ class KeyedRunner:
                 else:
                     for result in iterable(handler(key, items, timer_values), call):
                         add(result)
-            except Exception as error:
+            except BaseException as error:
                 self._user_code.failed(call, key, error)
             if count % _KEYS_PER_CHECK == 0 and output.full:
                 self._write_output()

@@ -1,4 +1,4 @@
-"""Calls into the user's processor: what goes wrong there is told with the call, the key and the interval."""
+"""Calls into the user's processor: what goes wrong there is told with the pipeline, the call, the key and the interval."""
 
 from __future__ import annotations
 
@@ -14,30 +14,57 @@ from state_backend.values.intervals import Interval
 
 
 class UserCode:
-    """The processor's calls in one interval."""
+    """The processor's calls in one interval of a pipeline."""
 
-    def __init__(self, interval: Interval) -> None:
+    def __init__(self, interval: Interval, pipeline: str) -> None:
         self._interval = interval
+        self._pipeline = pipeline
 
     @contextmanager
     def call(self, name: str, key: Any = None) -> Iterator[None]:
         """Around one call; ProcessorError for what it raises. Too slow for every key: there, ``failed`` in an ``except``."""
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             self.failed(name, key, error)
 
-    def failed(self, name: str, key: Any, error: Exception) -> NoReturn:
-        """Raises what user code raised as ProcessorError, which names key and interval; its traceback comes along. The
+    def failed(self, name: str, key: Any, error: BaseException) -> NoReturn:
+        """Raises what user code raised as ProcessorError, which names pipeline, key and interval; its traceback comes along. The
         engine's own errors pass as they are."""
         if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
             raise error
         where = f"{name}, key {tuple(key)!r}" if key is not None else name
-        what = str(error) if isinstance(error, CairnError) else f"{type(error).__name__}: {error}"
-        raised = ProcessorError(f"{where}, interval {self._interval}: {what}")
-        # As a note, since Spark passes on neither causes nor the frames of what it takes for its own.
-        raised.add_note(textwrap.indent(user_traceback(error), "  "))
-        raise raised from error
+        trace = user_traceback(error)
+        what = f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {described(error)}"
+        raised = ProcessorError(printable(what))
+        # As a note, since Spark passes on neither causes nor the frames of what it takes for its own. It prints causes too, and
+        # can't send what is not UTF-8: the traceback is all that goes on.
+        raised.add_note(textwrap.indent(printable(trace), "  "))
+        raise raised from (error if printable(trace) == trace else None)
+
+
+def described(error: BaseException) -> str:
+    """An error in a line for a message: its type, unless it is ours, and what it says; whatever its ``__str__`` does."""
+    text = user_text(error)
+    if isinstance(error, CairnError):
+        return text
+    told = f"{type(error).__name__}: {text}"
+    if isinstance(error, Exception):
+        return told
+    return f"{told}; a processor must not end the process that it runs in: raise an exception instead"
+
+
+def user_text(error: BaseException) -> str:
+    """What an error says, as UTF-8 can have it."""
+    try:
+        return printable(str(error))
+    except Exception as broken:
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def printable(text: str) -> str:
+    """Text that can be encoded as UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def iterable(results: Any, call: str) -> Any:
@@ -47,7 +74,7 @@ def iterable(results: Any, call: str) -> Any:
     return results
 
 
-def user_traceback(error: Exception) -> str:
+def user_traceback(error: BaseException) -> str:
     """The traceback of an error without the runtime's own frames, which begin it."""
     formatted = traceback.TracebackException.from_exception(error)
     ours = str(Path(__file__).parent)

@@ -56,7 +56,7 @@ class ValidationTask:
         """All shards, by number."""
         content = self.content
         rows = ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism)
-        found = rows.mapInArrow(partial(_run_shards, ship(self, None)), _SCHEMA).collect()
+        found = rows.mapInArrow(partial(_run_shards, ship(self)), _SCHEMA).collect()
         shards = [
             ShardValidation(
                 shard=r.shard, entries=r.entries, digest=int(r.digest), pid=r.pid, findings=tuple(r.findings)

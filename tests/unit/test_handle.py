@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,7 +114,7 @@ class Shard:
             state,
             KEYS,
             output,
-            UserCode(DAY),
+            UserCode(DAY, "p"),
             time_mode=time_mode,
             timer_values=timer_values,
             expired_values=timer_values,
@@ -606,3 +607,48 @@ def test_a_handler_with_other_parameter_names_is_refused(shard: Shard) -> None:
         errors.ProcessorError, match=r"handleExpiredTimer, key .*TypeError.*unexpected keyword argument"
     ):
         shard.run({"k": [0]}, lambda p, *_: iter([p.handle.registerTimer(1)]), processor=Renamed)
+
+
+# --- what user code raises --------------------------------------------------------------------------------------------------
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ValueError("bad"), "ValueError: bad"),
+        (errors.UsageError("bad"), "bad"),
+        (
+            SystemExit(3),
+            "SystemExit: 3; a processor must not end the process that it runs in: raise an exception instead",
+        ),
+        (KeyboardInterrupt(), "KeyboardInterrupt: ; a processor must not end"),
+        (GeneratorExit("x"), "GeneratorExit: x; a processor must not end"),
+        (StopIteration("x"), "StopIteration: x"),
+        (Silent(), "Silent: <its __str__ raised KeyError>"),
+        (ValueError("a \udc80"), r"ValueError: a \udc80"),
+    ],
+)
+@pytest.mark.parametrize("call", ["init", "handleInputRows"])
+def test_whatever_user_code_raises_is_told(shard: Shard, call: str, error: BaseException, says: str) -> None:
+    class Raising(Calls):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            if call == "init" and isinstance(handle, ProcessorHandle):
+                raise error
+
+    def on_rows(p: Calls, *_: Any) -> Any:
+        raise error
+
+    with pytest.raises(errors.ProcessorError) as raised:
+        shard.run({"k": [0]}, on_rows, processor=Raising)
+    where = "init" if call == "init" else "handleInputRows, key ('k',)"
+    assert str(raised.value).startswith(
+        f"pipeline 'p': {where}, interval [2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z): {says}"
+    )
+    # As Spark's worker sends it.
+    "".join(traceback.format_exception(raised.value)).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -86,6 +87,9 @@ def read_days(spark: object, interval: object) -> None: ...
 
 
 class Days:
+    def __init__(self, folder: object) -> None:
+        self.folder = folder
+
     def __call__(self, spark: object, interval: object) -> None: ...
 
 
@@ -101,5 +105,6 @@ def test_what_is_bound_to_a_source_counts_as_its_code() -> None:
     plain, bound, bound_again, a, a_again, b = map(source_hash, same)
     assert (bound, a) == (bound_again, a_again)
     assert len({plain, bound, a, b, source_hash(partial(read_days, 1))}) == 5
-    first, second = Days(), Days()
-    assert source_hash(first) != source_hash(second)  # nothing says that they read the same
+    days, same_days, locked = Days("a"), Days("a"), Days(Lock())
+    assert source_hash(days) == source_hash(same_days) != source_hash(Days("b"))
+    assert source_hash(locked) != source_hash(locked)  # nothing says that it reads the same

@@ -1,0 +1,316 @@
+"""A hash of any value that is the same in every process: of what a processor was given, and of code that no file has.
+
+Equal values have equal hashes, whatever PYTHONHASHSEED is. Classes and functions count by name where a file has their code, whose
+bytes are hashed elsewhere; else (a notebook, or code made within a function) by their bytecode, constants, closures and members.
+Other objects count by class and state: by what pickling would send. What can't be pickled is refused.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import functools
+import hashlib
+import math
+import struct
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.accumulators import Accumulator
+from pyspark.core.broadcast import Broadcast
+
+from state_backend.values.errors import UsageError
+
+# Members of a class that Python makes, or that say nothing of what it does.
+_MADE = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__qualname__"}
+# Of PySpark only values have a state of their own; the rest stands for something in a JVM or on a server.
+_PYSPARK_VALUES = ("pyspark.sql.types", "pyspark.sql.streaming", "pyspark.storagelevel", "pyspark.accumulators")
+
+
+def _text(value: str) -> bytes:
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _float(value: float) -> bytes:
+    return b"nan" if math.isnan(value) else struct.pack(">d", value)
+
+
+_PLAIN: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"",
+    type(...): lambda value: b"",
+    type(NotImplemented): lambda value: b"",
+    bool: lambda value: b"1" if value else b"0",
+    int: lambda value: str(value).encode() if abs(value) < 1 << 4096 else hex(value).encode(),
+    float: _float,
+    complex: lambda value: _float(value.real) + _float(value.imag),
+    str: _text,
+    bytes: bytes,
+    bytearray: bytes,
+}
+
+
+class ValueHasher:
+    """Hashes one value after another. ``modules``: the names of all modules that the code in them belongs to or imports."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        # By identity: the depth of what is being hashed, so that a cycle ends, and the hashes of what is done.
+        self._open: dict[int, int] = {}
+        self._done: dict[int, bytes] = {}
+        self._kept: list[Any] = []
+
+    def digest(self, value: Any, path: str) -> bytes:
+        """32 bytes. ``path`` names the value in errors.
+
+        Raises: UsageError for what has no lasting value, with its path and type."""
+        if plain := _PLAIN.get(type(value)):
+            return _hash(type(value).__name__, plain(value))
+        if done := self._done.get(id(value)):
+            return done
+        if (depth := self._open.get(id(value))) is not None:
+            return _hash("cycle", str(depth).encode())
+        self._open[id(value)] = len(self._open)
+        try:
+            digest = self._composite(value, path)
+        except RecursionError:
+            raise UsageError(f"{path}, a {_type_name(value)}, is nested too deep to be hashed") from None
+        finally:
+            del self._open[id(value)]
+        self._done[id(value)] = digest
+        self._kept.append(value)
+        return digest
+
+    def _composite(self, value: Any, path: str) -> bytes:
+        kind = type(value)
+        if kind in (list, tuple):
+            return _hash(kind.__name__, *self._items(value, path))
+        if kind in (set, frozenset):
+            return _hash(kind.__name__, *sorted(self.digest(item, f"an item of {path}") for item in value))
+        if kind is dict or kind is types.MappingProxyType:
+            return _hash("dict", *self._entries(value, path))
+        if isinstance(value, type):
+            return self._class(value, path)
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
+        if isinstance(value, types.ModuleType):
+            self.modules.add(value.__name__)
+            return _hash("module", _text(value.__name__))
+        if isinstance(value, types.CodeType):
+            return self._code(value, path)
+        if isinstance(value, types.CellType):
+            return self._cell(value, path)
+        if isinstance(value, functools.partial):
+            parts = self.digest(value.func, f"{path}.func"), self._sequence(value.args, f"{path}.args")
+            return _hash("partial", *parts, *self._entries(value.keywords, f"{path}.keywords"))
+        if isinstance(value, staticmethod | classmethod):
+            return _hash(kind.__name__, self.digest(value.__func__, path))
+        if isinstance(value, property):
+            return _hash("property", *(self.digest(f, path) for f in (value.fget, value.fset, value.fdel)))
+        if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType | types.WrapperDescriptorType):
+            return _hash("descriptor", _text(value.__qualname__))
+        return self._known_object(value, path) or self._object(value, path)
+
+    # --- containers -----------------------------------------------------------------------------------------------------------
+
+    def _items(self, items: Iterable[Any], path: str) -> list[bytes]:
+        return [self.digest(item, f"{path}[{n}]") for n, item in enumerate(items)]
+
+    def _sequence(self, items: Iterable[Any], path: str) -> bytes:
+        return _hash("items", *self._items(items, path))
+
+    def _entries(self, entries: Mapping[Any, Any], path: str) -> list[bytes]:
+        """By hash: equal dicts may differ in order."""
+        pairs = (
+            self.digest(key, f"a key of {path}") + self.digest(item, f"{path}[{_repr(key)}]")
+            for key, item in entries.items()
+        )
+        return sorted(pairs)
+
+    # --- code -----------------------------------------------------------------------------------------------------------------
+
+    def _class(self, cls: type, path: str) -> bytes:
+        self.modules.add(cls.__module__)
+        name = _text(f"{cls.__module__}:{cls.__qualname__}")
+        if _has_file(cls.__module__) and _resolve(cls) is cls:
+            return _hash("class", name)
+        digests = [self.digest(base, f"a base of {path}") for base in (type(cls), *cls.__bases__)]
+        for member in sorted(vars(cls).keys() - _MADE):
+            digests += [_hash("name", _text(member)), self.digest(vars(cls)[member], f"{_code_name(cls)}.{member}")]
+        return _hash("class", name, *digests)
+
+    def _function(self, function: types.FunctionType, path: str) -> bytes:
+        module = function.__module__ or ""
+        self.modules.add(module)
+        name = _text(f"{module}:{function.__qualname__}")
+        filed = _has_file(module)
+        if filed and _resolve(function) is function:
+            return _hash("function", name)
+        code, where = function.__code__, _code_name(function)
+        digests = [
+            self._code(code, where),
+            self.digest(function.__defaults__, f"a default of {where}"),
+            self.digest(function.__kwdefaults__, f"a default of {where}"),
+            self.digest(function.__dict__, f"{where}.__dict__"),
+        ]
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            digests.append(self.digest(cell, f"{variable!r}, which {where} uses"))
+        if not filed:
+            for variable in sorted(_globals_used(code) & function.__globals__.keys()):
+                digests += [
+                    _hash("name", _text(variable)),
+                    self.digest(function.__globals__[variable], f"{module}.{variable}"),
+                ]
+        return _hash("function", name, *digests)
+
+    def _code(self, code: types.CodeType, path: str) -> bytes:
+        self.modules.update(i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME" and i.argval)
+        return _hash(
+            "code",
+            code.co_code,
+            _text(code.co_name),
+            str((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)).encode(),
+            *(
+                _text("\0".join(names))
+                for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+            ),
+            getattr(code, "co_exceptiontable", b""),
+            *(self.digest(constant, f"a constant of {path}") for constant in code.co_consts),
+        )
+
+    def _cell(self, cell: types.CellType, path: str) -> bytes:
+        try:
+            content = cell.cell_contents
+        except ValueError:
+            return _hash("empty cell")
+        return _hash("cell", self.digest(content, path))
+
+    # --- objects --------------------------------------------------------------------------------------------------------------
+
+    def _known_object(self, value: Any, path: str) -> bytes | None:
+        """What NumPy, pandas and Spark have, where pickling would send more than the value; None for all else."""
+        match value:
+            case np.ndarray() if type(value) is np.ndarray:
+                if value.dtype.hasobject:
+                    return _hash("array", str(value.shape).encode(), *self._items(value.ravel().tolist(), path))
+                described = repr((value.dtype.descr, value.shape)).encode()
+                return _hash("array", described, np.ascontiguousarray(value).tobytes())
+            case pd.DataFrame():
+                columns = [self.digest(value.iloc[:, n], f"{path}.iloc[:, {n}]") for n in range(value.shape[1])]
+                return _hash("frame", self._index(value.index, path), self._index(value.columns, path), *columns)
+            case pd.Series():
+                return _hash("series", self._index(value.index, path), self._index(value, path))
+            case pd.Index():
+                return _hash("index", self._index(value, path))
+            case Broadcast():
+                return _hash("broadcast", self.digest(value.value, f"{path}.value"))
+            case Accumulator():
+                # What it has counted so far is no input.
+                return _hash("accumulator", self.digest(value.accum_param, f"{path}.accum_param"))
+        return None
+
+    def _index(self, values: Any, path: str) -> bytes:
+        names = list(values.names) if isinstance(values, pd.Index) else [values.name]
+        held = np.asarray(values) if isinstance(values.dtype, np.dtype) else list(values)
+        return _hash("values", _text(str(values.dtype)), self.digest(names, path), self.digest(held, path))
+
+    def _object(self, value: Any, path: str) -> bytes:
+        """By class and state, as pickle asks for them."""
+        cls = type(value)
+        if cls.__module__.startswith(("py4j.", "grpc.", "pyspark.")) and not cls.__module__.startswith(_PYSPARK_VALUES):
+            raise _refused(path, value, "it belongs to this Spark session")
+        try:
+            reducer: Any = copyreg.dispatch_table.get(cls)
+            reduced: Any = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+        except Exception as error:
+            raise _refused(path, value, f"{type(error).__name__}: {error}") from None
+        if isinstance(reduced, str):
+            return _hash("global", _text(f"{getattr(value, '__module__', '')}:{reduced}"))
+        self._kept.append(reduced)
+        make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
+        digests = [
+            _hash("class", self.digest(cls, f"the class of {path}")),
+            self.digest(make, f"the class of {path}"),
+            self._sequence(arguments, path),
+            self._state(state, path),
+            self._sequence(items or (), path),
+        ]
+        pairs = [
+            self.digest(key, f"a key of {path}") + self.digest(v, f"{path}[{_repr(key)}]") for key, v in entries or ()
+        ]
+        return _hash("object", *digests, *(pairs if isinstance(value, OrderedDict) else sorted(pairs)))
+
+    def _state(self, state: Any, path: str) -> bytes:
+        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        if not all(part is None or type(part) is dict for part in parts):
+            return self.digest(state, path)
+        attributes = [
+            self.digest(name, path) + self.digest(held, f"{path}.{name}")
+            for part in parts
+            for name, held in (part or {}).items()
+        ]
+        return _hash("state", *sorted(attributes))
+
+
+def _hash(kind: str, *parts: bytes) -> bytes:
+    digest = hashlib.sha256(f"{kind} {len(parts)}".encode())
+    for part in parts:
+        digest.update(b" %d:" % len(part))
+        digest.update(part)
+    return digest.digest()
+
+
+def _globals_used(code: types.CodeType) -> set[str]:
+    """The global names that a function and those within it read."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _globals_used(constant)
+    return names
+
+
+def _has_file(module: str) -> bool:
+    """True where the code of a module is that of its file: not for `__main__`, which may go on where no file does."""
+    found = sys.modules.get(module)
+    if module == "__main__" or found is None:
+        return False
+    return getattr(found, "__file__", None) is not None or module in sys.builtin_module_names or _is_frozen(found)
+
+
+def _is_frozen(module: types.ModuleType) -> bool:
+    return getattr(getattr(module, "__spec__", None), "origin", None) in ("frozen", "built-in")
+
+
+def _resolve(code: Any) -> Any:
+    found: Any = sys.modules.get(code.__module__)
+    for part in code.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _refused(path: str, value: Any, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is a {_type_name(value)}, which can't be sent to the workers as a value that is the same every time ({why}); "
+        "give the processor what it is made from, and make it in init()"
+    )
+
+
+def _type_name(value: Any) -> str:
+    cls = type(value)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _code_name(code: Any) -> str:
+    return f"{code.__module__}.{code.__qualname__}"
+
+
+def _repr(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {_type_name(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,367 @@
+"""How a processor with its arguments and modules reaches another process, and what its hash says. Without Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.pipeline import Pipeline
+from jobs.runtime.shipping import code_hash, name_of, ship, ship_processor
+from jobs.runtime.user_modules import find_user_modules
+from state_backend.values.errors import ProcessorError, UsageError
+from tests.support.counting import counting
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FILES = {
+    "shop/__init__.py": "import socket, threading\nLOCK, SOCKET = threading.Lock(), socket.socket()\n",
+    "shop/parts/__init__.py": "",
+    "shop/parts/prices.py": "from .. import LOCK\nfrom . import words\ndef tell():\n    with LOCK:\n        return words.WORD\n",
+    "shop/parts/words.py": "WORD = 'one'\n",
+    "spread/there.py": "WORD = 'spread'\n",
+    "late.py": "WORD = 'late'\n",
+    "shopping.py": """
+import logging, threading
+from shop.parts import prices
+from shop.parts.words import WORD
+from spread import there
+import only_zipped, zipped_here, xxlimited
+LOG = logging.getLogger("shopping")
+LOG.addHandler(logging.StreamHandler())
+LOCK, CALLS, HIDDEN = threading.Lock(), [], "hidden"
+
+class Shopper:
+    def __init__(self, *arguments):
+        self.arguments = arguments
+    def init(self, handle):
+        self.arguments[0].append("init")
+    def tell(self):
+        import late
+        with LOCK:
+            CALLS.append(1)
+        self.arguments[0].append("told")
+        words = [WORD, prices.tell(), there.WORD, late.WORD, only_zipped.WORD, eval("HID" + "DEN"), xxlimited.__name__]
+        return " ".join(words), len(CALLS), self.arguments[0], zipped_here.data()
+""",
+    "driver_only.py": "import os\nos.environ['CAIRN_TEST_DRIVER']\nclass Valued:\n    def init(self, handle): pass\n"
+    "    def tell(self): return 'by value'\n",
+    "locked_driver_only.py": "import os, threading\nos.environ['CAIRN_TEST_DRIVER']\nLOCK = threading.Lock()\nclass Locked:\n"
+    "    def init(self, handle): pass\n    def tell(self): return LOCK.locked()\n",
+    "site-packages/bought/__init__.py": "",
+    "site-packages/bought/processors.py": "from bought.rates import RATE\nclass Bought:\n    def init(self, handle): pass\n",
+    "site-packages/bought/rates.py": "RATE = 1\n",
+}
+
+_WORKER = """
+import json, sys
+from jobs.runtime.shipping import unship
+for option in sys.stdin:
+    try:
+        print(json.dumps(unship(option.strip())().tell()))
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's modules, on this process's path."""
+    before = set(sys.modules)
+    for name, text in _FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for zipped, name, text in (
+        ("driver.zip", "only_zipped.py", "import threading\nLOCK, WORD = threading.Lock(), 'zipped'\n"),
+        (
+            "both.zip",
+            "zipped_here.py",
+            "import pkgutil\ndef data(): return pkgutil.get_data(__name__, 'data.txt').decode()\n",
+        ),
+    ):
+        with zipfile.ZipFile(tmp_path / zipped, "w") as file:
+            file.writestr(name, text)
+            file.writestr("data.txt", "data of the zip")
+    compiled = importlib.util.find_spec("xxlimited")
+    assert compiled is not None and compiled.origin is not None, "no compiled module to copy"
+    shutil.copy(compiled.origin, tmp_path)
+    for path in ("driver.zip", "both.zip", "site-packages", ""):
+        monkeypatch.syspath_prepend(str(tmp_path / path))
+    monkeypatch.setenv("CAIRN_TEST_DRIVER", "1")
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            if name == "shop":
+                sys.modules[name].SOCKET.close()
+            del sys.modules[name]
+
+
+def new(module: str, name: str) -> Any:
+    """A class of a module that is imported anew, as another driver would."""
+    for loaded in [m for m in sys.modules if m.partition(".")[0] in ("shop", "shopping", "spread", "bought")]:
+        if loaded == "shop":
+            sys.modules[loaded].SOCKET.close()
+        del sys.modules[loaded]
+    importlib.invalidate_caches()
+    return getattr(importlib.import_module(module), name)
+
+
+def in_worker(options: list[str], path: list[Path]) -> list[Any]:
+    """What one other process makes of the options, one after another. It has only ``path``."""
+    environment = {k: v for k, v in os.environ.items() if k != "CAIRN_TEST_DRIVER"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, ROOT]))
+    ran = subprocess.run(
+        [sys.executable, "-c", _WORKER],
+        input="\n".join(options),
+        env=environment,
+        cwd=ROOT.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -> None:
+    """Locks, sockets, loggers, relative imports, packages with and without ``__init__``, zips on one side and on both, compiled
+    modules, an import within a function, a name that only ``eval`` sees. A module stays between tasks until one of them has
+    changed; a processor and its arguments are new in each."""
+    old = folder / "worker"  # an older deploy, which must not count
+    (old / "shop/parts").mkdir(parents=True)
+    for name in ("shop/__init__.py", "shop/parts/__init__.py"):
+        (old / name).write_text(_FILES[name])
+    (old / "shop/parts/words.py").write_text("WORD = 'old'\n")
+
+    processor = new("shopping", "Shopper")(["given"])
+    first = ship_processor(processor, "p")
+    first.on_driver().init(None)
+    assert processor.arguments == (["given"],), "what init does on the driver stays there"
+    (folder / "shop/parts/words.py").write_text("WORD = 'two'\n")
+    second = ship_processor(new("shopping", "Shopper")(["given"]), "p")
+    assert first.code_hash != second.code_hash
+    by_value = ship_processor(new("driver_only", "Valued"), "p")
+    neither = ship_processor(new("locked_driver_only", "Locked"), "p")
+
+    told = in_worker(
+        [ship(task) for task in (first, first, second, first, by_value, neither, second)], [old, folder / "both.zip"]
+    )
+
+    def words(word: str, calls: int) -> Any:
+        told = f"{word} {word} spread late zipped hidden xxlimited"
+        return [told, calls, ["given", "told"], "data of the zip"]
+
+    assert told[:5] == [words("one", 1), words("one", 2), words("two", 1), words("one", 1), "by value"]
+    assert "UsageError: the processor Locked can't be loaded on the worker" in told[5]
+    assert "KeyError: 'CAIRN_TEST_DRIVER'" in told[5] and "locked_driver_only.LOCK is a lock (cannot pickle" in told[5]
+    assert told[6] == words("two", 1)
+
+
+def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(folder: Path) -> None:
+    def hashed() -> str:
+        return code_hash(new("bought.processors", "Bought"), "p")
+
+    before = hashed()
+    shipped = ship_processor(new("bought.processors", "Bought"), "p")
+    assert [(m.name, m.kind) for m in shipped.modules] == [
+        (name, "installed") for name in ("bought", "bought.processors", "bought.rates")
+    ]
+    (folder / "site-packages/bought/rates.py").write_text("RATE = 2\n")
+    assert hashed() != before
+    changed, missing = (in_worker([ship(shipped)], path)[0] for path in ([folder / "site-packages"], []))
+    assert "UsageError: the module bought.rates on the worker " in changed and "on the driver; install" in changed
+    assert "UsageError: the module bought on the worker " in missing and " is missing (" in missing
+
+
+def test_the_runtime_is_no_users_module() -> None:
+    import cairn_operators  # noqa: F401 - a DAG's module has it
+    import jobs.cli
+    import jobs.pipelines.aircraft  # noqa: F401
+
+    names = [
+        m.name for m in find_user_modules(["jobs.cli", "jobs.pipelines.aircraft", "cairn_operators", "pyspark.sql"])
+    ]
+    assert names == ["jobs.pipelines", "jobs.pipelines.aircraft", "jobs.pipelines.land_flights"]
+
+
+# --- the forms --------------------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.arguments, self.named = arguments, named
+
+    def init(self, handle: Any) -> None: ...
+
+
+def plain_of(argument: Any = 1) -> Plain:
+    return Plain(argument)
+
+
+@pytest.mark.parametrize(
+    ("form", "arguments", "name"),
+    [
+        (Plain, (), "Plain"),
+        (Plain([1]), ([1],), "Plain"),
+        (partial(Plain, [1]), ([1],), "Plain"),
+        (partial(partial(plain_of), 2), (2,), "plain_of"),
+        (plain_of, (1,), "plain_of"),
+        (lambda: plain_of(3), (3,), "<lambda>"),
+    ],
+    ids=["class", "instance", "partial", "partial of a function", "function", "lambda"],
+)
+def test_every_form_makes_a_new_processor_each_time(form: Any, arguments: tuple[Any, ...], name: str) -> None:
+    shipped = ship_processor(form, "p")
+    made, another = shipped.on_driver(), shipped()
+    assert made.arguments == another.arguments == arguments
+    assert made is not another and made is not form
+    assert all(a is not b for a, b in zip(made.arguments, another.arguments, strict=True) if isinstance(a, list))
+    assert (shipped.name, name_of(form)) == (name, name)
+    assert counting(processor=form).processor is form
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (lambda: Plain, "returned the class Plain"),
+        (lambda: None, "returned a NoneType"),
+        (partial(int), "int returned a int"),
+    ],
+)
+def test_what_makes_no_processor_is_named(form: Any, says: str) -> None:
+    with pytest.raises(ProcessorError, match=f"{says}; it must return a processor"):
+        ship_processor(form, "p").on_driver()
+
+
+def test_what_is_no_processor_is_refused_at_once() -> None:
+    good: Pipeline = counting()
+    with pytest.raises(
+        UsageError, match=r"'counting': processor is a dict; it must be a StatefulProcessor's class, an instance"
+    ):
+        dataclasses.replace(good, processor={})  # type: ignore[arg-type]
+
+
+# --- the hash ---------------------------------------------------------------------------------------------------------------
+
+# Through stdin: in a notebook there is no file either. Equal values are in one line.
+_VALUES = """
+import collections, dataclasses, datetime, decimal, enum, functools, json, math, pathlib, re, uuid, zoneinfo
+import numpy as np, pandas as pd
+from pyspark.sql.types import *
+from pyspark.accumulators import Accumulator, INT_ACCUMULATOR_PARAM
+from pyspark.core.broadcast import Broadcast
+from jobs.runtime.shipping import code_hash
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: object = None
+
+class Color(enum.Enum):
+    RED, BLUE = 1, 2
+
+class Slotted:
+    __slots__ = ("a",)
+    def __init__(self, a): self.a = a
+
+def broadcast(value):
+    made = Broadcast(path="")
+    made._value = value
+    return made
+
+def adder(n):
+    return lambda x: x + n
+
+def defined(body, **names):
+    scope = {"__name__": "__main__", **names}
+    exec("class P:\\n def init(self, handle):\\n  " + body, scope)
+    return scope["P"]
+
+cyclic = [1]; cyclic.append(cyclic)
+at, ny = datetime.datetime(2024, 11, 3, 1, 30), zoneinfo.ZoneInfo("America/New_York")
+words = ["pear", "fig", "kiwi", "plum", "lime"]
+schema = StructType([StructField("a", LongType()), StructField("b", ArrayType(StringType()))])
+same = [
+    [None], [True], [1], [1.0], [-0.0], [0.0], [math.nan, -math.nan], ["1"], [b"1"], [2**70], [1j], [...],
+    [at], [at.replace(fold=1)], [at.replace(tzinfo=ny)], [at.replace(tzinfo=datetime.UTC)], [at.date()], [at.time()],
+    [datetime.timedelta(days=1)], [decimal.Decimal("1.0")], [decimal.Decimal("1.00")], [uuid.UUID(int=5)], [ny],
+    [Color.RED, Color(1)], [Color.BLUE], [(1, 2)], [[1, 2]], [[2, 1]], [cyclic],
+    [{"a": 1, "b": 2}, {"b": 2, "a": 1}], [collections.OrderedDict(a=1, b=2)], [collections.OrderedDict(b=2, a=1)],
+    [set(words), set(reversed(words))], [frozenset(words)], [{w: len(w) for w in set(words)}],
+    [collections.defaultdict(list, {w: [1] for w in set(words)}), collections.defaultdict(list, {w: [1] for w in words})],
+    [collections.deque([1, 2])], [Point(1), Point(1)], [Point(2)], [Slotted(1), Slotted(1)], [Slotted([1])],
+    [np.int64(1)], [np.float32(1)], [np.arange(4), np.arange(8)[::2] // 2], [np.arange(4).reshape(2, 2)],
+    [np.asfortranarray([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]])], [np.array(["a", None], object)],
+    [pd.DataFrame({"a": [1, 2], "b": ["x", None]}), pd.DataFrame({"b": ["x", None], "a": [1, 2]})[["a", "b"]]],
+    [pd.DataFrame({"a": [1, 3], "b": ["x", None]})], [pd.Series([1.5], name="s")], [pd.Timestamp(at)], [pd.NaT], [pd.NA],
+    [pathlib.Path("/a"), pathlib.Path("/a/")], [pathlib.Path("/b")], [re.compile("a")], [re.compile("a", re.I)], [range(3)],
+    [schema, StructType.fromJson(schema.jsonValue())], [StructType(schema.fields[:1])], [Row(a=1)], [Row(b=1)], [LongType()],
+    [broadcast({"a": 1}), broadcast({"a": 1})], [broadcast({"a": 2})],
+    [Accumulator(1, 0, INT_ACCUMULATOR_PARAM), Accumulator(2, 5, INT_ACCUMULATOR_PARAM)],
+    [adder(1), adder(1)], [adder(2)], [lambda x: x], [functools.partial(adder, 1), functools.partial(adder, 1)],
+    [functools.partial(adder, n=1)], [len], [json.dumps], [json], [str.join], [list[int]],
+    [defined("pass"), defined("pass")], [defined("return 1")], [defined("return 2")], [defined("return len(handle)")],
+    [defined("return LIMIT", LIMIT=1), defined("return LIMIT", LIMIT=1)], [defined("return LIMIT", LIMIT=2)],
+    [defined("return help_it(1)", help_it=adder(1))], [defined("return help_it(1)", help_it=adder(3))],
+    [defined("return handle.LIMIT", LIMIT=open("/dev/null")), defined("return handle.LIMIT")],
+    [defined("import jobs.pipelines.weather")],
+]
+print(json.dumps([[code_hash(value, "p") for value in values] for values in same]))
+"""
+
+
+def test_equal_values_have_equal_hashes_in_every_process() -> None:
+    def run(seed: str) -> Any:
+        ran = subprocess.run(
+            [sys.executable, "-"],
+            input=_VALUES,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    first, second = run("1"), run("2")
+    assert first == second
+    assert [n for n, hashes in enumerate(first) if len(set(hashes)) != 1] == []
+    different = [hashes[0] for hashes in first]
+    assert [n for n, digest in enumerate(different) if different.index(digest) != n] == []
+
+
+class Holder(Plain):
+    def __init__(self, **held: Any) -> None:
+        self.__dict__.update(held)
+
+
+def _closing_over(value: Any) -> Callable[[], Plain]:
+    return lambda: Plain(value)
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (lambda held: Holder(client=held), "the processor.client is a _thread.lock"),
+        (lambda held: Holder(clients={"a": [held]}), r"the processor.clients\['a'\]\[0\] is a _thread.lock"),
+        (lambda held: partial(Plain, 1, held), r"the processor.args\[1\] is a _thread.lock"),
+        (lambda held: partial(Plain, given=held), r"the processor.keywords\['given'\] is a _thread.lock"),
+        (_closing_over, "'value', which test_shipping._closing_over.<locals>.<lambda> uses is a _thread.lock"),
+        (lambda held: partial(Plain, (n for n in "ab")), r"the processor.args\[0\] is a generator"),
+    ],
+)
+def test_what_has_no_lasting_value_is_named(form: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}, which can't be sent .*; give the processor what"):
+        ship_processor(form(threading.Lock()), "p")
