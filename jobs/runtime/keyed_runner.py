@@ -82,16 +82,17 @@ class KeyedRunner:
     def fire_timers(self) -> None:
         if self._timed:
             handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
-            state, output, add = self._state, self._output, self._output.add
-            for count, (expiry_ms, _, encoded_key) in enumerate(state.due_timers(self._due_ms)):
-                key = self._row_key(self._keys.decode(encoded_key))
+            output, add = self._output, self._output.add
+            last_key, key = None, self._row_key(())
+            for count, (expiry_ms, _, encoded_key, _) in enumerate(self._state.due_timers(self._due_ms)):
+                if encoded_key != last_key:
+                    last_key, key = encoded_key, self._row_key(self._keys.decode(encoded_key))
                 try:
                     results = handler(key=key, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(expiry_ms))
                     for result in iterable(results, "handleExpiredTimer"):
                         add(result)
                 except Exception as error:
                     self._user_code.failed("handleExpiredTimer", key, error)
-                state.delete_timer(expiry_ms)
                 if count % _KEYS_PER_CHECK == 0 and output.full:
                     self._write_output()
         self._handle.state = HandleState.TIMER_PROCESSED

@@ -41,6 +41,7 @@ _EXPIRY = struct.Struct("<Bq")
 _POSITIONS = struct.Struct(">QQ")
 _U64 = struct.Struct(">Q")
 _SIGN = 1 << 63
+_COPIED_BYTES = 1 << 16
 _TIMER_INDEX = bytes([TIMER_INDEX])
 
 
@@ -141,4 +142,8 @@ def seed_of(state_name: str) -> int:
 def entry_hash(seed: int, rest: bytes, entry: bytes) -> int:
     """XXH64 of one entry. ``rest`` is its key without key group and state id, so that the sum over all entries
     survives a new max parallelism. Timers hash their key and expiry, with an empty entry."""
+    if len(entry) > _COPIED_BYTES:
+        whole = xxhash.xxh64(rest, seed)
+        whole.update(entry)
+        return whole.intdigest()
     return xxhash.xxh64_intdigest(rest + entry, seed)

@@ -33,7 +33,9 @@ UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
 # Read ahead for a round; read on demand or changed until a flush; taken into Arrow at once.
-PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 32 * MIB, 64 * MIB, 64 * MIB
+PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
+# Written at once: RocksDB has it twice until it is.
+_WRITE_BYTES = 8 * MIB
 # What Python needs for one changed entry, beside the entry.
 _CHANGE_BYTES = 400
 # Timers that fire in one round. One key's, that are read ahead where the processor lists timers.
@@ -41,19 +43,20 @@ _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
 # The first chunk of a scan of one key's entries; of a map with more changes than that, they are written before the scan.
 _FIRST_SCAN_ROWS, _SCANNED_CHANGES = 32, 1024
 _GET_ROWS = 1024
-# From here on, calls into Arrow and NumPy cost less than a loop.
-MIN_COLUMN_ROWS = 64
+# From here on, calls into Arrow and NumPy cost less than a loop; of larger entries, the copies that they make cost more.
+MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
 # An entry that is passed by in a scan costs about a quarter of one that is looked for; to begin a scan costs some of those.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
 
 class DueTimer(NamedTuple):
-    """A timer whose time has come; the order is that in which timers fire."""
+    """A timer whose time has come, and where it lies; the order is that in which timers fire."""
 
     expiry_ms: int
     key_group: int
     key: bytes
+    stored_key: bytes
 
 
 class Stride:
@@ -123,8 +126,8 @@ class ShardState:
         # Key groups whose timers are known to lie one by one.
         self._timers_apart: set[int] = set()
         self._due_ms: int | None = None
-        self._registered_while_firing: set[tuple[int, int, bytes]] = set()
-        self._deleted_while_firing: set[tuple[int, int, bytes]] = set()
+        self._registered_while_firing: set[bytes] = set()
+        self._deleted_while_firing: set[bytes] = set()
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
@@ -159,7 +162,7 @@ class ShardState:
 
     def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
         """Reads what a batch's keys will need, after a flush. Keys are encoded, and ascend with their key groups. Returns of how many
-        keys, at least one: it ends where about 32 MiB were read. The next are to be read when these are done."""
+        keys, at least one: it ends where about 16 MiB were read. The next are to be read when these are done."""
         done = size_bytes = 0
         while done < len(keys) and size_bytes < PREFETCH_BYTES:
             end = min(len(keys), done + self._prefetch_stride.rows)
@@ -276,7 +279,7 @@ class ShardState:
         self._listed.clear()
 
     def _parts(self) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
-        """The keys of all changes, ascending, and what the store has under them: some 64 MiB at a time, new entries included."""
+        """The keys of all changes, ascending, and what the store has under them: some 32 MiB at a time, new entries included."""
         cache, before, stride = self.cache, self.before, self._change_stride
         keys = sorted(before)
         if self.gathered_bytes <= GATHERED_BYTES and UNREAD not in before.values():
@@ -313,8 +316,8 @@ class ShardState:
             last = len(keys) if scan.end is None else bisect_left(keys, scan.end)
             for key, entry in zip(keys[first:last], old[first:last], strict=True):
                 scan.over.setdefault(key, entry)
-        account = self._account_columns if len(keys) >= MIN_COLUMN_ROWS else self._account_one_by_one
-        beside = account(keys, old, new)
+        in_columns = len(keys) >= MIN_COLUMN_ROWS and sum(map(len, filter(None, new))) < len(keys) * MAX_COLUMN_BYTES
+        beside = (self._account_columns if in_columns else self._account_one_by_one)(keys, old, new)
         self.put_many(keys, new)
         if beside:
             self._put_sorted(beside)
@@ -366,8 +369,17 @@ class ShardState:
 
     def put_many(self, keys: Sequence[bytes], entries: Sequence[bytes | None]) -> None:
         """Writes entries past the gathered changes, None to delete: for whoever reads, accounts and indexes by itself."""
-        self.changed_bytes += sum(map(len, keys)) + sum(map(len, filter(None, entries)))
-        self.store.write(zip(keys, entries, strict=True))
+        entry_bytes = sum(map(len, filter(None, entries)))
+        self.changed_bytes += sum(map(len, keys)) + entry_bytes
+        if entry_bytes <= _WRITE_BYTES:
+            self.store.write(zip(keys, entries, strict=True))
+            return
+        begin, size_bytes = 0, 0
+        for end, entry in enumerate(entries, 1):
+            size_bytes += len(entry or b"")
+            if size_bytes >= _WRITE_BYTES or end == len(entries):
+                self.store.write(zip(keys[begin:end], entries[begin:end], strict=True))
+                begin, size_bytes = end, 0
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int) -> None:
         """Adds to what the digest and the entry count of a key group are."""
@@ -507,7 +519,7 @@ class ShardState:
         if self._due_ms is not None and expiry_ms <= self._due_ms:
             if self.read(stored_key) is not None:
                 return
-            self._registered_while_firing.add((expiry_ms, self.key_group, self.key))
+            self._registered_while_firing.add(stored_key)
         elif self.cache.get(stored_key) is not None:
             return
         self.write_map(base, stored_key, b"")
@@ -520,7 +532,7 @@ class ShardState:
         if self.cache.get(stored_key, UNREAD) is None:
             return
         if self._due_ms is not None and expiry_ms <= self._due_ms:
-            self._deleted_while_firing.add((expiry_ms, self.key_group, self.key))
+            self._deleted_while_firing.add(stored_key)
         self.write_map(base, stored_key, None)
         self.relieve()
 
@@ -554,43 +566,54 @@ class ShardState:
 
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
         """Timers with expiry <= now_ms in order of (expiry, key group, key), with their key chosen and its state read ahead. A timer
-        that a handler deletes meanwhile does not fire; one that it registers fires in the next interval at the earliest."""
-
-        def of_group(key_group: int) -> Iterator[DueTimer]:
-            start = layout.prefix(key_group, layout.TIMER_INDEX)
-            for stored_key, _ in self.store.scan(start, start + layout.pack_time(now_ms + 1)):
-                yield DueTimer(layout.unpack_time(stored_key[3:11]), key_group, stored_key[11:])
-
+        is deleted when the next one is asked for. One that a handler deletes meanwhile does not fire; one that it registers fires
+        in the next interval at the earliest."""
         self.flush()
         groups = sorted(kg for (kg, name), n in self._counts.items() if name == layout.TIMERS_NAME and n)
-        registered, deleted = self._registered_while_firing, self._deleted_while_firing
-        self._due_ms, most_noted = now_ms, _FLUSH_ENTRIES
-        due = merge(*(of_group(kg) for kg in groups))
+        due = merge(*(self._due_of_group(kg, now_ms) for kg in groups))
+        registered, deleted, most_noted = self._registered_while_firing, self._deleted_while_firing, _FLUSH_ENTRIES
+        self._due_ms = now_ms
+        cache, before = self.cache, self.before
         while round_ := list(islice(due, min(self._prefetch_stride.rows, _DUE_TIMERS))):
             self.flush()
-            self._read_due([timer for timer in round_ if timer not in deleted])
+            self._read_due([timer for timer in round_ if timer.stored_key not in deleted])
             for timer in round_:
-                if timer not in registered and timer not in deleted:
-                    self.set_key(timer.key_group, timer.key)
-                    yield timer
+                _, self.key_group, self.key, stored_key = timer
+                if stored_key in registered or stored_key in deleted:
+                    continue
+                yield timer
+                # As `delete_timer` does it.
+                held = cache.get(stored_key, UNREAD)
+                if held is not None:
+                    before.setdefault(stored_key, held)
+                    cache[stored_key] = None
+                    self._changed_maps.setdefault(stored_key[:-8], set()).add(stored_key)
+                    self.gathered_bytes += _CHANGE_BYTES
             if len(registered) + len(deleted) > most_noted:
-                # Of timers up to here none comes again.
+                # Of timers before this one none comes again.
+                last = round_[-1].stored_key[-8:]
                 for noted in (registered, deleted):
-                    noted -= {timer for timer in noted if timer <= round_[-1]}
+                    noted -= {stored_key for stored_key in noted if stored_key[-8:] < last}
                 most_noted = _FLUSH_ENTRIES + 2 * (len(registered) + len(deleted))
         self._due_ms = None
         registered.clear()
         deleted.clear()
 
+    def _due_of_group(self, key_group: int, now_ms: int) -> Iterator[DueTimer]:
+        start, base = layout.prefix(key_group, layout.TIMER_INDEX), layout.prefix(key_group, layout.TIMERS)
+        unpack, new = layout.unpack_time, DueTimer
+        for indexed, _ in self.store.scan(start, start + layout.pack_time(now_ms + 1)):
+            key, packed = indexed[11:], indexed[3:11]
+            yield new(unpack(packed), key_group, key, base + key + packed)
+
     def _read_due(self, timers: Sequence[DueTimer]) -> None:
         """What the handlers of these timers will need; they are in the store."""
-        keys = sorted({(timer.key_group, timer.key) for timer in timers})
+        keys = sorted({timer[1:3] for timer in timers})
         for key_group in {key_group for key_group, _ in keys}:
             self._lay_timers_apart(key_group)
         groups = np.array([key_group for key_group, _ in keys], np.uint16)
         self._read_ahead(groups, pa.array([key for _, key in keys], pa.binary()))
-        for expiry_ms, key_group, key in timers:
-            self.cache[layout.prefix(key_group, layout.TIMERS) + key + layout.pack_time(expiry_ms)] = b""
+        self.cache.update(dict.fromkeys([timer.stored_key for timer in timers], b""))
 
     # --- dropping ------------------------------------------------------------------------------------------------------------------------
 
