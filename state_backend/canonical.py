@@ -23,7 +23,7 @@ from state_backend.formats.types import StructType
 from state_backend.ports.storage import Storage
 from state_backend.state import layout
 from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys
-from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, stored_keys
+from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, split_timers, stored_keys
 from state_backend.state.shard_state import ShardState
 from state_backend.transfer import upload_all
 from state_backend.values.errors import CorruptFile, NotFound, StateTypeError
@@ -128,8 +128,7 @@ def read_canonical(
 
 class EntryWriter:
     """Fills an empty store with entries of the key groups that it owns, and makes what goes with them: positions of lists, the
-    indexes of timers and of what expires, counts and digests. Which is why a list comes whole or in order, and the timers of a
-    key come together."""
+    indexes of timers and of what expires, counts and digests. Which is why a list comes whole or in order."""
 
     def __init__(
         self,
@@ -194,21 +193,17 @@ class EntryWriter:
             self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
 
     def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
-        """Writes the timers whose rows are marked in ``mine``, ascending for each key."""
+        """Writes the timers whose rows are marked in ``mine``."""
         places = np.flatnonzero(mine)
         if not len(places):
             return
         places = places[np.argsort(groups[places], kind="stable")]
         here, rests = groups[places], located.rests.take(places)
-        self._account(layout.TIMERS_NAME, here, rests, located.entries.take(places))
-        stored: list[bytes] = rests.to_pylist()
-        times = np.frombuffer(b"".join([rest[-8:] for rest in stored]), ">u8").astype(np.uint64) ^ np.uint64(1 << 63)
-        keys = pa.array([rest[:-8] for rest in stored], pa.binary())
-        self._index(layout.TIMER_INDEX, here, times.view(np.int64), b"", keys)
-        packed: dict[bytes, bytes] = {}
-        for at, rest in zip(stored_keys(here, layout.TIMERS, keys), stored, strict=True):
-            packed[at] = packed.get(at, b"") + rest[-8:]
-        self.state.put_many(list(packed), list(packed.values()))
+        nothing = located.entries.take(places)
+        self._account(layout.TIMERS_NAME, here, rests, nothing)
+        self.state.put_many(stored_keys(here, layout.TIMERS, rests), nothing.to_pylist())
+        keys, times = split_timers(rests)
+        self._index(layout.TIMER_INDEX, here, times, b"", keys)
 
     def _account(self, name: str, groups: Array, rests: pa.Array, entries: pa.Array) -> None:
         nothing = pa.nulls(len(entries), pa.binary())

@@ -34,7 +34,7 @@ from state_backend.state import layout
 from state_backend.state.entries import decode_entry
 from state_backend.table import StateSource, open_shard
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import format_instant, from_ms
+from state_backend.values.intervals import format_instant, from_ms, shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
 from state_backend.values.records import Content, KeyGroupState, ShardManifest, StateDescriptor
 
@@ -194,7 +194,7 @@ def describe_change(change: EntryChange) -> dict[str, Any]:
         if entry is not None:
             row[name] = plain(entry.value)
         if entry is not None and entry.expiry_ms is not None:
-            row[f"{name}_expires_at"] = format_instant(from_ms(entry.expiry_ms))
+            row[f"{name}_expires_at"] = format_instant(from_ms(shown_ms(entry.expiry_ms)))
     return row
 
 
@@ -284,23 +284,27 @@ class _Reader:
 
 
 def _timer_changes(first: _Side, second: _Side, group: int) -> Iterator[EntryChange]:
-    for rest, packed in merged(first.scan(group, layout.TIMERS), second.scan(group, layout.TIMERS)):
-        if packed[0] == packed[1]:
+    for timer, held in merged(_timers(first, group), _timers(second, group)):
+        if held[0] == held[1]:
             continue
-        before, after = ({*layout.unpack_times(times or b"")} for times in packed)
-        key = _named(first.keys, first.keys.decode(rest))
-        for at_ms in sorted(before ^ after):
-            gone = at_ms in before
-            timer = Entry(value={"at_ms": at_ms}, expiry_ms=None)
-            yield EntryChange(
-                state=layout.TIMERS_NAME,
-                change="removed" if gone else "added",
-                key=key,
-                user_key=None,
-                position=None,
-                before=timer if gone else None,
-                after=None if gone else timer,
-            )
+        gone = held[0] is not None
+        entry = Entry(value={"at_ms": layout.unpack_time(timer[-8:])}, expiry_ms=None)
+        yield EntryChange(
+            state=layout.TIMERS_NAME,
+            change="removed" if gone else "added",
+            key=_named(first.keys, first.keys.decode(timer[:-8])),
+            user_key=None,
+            position=None,
+            before=entry if gone else None,
+            after=None if gone else entry,
+        )
+
+
+def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
+    """Key and expiry of each timer, and nothing, ascending; of whichever layout."""
+    for rest, entry in side.scan(group, layout.TIMERS):
+        for timer in layout.timers_in(rest, entry):
+            yield timer, b""
 
 
 def merged(

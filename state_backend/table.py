@@ -3,6 +3,7 @@
     key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
     timers     key struct | expires_at timestamp | key_group int | shard int
 
+A time for which there is no date is shown as 9999-12-31T00:00:00Z, or 0001-01-02T00:00:00Z (`shown_ms`).
 Entries whose time is up are left out, as processors do not see them. Rows ascend by key group and encoded key, then by user
 key, position or time.
 
@@ -37,6 +38,7 @@ from state_backend.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import CorruptFile, NotFound, UsageError
+from state_backend.values.intervals import shown_ms
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import CanonicalFile, Content, Record, Savepoint, ShardManifest, StateDescriptor
 
@@ -179,7 +181,10 @@ def _shape(source: StateSource, state: str, shard: int) -> Shape:
             columns["value"] = decode(table["encoded_row"].combine_chunks()).to_struct_array()
         if "position" in columns:
             columns["pos"] = columns["position"]
-        columns["expires_at"] = columns["expires_at_ms"].cast(_INSTANT)
+        earliest, latest = shown_ms(layout.MIN_TIME_MS), shown_ms(layout.MAX_TIME_MS)
+        times = columns["expires_at_ms"]
+        times = pc.max_element_wise(pc.min_element_wise(times, latest, skip_nulls=False), earliest, skip_nulls=False)
+        columns["expires_at"] = times.cast(_INSTANT)
         columns["shard"] = pa.array(np.full(table.num_rows, shard, np.int32))
         yield pa.table([columns[name] for name in schema.names], schema=schema)
 

@@ -1,6 +1,6 @@
 """The input of one shard as keys with their rows, for the row and the pandas API.
 
-A batch is one round: its keys' state is prefetched when it is read. A key's rows may go on in the next batch; its handler
+A batch is one round, or some where its keys' state is large: the state of a round's keys is prefetched when it begins. A key's rows may go on in the next batch; its handler
 sees one lazy iterator all the same, and what it does not read is skipped.
 """
 
@@ -55,14 +55,24 @@ class KeyedInput:
         self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
         self._slices: dict[int, Slices] = {}
         self._at = 0
+        # Of the segments up to this one, the state has been read ahead; of these key groups and encoded keys it is to be read.
+        self._fetched = 0
+        self._wanted: tuple[Any, Any] = (None, None)
 
     def __iter__(self) -> Iterator[tuple[int, int, tuple[Any, ...], bytes, Iterator[Any]]]:
         while self._at < len(self._segments) or self._load():
             slices = self._slices
-            for kind, key_group, key, encoded_key, start, end in self._segments[self._at : -1]:
-                yield kind, key_group, key, encoded_key, iter(slices[kind](start, end))
+            last = len(self._segments) - 1
+            while self._at < last:
+                if self._at >= self._fetched:
+                    self._fetch()
+                round_end = min(self._fetched, last)
+                for kind, key_group, key, encoded_key, start, end in self._segments[self._at : round_end]:
+                    yield kind, key_group, key, encoded_key, iter(slices[kind](start, end))
+                self._at = round_end
+            if self._at >= self._fetched:
+                self._fetch()
             # The last one of a batch may go on in the next.
-            self._at = len(self._segments) - 1
             kind, key_group, key, encoded_key, start, end = self._segments[self._at]
             items = self._joined(self._across_batches(kind, encoded_key))
             yield kind, key_group, key, encoded_key, items
@@ -84,7 +94,7 @@ class KeyedInput:
         """Makes the next batch current; False at the end."""
         batch = next(self._batches, None)
         self._state.flush()
-        self._at = 0
+        self._at = self._fetched = 0
         if batch is None:
             self._segments, self._slices = [], {}
             return False
@@ -92,10 +102,17 @@ class KeyedInput:
         kinds = Counter([segment[0] for segment in self._segments])
         self.keys += kinds[INPUT]
         self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
+        self._fetch()
         return True
 
+    def _fetch(self) -> None:
+        """Reads the state of the next segments ahead: of all in the batch, if it is not too large."""
+        self._state.flush()
+        groups, encoded = self._wanted
+        self._fetched += self._state.prefetch(groups[self._fetched :], encoded[self._fetched :])
+
     def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
-        """The batch's segments, their state prefetched."""
+        """The batch's segments."""
         keys = [batch.column(name) for name in self._key_names]
         encoded = self._key_columns.encode(keys)
         kinds = batch.column("__kind").to_numpy()
@@ -105,7 +122,7 @@ class KeyedInput:
             keys = [column.take(pa.array(starts)) for column in keys]
             encoded = encoded.take(pa.array(starts))
         groups = batch.column("__key_group").to_numpy()[starts]
-        self._state.prefetch(groups, encoded)
+        self._wanted = groups, encoded
         return list(
             zip(
                 kinds[starts].tolist(),

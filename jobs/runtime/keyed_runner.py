@@ -82,16 +82,19 @@ class KeyedRunner:
 
     def fire_timers(self) -> None:
         if self._timed:
-            for due in self._state.due_timers(self._due_ms):
-                key = self._row_key(self._keys.decode(due.key))
-                with self._user_code.call("handleExpiredTimer", key):
-                    results = self._processor.handleExpiredTimer(
-                        key=key, timerValues=self._expired_values, expiredTimerInfo=ExpiredTimerInfo(due.expiry_ms)
-                    )
+            handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
+            output, add = self._output, self._output.add
+            last_key, key = None, self._row_key(())
+            for count, (expiry_ms, _, encoded_key, _) in enumerate(self._state.due_timers(self._due_ms)):
+                if encoded_key != last_key:
+                    last_key, key = encoded_key, self._row_key(self._keys.decode(encoded_key))
+                try:
+                    results = handler(key=key, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(expiry_ms))
                     for result in iterable(results, "handleExpiredTimer"):
-                        self._output.add(result)
-                self._state.delete_timer(due.expiry_ms)
-                if self._output.full:
+                        add(result)
+                except Exception as error:
+                    self._user_code.failed("handleExpiredTimer", key, error)
+                if count % _KEYS_PER_CHECK == 0 and output.full:
                     self._write_output()
         self._handle.state = HandleState.TIMER_PROCESSED
 

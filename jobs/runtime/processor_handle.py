@@ -18,6 +18,7 @@ from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
 from state_backend.state import keyed_states
+from state_backend.state.layout import MAX_TIME_MS
 from state_backend.state.shard_state import ShardState
 from state_backend.state.value_columns import ValueColumns
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
@@ -158,7 +159,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
 
     def listTimers(self) -> Iterator[int]:
         self._check_timers("listTimers")
-        return iter(self._shard.timers())
+        return self._shard.timers()
 
     def _check_timers(self, call: str) -> None:
         if self._time_mode == "none":
@@ -213,6 +214,14 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
             )
         if name in self.declared:
             raise StateSchemaError(f"state {name!r} is declared twice in init()")
+        try:
+            ttl_ms = None if ttl_ms is None else operator.index(ttl_ms)
+        except TypeError:
+            raise StateSchemaError(
+                f"state {name!r}: ttlDurationMs is the {type(ttl_ms).__name__} {ttl_ms!r}; expected integer milliseconds"
+            ) from None
+        if ttl_ms is not None and ttl_ms > MAX_TIME_MS:
+            raise StateSchemaError(f"state {name!r}: ttlDurationMs is {ttl_ms}; expected at most {MAX_TIME_MS}")
         if ttl_ms is not None and ttl_ms < 0:
             raise StateSchemaError(
                 f"state {name!r}: ttlDurationMs is {ttl_ms}; it must be positive, or 0 or None for no expiry"

@@ -27,7 +27,9 @@ from state_backend.state.entry_columns import (
     is_expiring,
     joined,
     parts_of,
+    split_timers,
     stored_keys,
+    timers_of,
     without_expiry,
 )
 from state_backend.values.errors import CorruptFile
@@ -171,20 +173,14 @@ class TimerRows:
     def __init__(self, key_schema: StructType) -> None:
         self.schema = timers_schema(key_schema)
         self._keys = KeyColumns(key_schema)
-        self._last_key: bytes | None = None
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """A row for each timer; an entry holds those of one key."""
-        groups, _, keys = parts_of(stored)
-        offsets, raw = binary_views(entries)
-        sizes = np.diff(offsets)
-        if (sizes % 8).any() or (sizes == 0).any():
-            raise CorruptFile("the timers of a key are not times of 8 bytes each")
-        owners = np.repeat(np.arange(len(keys)), sizes // 8)
-        times = np.frombuffer(raw[offsets[0] : offsets[-1]].tobytes(), ">u8").astype(np.uint64) ^ _SIGN
-        key = _struct(self._keys.schema, self._keys.decode(keys)).take(pa.array(owners))
-        arrays = [key, pa.array(times.view(np.int64)), pa.array(groups[owners].astype(np.int32))]
-        return pa.table(arrays, schema=self.schema)
+        """A row for each timer, by key and time. CorruptFile for what is none."""
+        groups, _, rests = parts_of(stored)
+        groups, timers = timers_of(groups, rests, entries)
+        keys, times = split_timers(timers)
+        key = _struct(self._keys.schema, self._keys.decode(keys))
+        return pa.table([key, pa.array(times), pa.array(groups.astype(np.int32))], schema=self.schema)
 
     def keys_of(self, table: pa.Table) -> list[pa.Array]:
         """The key columns."""
@@ -194,9 +190,6 @@ class TimerRows:
         """``rests``: key and time, as the digest hashes them; the entries are empty."""
         keys = self._keys.encode(self.keys_of(table))
         times = _longs(table, "expires_at_ms").view(np.uint64) ^ _SIGN
-        if not differs(keys[:1], self._last_key).all():
-            raise CorruptFile("the timers of a key lie in more than one row group")
-        self._last_key = keys[-1].as_py()
         rests = joined(keys, concatenate(len(keys), [Fixed(times.astype(">u8"))]))
         return Located(rests, pa.array([b""] * len(keys), pa.binary()))
 

@@ -76,8 +76,8 @@ def read_timers(store: RocksStore) -> Iterator[tuple[int, bytes, int]]:
     for key_group in key_groups_in(store):
         start = layout.prefix(key_group, layout.TIMERS)
         for stored_key, packed in store.scan(start, layout.after(start)):
-            for expiry_ms in layout.unpack_times(packed):
-                yield key_group, stored_key[3:], expiry_ms
+            for timer in layout.timers_in(stored_key[3:], packed):
+                yield key_group, timer[:-8], layout.unpack_time(timer[-8:])
 
 
 def key_groups_in(store: RocksStore) -> Iterator[int]:

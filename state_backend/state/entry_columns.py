@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import binary_views
+from state_backend.formats.arrow_columns import Array, binary_views, cut
 from state_backend.formats.hash_columns import xxh64
 from state_backend.state import layout
+from state_backend.values.errors import CorruptFile
 
 Groups = npt.NDArray[np.uint16]
 
@@ -53,6 +54,31 @@ def changes_by_key_group(
     counts = np.add.reduceat(come.astype(np.int64) - gone, starts)
     digests = np.add.reduceat(change, starts)
     yield from zip(key_groups[starts].tolist(), digests.tolist(), counts.tolist(), strict=True)
+
+
+def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
+    """Key group, and key with expiry as the digest hashes them, of each timer in entries of either layout, in their order.
+    CorruptFile for an entry that is of neither."""
+    (starts, raw), key_sizes = binary_views(entries), np.diff(binary_views(rests)[0])
+    sizes = np.diff(starts)
+    odd = (sizes % 8 != 0) | ((sizes == 0) & (key_sizes < 8))
+    if odd.any():
+        at = int(np.flatnonzero(odd)[0])
+        raise CorruptFile(f"the timers of a key in key group {groups[at]} are not times of 8 bytes: {sizes[at]} bytes")
+    if not sizes.any():
+        return groups, rests
+    owners = np.repeat(np.arange(len(rests)), np.maximum(sizes // 8, 1))
+    offsets = np.concatenate(([0], np.cumsum(np.where(sizes[owners] > 0, 8, 0)))).astype(np.int32)
+    packed = np.ascontiguousarray(raw[starts[0] : starts[-1]])
+    times = pa.Array.from_buffers(pa.binary(), len(owners), [None, pa.py_buffer(offsets), pa.py_buffer(packed)])
+    return groups[owners], joined(rests.take(pa.array(owners)), times)
+
+
+def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
+    """Keys, and expiries in milliseconds, of what ``timers_of`` gives."""
+    offsets, raw = binary_views(timers)
+    times = np.ascontiguousarray(raw[(offsets[1:] - 8)[:, None] + np.arange(8)]).view(">u8")[:, 0].astype(np.uint64)
+    return cut(timers.buffers()[2], offsets[:-1], offsets[1:] - 8), (times ^ np.uint64(1 << 63)).view(np.int64)
 
 
 def is_expiring(entries: pa.Array) -> Any:

@@ -9,11 +9,11 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
-from state_backend.state.shard_state import UNREAD, ShardState
+from state_backend.state.shard_state import GATHERED_BYTES, UNREAD, ShardState, Stride
 from state_backend.values.errors import UsageError
 from state_backend.values.records import StateDescriptor, StateKind
 
-_READ_AHEAD = 256
+_READ_AHEAD, _READ_AHEAD_BYTES = 256, 16 * 1024 * 1024
 
 
 class _KeyedState:
@@ -85,6 +85,9 @@ class ValueState(_KeyedState):
         if key not in shard.before:
             shard.before[key] = shard.cache.get(key, UNREAD)
         shard.cache[key] = row
+        shard.gathered_bytes += len(row)
+        if shard.gathered_bytes > GATHERED_BYTES:
+            shard.flush()
 
     def clear(self) -> None:
         self._shard.write(self._stored_key(), None)
@@ -94,10 +97,11 @@ class ListState(_KeyedState):
     """Rows in order per key. Appending touches the positions and the new row only, however long the list."""
 
     kind = "list"
-    __slots__ = ()
+    __slots__ = ("_stride",)
 
     def _prepare(self, descriptor: StateDescriptor) -> None:
         self._shard.prefetch_state(descriptor, layout.LIST_META)
+        self._stride = Stride(size_bytes=_READ_AHEAD_BYTES, most=_READ_AHEAD)
 
     def exists(self) -> bool:
         return next(self.get(), None) is not None
@@ -105,9 +109,18 @@ class ListState(_KeyedState):
     def get(self) -> Iterator[tuple[Any, ...]]:
         element = self._stored_key() + layout.LIST_ELEMENT
         first, next_ = self._positions(self._stored_key())
-        for start in range(first, next_, _READ_AHEAD):
-            positions = range(start, min(start + _READ_AHEAD, next_))
-            for entry in self._shard.read_many([element + layout.pack_position(p) for p in positions]):
+        while first < next_:
+            ahead: list[bytes | None] = []
+            end, size_bytes = min(first + _READ_AHEAD, next_), 0
+            while first < end and size_bytes < _READ_AHEAD_BYTES:
+                positions = range(first, min(first + self._stride.rows, end))
+                found = self._shard.read_many([element + layout.pack_position(p) for p in positions])
+                read_bytes = sum(map(len, filter(None, found)))
+                self._stride.seen(len(found), read_bytes)
+                ahead += found
+                first += len(found)
+                size_bytes += read_bytes
+            for entry in ahead:
                 row = self._shard.visible(entry)
                 if row is not None:
                     yield self._decode(row)
@@ -135,6 +148,7 @@ class ListState(_KeyedState):
         base = self._stored_key()
         if self._clear(base, 0):
             self._shard.write_unaccounted(base + layout.LIST_META, None)
+            self._shard.relieve()
 
     def _clear(self, base: bytes, start: int) -> bool:
         """Removes the rows from a position on; whether there was a list."""
@@ -150,6 +164,7 @@ class ListState(_KeyedState):
             write = shard.write if position < end else shard.write_new
             write(element + layout.pack_position(position), shard.entry_of(row, self._ttl_ms))
         shard.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, start + len(rows)))
+        shard.relieve()
 
     def _positions(self, base: bytes) -> tuple[int, int]:
         """First position and the one after the last; (0, 0) for no list. Expired rows in between may be gone already."""
@@ -174,7 +189,7 @@ class MapState(_KeyedState):
         )
 
     def exists(self) -> bool:
-        return next(self.iterator(), None) is not None
+        return self._shard.holds_any(self._stored_key())
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
         row = self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)))
@@ -187,10 +202,12 @@ class MapState(_KeyedState):
         base = self._stored_key()
         entry = self._shard.entry_of(self._encode(value), self._ttl_ms)
         self._shard.write_map(base, base + self._user_keys.encode(key), entry)
+        self._shard.relieve()
 
     def remove_key(self, key: Any) -> None:
         base = self._stored_key()
         self._shard.write_map(base, base + self._user_keys.encode(key), None)
+        self._shard.relieve()
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         base = self._stored_key()
@@ -203,3 +220,4 @@ class MapState(_KeyedState):
         base = self._stored_key()
         for stored_key, _ in self._shard.scan_map(base):
             self._shard.write_map(base, stored_key, None)
+            self._shard.relieve()

@@ -6,7 +6,8 @@
     list      … | key | 00                             -> first position u64 BE | next position u64 BE
               … | key | 01 | position u64 BE           -> entry
     map       … | key | user key                       -> entry
-    timers    … | FB  | key                            -> expiries, i64 BE, ascending
+    timers    … | FB  | key | expiry BE                -> (empty)
+    as once   … | FB  | key                            -> expiries, BE, ascending, of all the key's timers
     timer index … | FC | expiry BE | key               -> (empty)           due timers of a key group, in order of time
     expiry index … | FD | expiry BE | state id u8 | rest -> (empty)         due entries of a key group, in order of time
 
@@ -15,6 +16,9 @@
 
 Keys and user keys are prefix-free (key codec), so no entry of one key can be taken for one of another. Expiries are signed
 milliseconds since the epoch; in keys they are big-endian with the sign bit flipped, so that they sort.
+
+Timers of a key lay in one entry once. A key group that was written so is read as it is, and rewritten when a timer of it is next
+looked at or changed by a processor; all of its timers lie the one way or the other. Digests are the same.
 """
 
 from __future__ import annotations
@@ -23,10 +27,13 @@ import struct
 
 import xxhash
 
+from state_backend.values.errors import CorruptFile, StateTypeError
+
 TIMERS, TIMER_INDEX, EXPIRY_INDEX = 0xFB, 0xFC, 0xFD
 MAX_STATE_ID = 0xFA
 TIMERS_NAME = "$timers"
 PLAIN, EXPIRING = 1, 2
+MIN_TIME_MS, MAX_TIME_MS = -(1 << 63), (1 << 63) - 1
 LIST_META, LIST_ELEMENT = b"\x00", b"\x01"
 
 _PREFIX = struct.Struct(">HB")
@@ -34,6 +41,8 @@ _EXPIRY = struct.Struct("<Bq")
 _POSITIONS = struct.Struct(">QQ")
 _U64 = struct.Struct(">Q")
 _SIGN = 1 << 63
+_COPIED_BYTES = 1 << 16
+_TIMER_INDEX = bytes([TIMER_INDEX])
 
 
 def prefix(key_group: int, state_id: int) -> bytes:
@@ -52,8 +61,18 @@ def after(start: bytes) -> bytes | None:
 
 
 def pack_time(time_ms: int) -> bytes:
-    """Eight bytes that sort as the times do."""
-    return _U64.pack(time_ms + _SIGN)
+    """Eight bytes that sort as the times do. StateTypeError for what is not a signed 64-bit number."""
+    try:
+        return _U64.pack(time_ms + _SIGN)
+    except struct.error:
+        raise StateTypeError(
+            f"{time_ms} ms is no time: expected {MIN_TIME_MS} to {MAX_TIME_MS}, milliseconds since the epoch"
+        ) from None
+
+
+def later(time_ms: int, duration_ms: int) -> int:
+    """The sum; the latest time there is, where that is exceeded."""
+    return min(time_ms + duration_ms, MAX_TIME_MS)
 
 
 def unpack_time(data: bytes) -> int:
@@ -61,8 +80,17 @@ def unpack_time(data: bytes) -> int:
     return time_ms - _SIGN
 
 
-def unpack_times(data: bytes) -> list[int]:
-    return [time_ms - _SIGN for (time_ms,) in _U64.iter_unpack(data)]
+def timers_in(rest: bytes, data: bytes) -> list[bytes]:
+    """Key and expiry of each timer in an entry of either layout, as the digest hashes them. ``rest``: the stored key without key
+    group and state id. CorruptFile if the entry is of neither."""
+    if len(data) % 8 or (not data and len(rest) < 8):
+        raise CorruptFile(f"the timers under {rest.hex()} are not times of 8 bytes each: {data[:16].hex()}")
+    return [rest + data[at : at + 8] for at in range(0, len(data), 8)] if data else [rest]
+
+
+def timer_index_key(stored_key: bytes) -> bytes:
+    """The place in the timer index of what is stored as ``FB | key | expiry``."""
+    return stored_key[:2] + _TIMER_INDEX + stored_key[-8:] + stored_key[3:-8]
 
 
 def unpack_position(data: bytes) -> int:
@@ -114,4 +142,8 @@ def seed_of(state_name: str) -> int:
 def entry_hash(seed: int, rest: bytes, entry: bytes) -> int:
     """XXH64 of one entry. ``rest`` is its key without key group and state id, so that the sum over all entries
     survives a new max parallelism. Timers hash their key and expiry, with an empty entry."""
+    if len(entry) > _COPIED_BYTES:
+        whole = xxhash.xxh64(rest, seed)
+        whole.update(entry)
+        return whole.intdigest()
     return xxhash.xxh64_intdigest(rest + entry, seed)

@@ -3,17 +3,22 @@
 Reads see own writes. One batch of input is one round: the entries that a batch's keys will need are prefetched by one
 multi-get or scan, changes gather in memory and are written in one batch. With the batch, not with each change, the state
 digest and the entry counts of the key groups follow, and what was replaced unread is read then.
+
+Memory is bounded by bytes, and not by rounds alone: a round ends early where much was read ahead, and changes are written early,
+also between two calls of one handler, where much has gathered. Only a single call's own values are as large as they are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from heapq import merge
-from itertools import pairwise
-from typing import Any
+from itertools import compress, islice, pairwise
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +32,58 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
-# From here on, calls into Arrow and NumPy cost less than a loop.
-MIN_COLUMN_ROWS = 64
+MIB = 1024 * 1024
+# Read ahead for a round; read on demand or changed until a flush; taken into Arrow at once.
+PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
+# Written at once: RocksDB has it twice until it is.
+_WRITE_BYTES = 8 * MIB
+# What Python needs for one changed entry, beside the entry.
+_CHANGE_BYTES = 400
+# Timers that fire in one round. One key's, that are read ahead where the processor lists timers.
+_DUE_TIMERS, _LISTED_TIMERS = 4096, 16
+# The first chunk of a scan of one key's entries; of a map with more changes than that, they are written before the scan.
+_FIRST_SCAN_ROWS, _SCANNED_CHANGES = 32, 1024
+_GET_ROWS = 1024
+# From here on, calls into Arrow and NumPy cost less than a loop; of larger entries, the copies that they make cost more.
+MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
 # An entry that is passed by in a scan costs about a quarter of one that is looked for; to begin a scan costs some of those.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueTimer:
-    """A timer whose time has come."""
+class DueTimer(NamedTuple):
+    """A timer whose time has come, and where it lies; the order is that in which timers fire."""
 
     expiry_ms: int
     key_group: int
     key: bytes
+    stored_key: bytes
+
+
+class Stride:
+    """How many entries to read at once, so that they are about ``size_bytes``: by what those before were, since a size is known when
+    it is read. Begins with few."""
+
+    __slots__ = ("_most", "_size_bytes", "rows")
+
+    def __init__(self, *, size_bytes: int, most: int) -> None:
+        self.rows = 4
+        self._size_bytes, self._most = size_bytes, most
+
+    def seen(self, rows: int, size_bytes: int) -> None:
+        """So many were read."""
+        fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
+        self.rows = max(1, min(4 * self.rows, fitting, self._most))
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Scan:
+    """A scan that is under way: entries from ``start`` to ``end`` are still to be read. ``over`` holds those of them that the store
+    has otherwise than they were when the scan began; None: there was none."""
+
+    start: bytes
+    end: bytes | None
+    over: dict[bytes, bytes | None]
 
 
 class ShardState:
@@ -68,14 +111,26 @@ class ShardState:
         self._descriptors = {d.name: d for d in descriptors}
         self._by_id = {d.state_id: d for d in descriptors}
         self._accounts = {d.state_id: (d.name, layout.seed_of(d.name)) for d in descriptors}
+        self._accounts[layout.TIMERS] = layout.TIMERS_NAME, layout.seed_of(layout.TIMERS_NAME)
         # What the batch read or wrote, as it is now, and of what it wrote, how it was: UNREAD where nobody looked.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
         self._unaccounted: dict[bytes, bytes | None] = {}
-        # Maps are scanned by prefix; of these prefixes some entries are not written yet.
+        # Of what was read on demand or changed since the last flush.
+        self.gathered_bytes = 0
+        self._prefetch_stride = Stride(size_bytes=PREFETCH_BYTES, most=1 << 20)
+        self._change_stride = Stride(size_bytes=PART_BYTES, most=1024)
+        # Maps and timers are scanned by prefix; of these prefixes some entries are not written yet.
         self._changed_maps: dict[bytes, set[bytes]] = {}
-        self._firing = False
-        self._registered_while_firing: set[tuple[int, int, bytes]] = set()
+        self._scans: WeakSet[_Scan] = WeakSet()
+        # Timers of keys as the store has them, for a processor that lists them.
+        self._lists_timers = False
+        self._listed: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        # Key groups whose timers are known to lie one by one.
+        self._timers_apart: set[int] = set()
+        self._due_ms: int | None = None
+        self._registered_while_firing: set[bytes] = set()
+        self._deleted_while_firing: set[bytes] = set()
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
@@ -84,8 +139,7 @@ class ShardState:
             for name, count in s.entries.items():
                 self._counts[s.key_group, name] = count
                 self._totals[name] = self._totals.get(name, 0) + count
-        self._prefetched = {(layout.TIMERS, b""): layout.TIMERS_NAME}
-        self._timer_seed = layout.seed_of(layout.TIMERS_NAME)
+        self._prefetched: dict[tuple[int, bytes], str] = {}
         self.key_group = -1
         self.key = b""
 
@@ -109,72 +163,176 @@ class ShardState:
 
     # --- batches ----------------------------------------------------------------------------------------------------------------
 
-    def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> None:
-        """Reads what a batch's keys will need. Keys are encoded, and ascend with their key groups."""
+    def prefetch(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> int:
+        """Reads what a batch's keys will need, after a flush. Keys are encoded, and ascend with their key groups. Returns of how many
+        keys, at least one: it ends where about 16 MiB were read. The next are to be read when these are done."""
+        done = size_bytes = 0
+        while done < len(keys) and size_bytes < PREFETCH_BYTES:
+            end = min(len(keys), done + self._prefetch_stride.rows)
+            read, read_bytes = self._read_ahead(key_groups[done:end], keys[done:end])
+            done += read
+            size_bytes += read_bytes
+        return done
+
+    def _read_ahead(self, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> tuple[int, int]:
+        """Of how many keys everything was read, at least one, and the bytes of it."""
+        size_bytes = 0
         for (state_id, suffix), name in self._prefetched.items():
             wanted = stored_keys(key_groups, state_id, keys, suffix)
             # Of a state without entries nothing need be read.
             if not self._totals.get(name):
                 self.cache.update(dict.fromkeys(wanted))
-            elif suffix:
-                self.cache.update(zip(wanted, self.store.get_many(wanted), strict=True))
-            else:
-                self.cache.update(zip(wanted, self.read_sorted(name, key_groups, wanted), strict=True))
+                continue
+            found = self._get_some(wanted) if suffix else self.read_sorted(name, key_groups, wanted, PREFETCH_BYTES)
+            self.cache.update(zip(wanted, found, strict=False))
+            size_bytes += sum(map(len, filter(None, found)))
+            if len(found) < len(keys):
+                key_groups, keys = key_groups[: len(found)], keys[: len(found)]
+        if self._lists_timers and self._totals.get(layout.TIMERS_NAME):
+            for key_group in np.unique(key_groups).tolist():
+                self._lay_timers_apart(key_group)
+            wanted = stored_keys(key_groups, layout.TIMERS, keys)
+            for base, timers in zip(wanted, self.store.scan_prefixes(wanted, _LISTED_TIMERS + 1), strict=True):
+                if len(timers) <= _LISTED_TIMERS:
+                    self._listed[base] = timers
+                    self.cache.update(timers)
+        self._prefetch_stride.seen(len(keys), size_bytes)
+        return len(keys), size_bytes
+
+    def _get_some(self, wanted: Sequence[bytes], most_bytes: int = PREFETCH_BYTES) -> list[bytes | None]:
+        """What the store holds under the first of these keys, about so many bytes of it."""
+        found: list[bytes | None] = []
+        size_bytes = 0
+        while len(found) < len(wanted) and size_bytes < most_bytes:
+            some = self.store.get_many(wanted[len(found) : len(found) + _GET_ROWS])
+            size_bytes += sum(map(len, filter(None, some)))
+            found += some
+        return found
 
     def read_sorted(
-        self, name: str, key_groups: npt.NDArray[np.uint16], wanted: Sequence[bytes]
+        self, name: str, key_groups: npt.NDArray[np.uint16], wanted: Sequence[bytes], most_bytes: int | None = None
     ) -> Sequence[bytes | None]:
         """What the store holds under these ascending keys of one state, which has one entry per key. Where they are a good
         part of a key group's entries, all between the first and the last are read in passing: that is several times faster
-        per entry than to look for each."""
+        per entry than to look for each.
+
+        ``most_bytes``: it may end behind the entry that exceeds them, and tell of the first keys only, at least of one."""
         starts = [0, *(np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1).tolist(), len(wanted)]
         dense = []
         for start, end in pairwise(starts):
             entries = self._counts.get((int(key_groups[start]), name), 0)
             if end - start >= MIN_SCAN_ROWS and (end - start) * SCAN_SHARE >= entries:
                 dense.append((start, end))
-        if not dense:
-            return self.store.get_many(wanted)
         found: list[bytes | None] = []
-        for start, end in dense:
+        left_bytes = sys.maxsize if most_bytes is None else most_bytes
+        for start, end in [*dense, (len(wanted), len(wanted))]:
             if start > len(found):
-                found += self.store.get_many(wanted[len(found) : start])
-            held = dict(self.store.scan(wanted[start], wanted[end - 1] + b"\x00"))
-            found += [held.get(key) for key in wanted[start:end]]
-        if len(found) < len(wanted):
-            found += self.store.get_many(wanted[len(found) :])
+                some = self._get_some(wanted[len(found) : start], left_bytes)
+                found += some
+                left_bytes -= sum(map(len, filter(None, some)))
+            if len(found) < start or left_bytes <= 0:
+                break
+            if start < end:
+                some = self._scan_some(wanted[start:end], left_bytes)
+                found += some
+                left_bytes -= sum(map(len, filter(None, some)))
+                if len(found) < end or left_bytes <= 0:
+                    break
         return found
+
+    def _scan_some(self, wanted: Sequence[bytes], most_bytes: int) -> list[bytes | None]:
+        """What the store holds under the first of these ascending keys, about so many bytes of it, by a scan."""
+        held: dict[bytes, bytes] = {}
+        start, end, size_bytes = wanted[0], wanted[-1] + b"\x00", 0
+        while True:
+            chunk, ended = self.store.scan_chunk(start, end)
+            held |= chunk
+            if ended:
+                return [held.get(key) for key in wanted]
+            start = chunk[-1][0] + b"\x00"
+            # Of large entries, those in between are not kept.
+            there = bisect_left(wanted, start)
+            held = {key: held[key] for key in wanted[:there] if key in held}
+            size_bytes = sum(map(len, held.values()))
+            if there and size_bytes >= most_bytes:
+                return [held.get(key) for key in wanted[:there]]
 
     def flush(self) -> None:
         """Writes the gathered changes to the store and forgets what was read."""
         self._write_changes()
         self.cache.clear()
+        self._listed.clear()
+        self.gathered_bytes = 0
+
+    def relieve(self) -> None:
+        """Between two calls of a handler: a flush if much has gathered."""
+        if self.gathered_bytes > GATHERED_BYTES:
+            self.flush()
 
     def _write_changes(self) -> None:
-        cache, before = self.cache, self.before
-        if not before and not self._unaccounted:
+        if not self.before and not self._unaccounted:
             return
-        if UNREAD in before.values():
-            blind = sorted([key for key, entry in before.items() if entry is UNREAD])
-            before.update(zip(blind, self.store.get_many(blind), strict=True))
-        changed = sorted([key for key, entry in before.items() if cache[key] != entry])
-        new = [cache[key] for key in changed]
-        beside = dict(self._unaccounted)
-        if changed:
-            account = self._account_columns if len(changed) >= MIN_COLUMN_ROWS else self._account_one_by_one
-            beside |= account(changed, [before[key] for key in changed], new)
-        self.put_many(changed, new)
-        if beside:
-            ordered = sorted(beside)
-            self.put_many(ordered, [beside[key] for key in ordered])
-        before.clear()
+        for keys, old in self._parts():
+            self._write_part(keys, old)
+        if self._unaccounted:
+            self._put_sorted(self._unaccounted)
+        self.before.clear()
         self._unaccounted.clear()
         self._changed_maps.clear()
+        self._listed.clear()
+
+    def _parts(self) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
+        """The keys of all changes, ascending, and what the store has under them: some 32 MiB at a time, new entries included."""
+        cache, before, stride = self.cache, self.before, self._change_stride
+        keys = sorted(before)
+        if self.gathered_bytes <= GATHERED_BYTES and UNREAD not in before.values():
+            yield keys, [before[key] for key in keys]
+            return
+        begin = end = size_bytes = 0
+        old: list[bytes | None] = []
+        while end < len(keys):
+            some = keys[end : end + stride.rows]
+            entries = [before[key] for key in some]
+            blind = [key for key, entry in zip(some, entries, strict=True) if entry is UNREAD]
+            if blind:
+                read = iter(self.store.get_many(blind))
+                entries = [next(read) if entry is UNREAD else entry for entry in entries]
+            read_bytes = sum(map(len, filter(None, entries))) + sum(map(len, filter(None, map(cache.get, some))))
+            stride.seen(len(some), read_bytes)
+            old += entries
+            end += len(some)
+            size_bytes += read_bytes
+            if size_bytes >= PART_BYTES:
+                yield keys[begin:end], old
+                begin, size_bytes, old = end, 0, []
+        yield keys[begin:], old
+
+    def _write_part(self, keys: list[bytes], old: list[bytes | None]) -> None:
+        new = [self.cache[key] for key in keys]
+        kept = [a != b for a, b in zip(old, new, strict=True)]
+        if not all(kept):
+            keys, old, new = list(compress(keys, kept)), list(compress(old, kept)), list(compress(new, kept))
+        if not keys:
+            return
+        for scan in tuple(self._scans):
+            first = bisect_left(keys, scan.start)
+            last = len(keys) if scan.end is None else bisect_left(keys, scan.end)
+            for key, entry in zip(keys[first:last], old[first:last], strict=True):
+                scan.over.setdefault(key, entry)
+        in_columns = len(keys) >= MIN_COLUMN_ROWS and sum(map(len, filter(None, new))) < len(keys) * MAX_COLUMN_BYTES
+        beside = (self._account_columns if in_columns else self._account_one_by_one)(keys, old, new)
+        self.put_many(keys, new)
+        if beside:
+            self._put_sorted(beside)
+
+    def _put_sorted(self, changes: dict[bytes, bytes | None]) -> None:
+        ordered = sorted(changes)
+        self.put_many(ordered, [changes[key] for key in ordered])
 
     def _account_one_by_one(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Brings digests and counts up to date; what has to be written to the expiry index."""
+        """Brings digests and counts up to date; what has to be written to the indexes."""
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
             name, seed = self._accounts[key[2]]
@@ -185,7 +343,10 @@ class ShardState:
                 change += layout.entry_hash(seed, key[3:], entry)
             count = (entry is not None) - (entry_before is not None)
             self.account(int.from_bytes(key[:2], "big"), name, change, count)
-            _index_expiry(index, key, entry_before, entry)
+            if key[2] == layout.TIMERS:
+                index[layout.timer_index_key(key)] = entry
+            else:
+                _index_expiry(index, key, entry_before, entry)
         return index
 
     def _account_columns(
@@ -205,12 +366,23 @@ class ShardState:
         index: dict[bytes, bytes | None] = {}
         for at in np.flatnonzero(is_expiring(old_entries) | is_expiring(new_entries)).tolist():
             _index_expiry(index, keys[at], old[at], new[at])
+        for at in np.flatnonzero(state_ids == layout.TIMERS).tolist():
+            index[layout.timer_index_key(keys[at])] = new[at]
         return index
 
     def put_many(self, keys: Sequence[bytes], entries: Sequence[bytes | None]) -> None:
         """Writes entries past the gathered changes, None to delete: for whoever reads, accounts and indexes by itself."""
-        self.changed_bytes += sum(map(len, keys)) + sum(map(len, filter(None, entries)))
-        self.store.write(zip(keys, entries, strict=True))
+        entry_bytes = sum(map(len, filter(None, entries)))
+        self.changed_bytes += sum(map(len, keys)) + entry_bytes
+        if entry_bytes <= _WRITE_BYTES:
+            self.store.write(zip(keys, entries, strict=True))
+            return
+        begin, size_bytes = 0, 0
+        for end, entry in enumerate(entries, 1):
+            size_bytes += len(entry or b"")
+            if size_bytes >= _WRITE_BYTES or end == len(entries):
+                self.store.write(zip(keys[begin:end], entries[begin:end], strict=True))
+                begin, size_bytes = end, 0
 
     def account(self, key_group: int, name: str, digest_change: int, count_change: int) -> None:
         """Adds to what the digest and the entry count of a key group are."""
@@ -241,22 +413,28 @@ class ShardState:
         """The entry as it is stored, expired or not."""
         entry = self.cache.get(stored_key, UNREAD)
         if entry is UNREAD:
+            self.relieve()
             entry = self.cache[stored_key] = self.store.get(stored_key)
+            self.gathered_bytes += len(entry or b"")
         return entry  # type: ignore[no-any-return]
 
     def read_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
         """``read`` for several, with one multi-get for what is not at hand."""
+        self.relieve()
         missing = [key for key in wanted if key not in self.cache]
         if missing:
-            self.cache.update(zip(missing, self.store.get_many(missing), strict=True))
+            found = self.store.get_many(missing)
+            self.cache.update(zip(missing, found, strict=True))
+            self.gathered_bytes += sum(map(len, filter(None, found)))
         return [self.cache[key] for key in wanted]
 
     def write(self, stored_key: bytes, entry: bytes | None) -> None:
-        """Replaces an entry; None removes it. Digest, counts and expiry index follow when the batch is written."""
+        """Replaces an entry; None removes it. Digest, counts and indexes follow when the batch is written."""
         cache = self.cache
         if stored_key not in self.before:
             self.before[stored_key] = cache.get(stored_key, UNREAD)
         cache[stored_key] = entry
+        self.gathered_bytes += _CHANGE_BYTES + (len(entry) if entry else 0)
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
         """The same where the store is known to hold nothing, unless this batch wrote it."""
@@ -264,7 +442,7 @@ class ShardState:
         self.write(stored_key, entry)
 
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
-        """Writes what is no entry: positions, timers, indexes."""
+        """Writes what is no entry: positions, indexes."""
         self.cache[stored_key] = data
         self._unaccounted[stored_key] = data
 
@@ -278,19 +456,51 @@ class ShardState:
         return entry
 
     def entry_of(self, row: bytes, ttl_ms: int | None) -> bytes:
-        return row if ttl_ms is None else layout.with_expiry(row, self.now_ms + ttl_ms)
+        return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
-    def scan_map(self, start: bytes) -> list[tuple[bytes, bytes]]:
-        """All entries under a map's prefix, expired ones too, by user key."""
-        entries: dict[bytes, bytes | None] = dict(self.store.scan(start, layout.after(start)))
-        for key, entry in entries.items():
-            # Whoever writes them next need not read them.
-            self.cache.setdefault(key, entry)
-        changed = self._changed_maps.get(start)
-        if not changed:
-            return list(entries.items())  # type: ignore[arg-type]
-        entries |= {key: self.cache[key] for key in changed}
-        return sorted((key, entry) for key, entry in entries.items() if entry is not None)
+    def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """All entries under a map's prefix, expired ones too, by user key, as they are when the first one is asked for, whatever is
+        written or flushed meanwhile. The store is read no further than entries are asked for."""
+        changed = self._changes_to_scan(prefix)
+        scan = _Scan(prefix, layout.after(prefix), {key: self.cache[key] for key in changed})
+        if (listed := self._listed.get(prefix)) is not None:
+            yield from _overlaid(listed, scan.over, None)
+            return
+        rows, ended = _FIRST_SCAN_ROWS, False
+        while not ended:
+            self.relieve()
+            chunk, ended = self.store.scan_chunk(scan.start, scan.end, rows)
+            (self._scans.discard if ended else self._scans.add)(scan)
+            for key, entry in chunk:
+                # Whoever writes them next need not read them.
+                self.cache.setdefault(key, entry)
+            self.gathered_bytes += sum([len(entry) for _, entry in chunk])
+            if not ended:
+                scan.start, rows = chunk[-1][0] + b"\x00", 8 * rows
+            over = scan.over
+            yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
+
+    def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
+        """The keys under a map's prefix that are not written yet; few, since a scan looks at all of them."""
+        changed = self._changed_maps.get(prefix, _NO_CHANGES)
+        if len(changed) <= _SCANNED_CHANGES:
+            return changed
+        self._write_changes()
+        return _NO_CHANGES
+
+    def holds_any(self, prefix: bytes) -> bool:
+        """Whether a readable entry lies under a map's prefix."""
+        changed = self._changes_to_scan(prefix)
+        if any(self.visible(self.cache[key]) is not None for key in changed):
+            return True
+        start, end, rows, ended = prefix, layout.after(prefix), _FIRST_SCAN_ROWS, False
+        while not ended:
+            chunk, ended = self.store.scan_chunk(start, end, rows)
+            if any(key not in changed and self.visible(entry) is not None for key, entry in chunk):
+                return True
+            if not ended:
+                start, rows = chunk[-1][0] + b"\x00", 8 * rows
+        return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
         """``write`` for an entry under a map's prefix."""
@@ -299,62 +509,114 @@ class ShardState:
 
     # --- timers -------------------------------------------------------------------------------------------------------------------------
 
-    def timers(self) -> list[int]:
-        """The current key's timers, ascending."""
-        packed = self.read(layout.prefix(self.key_group, layout.TIMERS) + self.key)
-        return layout.unpack_times(packed) if packed else []
+    def timers(self) -> Iterator[int]:
+        """The current key's timers, ascending, as they are when the first one is asked for."""
+        base = self._timers_base()
+        self._lists_timers = True
+        return (layout.unpack_time(stored_key[-8:]) for stored_key, _ in self.scan_map(base))
 
     def register_timer(self, expiry_ms: int) -> None:
-        """A timer is unique per key and time: again is no change."""
-        timers = self.timers()
-        at = bisect_left(timers, expiry_ms)
-        if at < len(timers) and timers[at] == expiry_ms:
+        """A timer is unique per key and time: again is no change. Raises: StateTypeError for what is no time."""
+        base = self._timers_base()
+        stored_key = base + layout.pack_time(expiry_ms)
+        if self._due_ms is not None and expiry_ms <= self._due_ms:
+            if self.read(stored_key) is not None:
+                return
+            self._registered_while_firing.add(stored_key)
+        elif self.cache.get(stored_key) is not None:
             return
-        insort(timers, expiry_ms)
-        self._store_timers(timers, expiry_ms, 1)
-        if self._firing:
-            self._registered_while_firing.add((expiry_ms, self.key_group, self.key))
+        self.write_map(base, stored_key, b"")
+        self.relieve()
 
     def delete_timer(self, expiry_ms: int) -> None:
-        """One that is not there is no change."""
-        timers = self.timers()
-        if expiry_ms in timers:
-            timers.remove(expiry_ms)
-            self._store_timers(timers, expiry_ms, -1)
+        """One that is not there is no change. Raises: StateTypeError for what is no time."""
+        base = self._timers_base()
+        stored_key = base + layout.pack_time(expiry_ms)
+        if self.cache.get(stored_key, UNREAD) is None:
+            return
+        if self._due_ms is not None and expiry_ms <= self._due_ms:
+            self._deleted_while_firing.add(stored_key)
+        self.write_map(base, stored_key, None)
+        self.relieve()
 
-    def _store_timers(self, timers: list[int], changed_ms: int, sign: int) -> None:
-        packed_time = layout.pack_time(changed_ms)
-        self.write_unaccounted(
-            layout.prefix(self.key_group, layout.TIMERS) + self.key,
-            b"".join(map(layout.pack_time, timers)) if timers else None,
-        )
-        self.write_unaccounted(
-            layout.prefix(self.key_group, layout.TIMER_INDEX) + packed_time + self.key, b"" if sign > 0 else None
-        )
-        change = sign * layout.entry_hash(self._timer_seed, self.key + packed_time, b"")
-        self.account(self.key_group, layout.TIMERS_NAME, change, sign)
+    def _timers_base(self) -> bytes:
+        """Where the current key's timers lie, one by one."""
+        if self.key_group not in self._timers_apart:
+            self._lay_timers_apart(self.key_group)
+        return layout.prefix(self.key_group, layout.TIMERS) + self.key
+
+    def _lay_timers_apart(self, key_group: int) -> None:
+        """Rewrites a key group whose timers lie together for each key. Looks at its first one, if it has any."""
+        if key_group in self._timers_apart:
+            return
+        self._timers_apart.add(key_group)
+        start = layout.prefix(key_group, layout.TIMERS)
+        end = layout.after(start)
+        if not self._counts.get((key_group, layout.TIMERS_NAME)):
+            return
+        first, _ = self.store.scan_chunk(start, end, 1)
+        if not any(packed for _, packed in first):
+            return
+        apart: dict[bytes, bytes | None] = {}
+        for stored_key, packed in self.store.scan(start, end):
+            if packed:  # else it was written just now
+                apart[stored_key] = None
+                apart |= dict.fromkeys([start + timer for timer in layout.timers_in(stored_key[3:], packed)], b"")
+            if len(apart) > _FLUSH_ENTRIES:
+                self._put_sorted(apart)
+                apart.clear()
+        self._put_sorted(apart)
 
     def due_timers(self, now_ms: int) -> Iterator[DueTimer]:
-        """Timers with expiry <= now_ms in order of (expiry, key group, key), with their key chosen. A timer that a handler
-        deletes meanwhile does not fire; one that it registers fires in the next interval at the earliest."""
-
-        def of_group(key_group: int) -> Iterator[tuple[int, int, bytes]]:
-            start = layout.prefix(key_group, layout.TIMER_INDEX)
-            for stored_key, _ in self.store.scan(start, start + layout.pack_time(now_ms + 1)):
-                yield layout.unpack_time(stored_key[3:11]), key_group, stored_key[11:]
-
-        groups = sorted(kg for (kg, name), n in self._counts.items() if name == layout.TIMERS_NAME and n)
+        """Timers with expiry <= now_ms in order of (expiry, key group, key), with their key chosen and its state read ahead. A timer
+        is deleted when the next one is asked for. One that a handler deletes meanwhile does not fire; one that it registers fires
+        in the next interval at the earliest."""
         self.flush()
-        self._firing = True
-        for due in merge(*(of_group(kg) for kg in groups)):
-            expiry_ms, key_group, key = due
-            self.set_key(key_group, key)
-            if due not in self._registered_while_firing and expiry_ms in self.timers():
-                yield DueTimer(expiry_ms=expiry_ms, key_group=key_group, key=key)
-            if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
-                self.flush()
-        self._firing = False
-        self._registered_while_firing.clear()
+        groups = sorted(kg for (kg, name), n in self._counts.items() if name == layout.TIMERS_NAME and n)
+        due = merge(*(self._due_of_group(kg, now_ms) for kg in groups))
+        registered, deleted, most_noted = self._registered_while_firing, self._deleted_while_firing, _FLUSH_ENTRIES
+        self._due_ms = now_ms
+        cache, before = self.cache, self.before
+        while round_ := list(islice(due, min(self._prefetch_stride.rows, _DUE_TIMERS))):
+            self.flush()
+            self._read_due([timer for timer in round_ if timer.stored_key not in deleted])
+            for timer in round_:
+                _, self.key_group, self.key, stored_key = timer
+                if stored_key in registered or stored_key in deleted:
+                    continue
+                yield timer
+                # As `delete_timer` does it.
+                held = cache.get(stored_key, UNREAD)
+                if held is not None:
+                    before.setdefault(stored_key, held)
+                    cache[stored_key] = None
+                    self._changed_maps.setdefault(stored_key[:-8], set()).add(stored_key)
+                    self.gathered_bytes += _CHANGE_BYTES
+            if len(registered) + len(deleted) > most_noted:
+                # Of timers before this one none comes again.
+                last = round_[-1].stored_key[-8:]
+                for noted in (registered, deleted):
+                    noted -= {stored_key for stored_key in noted if stored_key[-8:] < last}
+                most_noted = _FLUSH_ENTRIES + 2 * (len(registered) + len(deleted))
+        self._due_ms = None
+        registered.clear()
+        deleted.clear()
+
+    def _due_of_group(self, key_group: int, now_ms: int) -> Iterator[DueTimer]:
+        start, base = layout.prefix(key_group, layout.TIMER_INDEX), layout.prefix(key_group, layout.TIMERS)
+        unpack, new = layout.unpack_time, DueTimer
+        for indexed, _ in self.store.scan(start, start + layout.pack_time(now_ms + 1)):
+            key, packed = indexed[11:], indexed[3:11]
+            yield new(unpack(packed), key_group, key, base + key + packed)
+
+    def _read_due(self, timers: Sequence[DueTimer]) -> None:
+        """What the handlers of these timers will need; they are in the store."""
+        keys = sorted({timer[1:3] for timer in timers})
+        for key_group in {key_group for key_group, _ in keys}:
+            self._lay_timers_apart(key_group)
+        groups = np.array([key_group for key_group, _ in keys], np.uint16)
+        self._read_ahead(groups, pa.array([key for _, key in keys], pa.binary()))
+        self.cache.update(dict.fromkeys([timer.stored_key for timer in timers], b""))
 
     # --- dropping ------------------------------------------------------------------------------------------------------------------------
 
@@ -417,6 +679,19 @@ class ShardState:
         while first < next_ and self.read(base + layout.LIST_ELEMENT + layout.pack_position(first)) is None:
             first += 1
         self.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, next_) if first < next_ else None)
+
+
+_NO_CHANGES: set[bytes] = set()
+
+
+def _overlaid(
+    chunk: list[tuple[bytes, bytes]], over: dict[bytes, bytes | None], end: bytes | None
+) -> list[tuple[bytes, bytes]]:
+    """The entries of a chunk as they were, and those before ``end`` that it lacks. What is done with is taken out of ``over``."""
+    entries: dict[bytes, bytes | None] = dict(chunk)
+    for key in [key for key in over if end is None or key < end]:
+        entries[key] = over.pop(key)
+    return sorted((key, entry) for key, entry in entries.items() if entry is not None)
 
 
 def _index_expiry(

@@ -78,7 +78,7 @@ class ValueColumns:
         new = self._codec.encode(rows)
         ttl_ms = self._descriptor.ttl_ms
         if ttl_ms is not None:
-            new = joined(pa.scalar(layout.with_expiry(b"", self._shard.now_ms + ttl_ms), pa.binary()), new)
+            new = joined(pa.scalar(layout.with_expiry(b"", layout.later(self._shard.now_ms, ttl_ms)), pa.binary()), new)
         if cleared is not None:
             new = pc.if_else(pa.array(cleared), pa.scalar(None, pa.binary()), new)
         self._replace(new)

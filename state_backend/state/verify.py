@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.arrow_columns import Array, Fixed, binary_views, concatenate, cut
@@ -25,7 +26,15 @@ from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
-from state_backend.state.entry_columns import Groups, expiries, joined, parts_of, without_expiry
+from state_backend.state.entry_columns import (
+    Groups,
+    expiries,
+    joined,
+    parts_of,
+    split_timers,
+    timers_of,
+    without_expiry,
+)
 from state_backend.values.errors import CairnError
 from state_backend.values.records import KeyGroupState, ShardManifest, StateDescriptor
 
@@ -302,26 +311,17 @@ class _Check:
 
     # --- timers ------------------------------------------------------------------------------------------------------------
 
-    def _timers(self, groups: Groups, keys: pa.Array, packed: pa.Array) -> None:
+    def _timers(self, groups: Groups, rests: pa.Array, entries: pa.Array) -> None:
+        groups, timers = timers_of(groups, rests, entries)
+        keys, times_ms = split_timers(timers)
         self._owned(self._keys.decode(keys), groups)
-        offsets, raw = binary_views(packed)
-        sizes = np.diff(offsets)
-        odd = (sizes == 0) | (sizes % 8 != 0)
-        if odd.any():
-            self.found(f"the timers of a key in key group {groups[odd][0]}: {sizes[odd][0]} bytes")
-            whole = pa.array(~odd)
-            groups, keys, packed, sizes = groups[~odd], keys.filter(whole), packed.filter(whole), sizes[~odd]
-            if not len(keys):
-                return
-            offsets, raw = binary_views(packed)
-        owners = np.repeat(np.arange(len(keys)), sizes // 8)
-        times = np.frombuffer(raw[offsets[0] : offsets[-1]].tobytes(), ">u8")
-        again = (owners[1:] == owners[:-1]) & (times[1:] <= times[:-1])
+        same_key = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False) & (groups[1:] == groups[:-1])
+        again = same_key & (times_ms[1:] <= times_ms[:-1])
         if again.any():
-            self.found(f"the timers of {np.count_nonzero(again)} keys do not ascend, each once")
-        of_key, at = keys.take(pa.array(owners)), concatenate(len(times), [Fixed(times)])
-        self._count(layout.TIMERS_NAME, groups[owners], xxh64(joined(of_key, at), self._timer_seed))
-        _add(self._timer_balance, groups[owners], xxh64(joined(at, of_key), 0))
+            self.found(f"{np.count_nonzero(again)} timers do not ascend, each once for a key")
+        self._count(layout.TIMERS_NAME, groups, xxh64(timers, self._timer_seed))
+        at = concatenate(len(timers), [Fixed((times_ms.view(np.uint64) ^ _SIGN).astype(">u8"))])
+        _add(self._timer_balance, groups, xxh64(joined(at, keys), 0))
 
     # --- what is recorded ----------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,16 @@ def from_ms(ms: int) -> datetime:
     return datetime.fromtimestamp(ms // 1000, tz=UTC).replace(microsecond=ms % 1000 * 1000)
 
 
+# What every time zone has a date of, so that Python, Spark and pandas read it wherever they run.
+_SHOWN_MS = to_ms(datetime(1, 1, 2, tzinfo=UTC)), to_ms(datetime(9999, 12, 31, tzinfo=UTC))
+
+
+def shown_ms(ms: int) -> int:
+    """An instant as tables and reports show it. A timer or an expiry may lie where there are no dates ("never"): those are shown as
+    9999-12-31T00:00:00Z, or 0001-01-02T00:00:00Z. State keeps the exact number."""
+    return min(max(ms, _SHOWN_MS[0]), _SHOWN_MS[1])
+
+
 def format_instant(instant: datetime) -> str:
     """For people: ``2013-01-01T00:00:00Z``, with milliseconds only where there are some."""
     text = instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -177,7 +177,7 @@ def _some_calls(state: ShardState, rng: random.Random, n: int, versions: int) ->
             case 10:
                 state.register_timer(state.now_ms + rng.randint(-60, 200))
             case 11:
-                for timer in state.timers()[:1]:
+                for timer in list(state.timers())[:1]:
                     state.delete_timer(timer)
 
 

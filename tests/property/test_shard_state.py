@@ -324,7 +324,7 @@ class StateMachine(RuleBasedStateMachine):
                 assert {u: row for (u,), row in found} == alive_map
                 assert [u for (u,), _ in found] == sorted(alive_map, key=lambda u: u.encode())
                 assert MapState(state, name).get_value(("a",)) == alive_map.get("a")
-            assert state.timers() == sorted(t for k, t in self.timers if k == key)
+            assert list(state.timers()) == sorted(t for k, t in self.timers if k == key)
 
 
 TestShardState = StateMachine.TestCase

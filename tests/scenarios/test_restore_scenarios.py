@@ -136,7 +136,7 @@ def test_deletions_in_segments_are_deletions_after_rescaling(tmp_path: Path) -> 
             ValueState(state, "value").get(),
             len(list(ListState(state, "list").get())),
             [user for (user,), _ in MapState(state, "map").iterator()],
-            state.timers(),
+            list(state.timers()),
         )
 
     chain.step(2, "incremental", for_keys(fill))
