@@ -25,7 +25,7 @@ from jobs.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from jobs.runtime.routing import key_schema_of, route
 from jobs.runtime.shipping import ShippedProcessor, runtime_version, ship, ship_processor
 from jobs.runtime.user_code import described
-from jobs.runtime.watermark import EventTime
+from jobs.runtime.watermark import EventTime, event_time_of
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.state.plan_states import StatePlan, plan_states
@@ -281,12 +281,8 @@ def _event_time(pipeline: Pipeline, schema: StructType, base: Content | None) ->
         raise SourceError(
             f"pipeline {pipeline.name!r}: event_time={column!r} must be a timestamp column of the input; found {found}"
         )
-    return EventTime(
-        column=column,
-        delay_ms=delay // timedelta(milliseconds=1),
-        rule=pipeline.watermark,
-        base_ms=base.time.watermark_ms if base is not None else None,
-    )
+    time_ = base.time if base is not None else None
+    return event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_)
 
 
 def _initial_state(spark: SparkSession, pipeline: Pipeline, key_schema: StructType) -> DataFrame | None:

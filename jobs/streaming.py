@@ -115,7 +115,8 @@ def from_streaming_checkpoint(
         time=LogicalTime(
             mode=pipeline.time_mode,
             processing_time_ms=interval.end_ms,
-            watermark_ms=(_watermark_ms(spark, path, batch) or None) if pipeline.time_mode == "event" else None,
+            watermark_ms=_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
+            late_watermark_ms=_late_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
         ),
         source_position={"streaming_checkpoint": path, "batch": batch},
         code_hash=code_hash(pipeline.processor, pipeline.name),
@@ -192,9 +193,20 @@ def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[st
 
 def _watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
     """What the query journaled for the batch after this one; 0 before any event."""
-    (commit,) = spark.read.text(f"{path}/commits/{batch}", wholetext=True).collect()
-    watermark_ms: int = json.loads(commit.value.splitlines()[1])["nextBatchWatermarkMs"]
+    watermark_ms: int = _journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"]
     return watermark_ms
+
+
+def _late_watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
+    """What handlers of this batch saw, up to which the next one drops rows; 0 before any event."""
+    watermark_ms: int = _journaled(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"]
+    return watermark_ms
+
+
+def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
+    (journal,) = spark.read.text(file, wholetext=True).collect()
+    said: dict[str, Any] = json.loads(journal.value.splitlines()[1])
+    return said
 
 
 def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> None:

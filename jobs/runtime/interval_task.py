@@ -401,9 +401,9 @@ class IntervalTask:
         check_whole(manifests, self.max_parallelism)
         outputs = tuple(file for ack in acks for file in (ack.output, ack.late) if file is not None)
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
-        watermark_ms = None
+        time_ = self.time
         if self.event_time is not None:
-            watermark_ms = self.event_time.recorded_ms(self.interval.end_ms, newest_event_us)
+            time_ = self.event_time.recorded(time_, self.interval.end_ms, newest_event_us)
         content = Content(
             kind="interval",
             pipeline=self.pipeline,
@@ -417,7 +417,7 @@ class IntervalTask:
             max_parallelism=self.max_parallelism,
             key_schema=self.key_schema,
             states=self.states,
-            time=replace(self.time, watermark_ms=watermark_ms),
+            time=time_,
             source_position=self.source_position,
             code_hash=self.code_hash,
             totals=self._totals(acks, manifests, outputs),

@@ -1,13 +1,15 @@
-"""Event time: which rows are late, when timers are due, and how far the watermark gets in an interval.
+"""Event time: which rows are late, when timers are due, and how far the watermarks get in an interval.
 
-A watermark says that no older row is expected. What a checkpoint records is the watermark for the interval after it:
+A watermark says that no older row is expected. There are two, as in Spark: rows are late up to the one, handlers see and timers
+fire by the other. A checkpoint records both for the interval after it:
 
-    rule       late rows, and what handlers see    timers fire up to        recorded
-    observed   the base's                          the base's               max(the base's, newest event seen - delay)
-    interval   the base's                          max(base's, end - delay) max(the base's, end - delay)
+    rule       late rows            handlers see     timers fire up to         recorded: watermark               recorded: late
+    observed   the base's late one  the base's       the base's                max(the base's, newest - delay)   the base's
+    interval   the base's           the base's       max(base's, end - delay)  max(base's, end - delay)          none
 
-"observed" is Spark's rule; an interval closes windows of earlier ones. With "interval" it closes its own. Neither ever goes
-back, so an idle interval keeps what it has. Before any event the watermark is None: nothing is late, and handlers see 0.
+"observed" is Spark's rule: rows are filtered one interval behind, since timers up to the newest watermark have not fired yet
+when rows arrive. Both watermarks start at 0, so that events up to 1970 are late from the first interval on. With "interval" an
+interval closes its own windows; in the first one nothing is late. No watermark ever goes back, so an idle interval keeps what it has.
 """
 
 from __future__ import annotations
@@ -15,32 +17,61 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from state_backend.values.records import LogicalTime
+
 Rule = Literal["observed", "interval"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTime:
-    """The event-time settings of a pipeline, and the watermark that its base recorded. Milliseconds since the epoch."""
+    """The event-time settings of a pipeline, and the watermarks that its base recorded. Milliseconds since the epoch.
+
+    ``late_ms``: a row of this event time or an older one is late; None: none is.
+    """
 
     column: str
     delay_ms: int
     rule: Rule
     base_ms: int | None
+    late_ms: int | None
 
     @property
     def late_until_us(self) -> int | None:
-        """A row of this event time or an older one is late. Source: Spark's late-event filter, for "at the watermark"."""
-        return None if self.base_ms is None else self.base_ms * 1000
+        """``late_ms`` in microseconds. Source: Spark's late-event filter, for "at the watermark"."""
+        return None if self.late_ms is None else self.late_ms * 1000
 
     def due_ms(self, interval_end_ms: int) -> int:
         """Timers with this expiry or an earlier one fire at the end of the interval."""
-        advanced = self.recorded_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
+        advanced = self._reached_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
         return advanced or 0
 
-    def recorded_ms(self, interval_end_ms: int, newest_event_us: int | None) -> int | None:
-        """The watermark that the interval's checkpoint records."""
+    def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
+        """The interval's clock as its checkpoint records it."""
+        return LogicalTime(
+            mode=time.mode,
+            processing_time_ms=time.processing_time_ms,
+            watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
+            late_watermark_ms=self.base_ms if self.rule == "observed" else None,
+        )
+
+    def _reached_ms(self, interval_end_ms: int, newest_event_us: int | None) -> int | None:
         if self.rule == "interval":
             reached: int | None = interval_end_ms - self.delay_ms
         else:
             reached = None if newest_event_us is None else newest_event_us // 1000 - self.delay_ms
         return max((ms for ms in (self.base_ms, reached) if ms is not None), default=None)
+
+
+def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
+    """The event time of the interval after ``base``; None: of the first one.
+
+    A base of before there were two watermarks has one: rows up to it are late, so that no window opens again that is closed.
+    """
+    base_ms = base.watermark_ms if base is not None else None
+    late_ms = base_ms
+    if rule == "observed":
+        base_ms = max(base_ms or 0, 0)
+        late_ms = base_ms if base is not None else 0
+        if base is not None and base.late_watermark_ms is not None:
+            late_ms = base.late_watermark_ms
+    return EventTime(column=column, delay_ms=delay_ms, rule=rule, base_ms=base_ms, late_ms=late_ms)

@@ -490,6 +490,7 @@ def tombstone_of(record: Record) -> Tombstone:
         base_id=vouched_base_of(record),
         digest=content.digest,
         watermark_ms=content.time.watermark_ms,
+        late_watermark_ms=content.time.late_watermark_ms,
         descriptors_hash=descriptors_hash(content),
         reproduces=record.reproduces,
         outputs=content.outputs,

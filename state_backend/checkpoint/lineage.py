@@ -72,7 +72,7 @@ def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | Non
 
 
 def reproduces(log: Log, content: Content) -> int | None:
-    """The id of the commit of exactly this interval that the content supersedes and equals in digest, watermark and
+    """The id of the commit of exactly this interval that the content supersedes and equals in digest, watermarks and
     descriptors; None if it changes something. A consolidation reproduces its base by construction."""
     if content.kind == "consolidate":
         return content.base_id

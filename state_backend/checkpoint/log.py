@@ -144,12 +144,12 @@ def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
 
 
-def fingerprint(entry: Record | Tombstone | Content) -> tuple[int, int | None, str]:
-    """Digest, watermark and descriptors: two commits of one interval that agree in these left the same state."""
+def fingerprint(entry: Record | Tombstone | Content) -> tuple[int, int | None, int | None, str]:
+    """Digest, watermarks and descriptors: two commits of one interval that agree in these left the same state."""
     if isinstance(entry, Tombstone):
-        return entry.digest, entry.watermark_ms, entry.descriptors_hash
+        return entry.digest, entry.watermark_ms, entry.late_watermark_ms, entry.descriptors_hash
     content = entry.content if isinstance(entry, Record) else entry
-    return content.digest, content.time.watermark_ms, descriptors_hash(content)
+    return content.digest, content.time.watermark_ms, content.time.late_watermark_ms, descriptors_hash(content)
 
 
 def descriptors_hash(content: Content) -> str:

@@ -63,7 +63,7 @@ _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 # A number of these names may be less than 0, or take 64 or 32 bits without a sign; any other takes 63.
-_SIGNED = {"watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
+_SIGNED = {"watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 

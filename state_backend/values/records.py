@@ -193,11 +193,13 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalTime:
-    """The clock of the interval. ``watermark_ms`` is None before any event was seen, and outside event time."""
+    """The clock of the interval, and the watermarks that the one after it begins with: handlers see ``watermark_ms``, rows up to
+    ``late_watermark_ms`` are late (None: those up to ``watermark_ms``). Both are None outside event time."""
 
     mode: TimeMode
     processing_time_ms: int
     watermark_ms: int | None
+    late_watermark_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +317,7 @@ class Tombstone:
     descriptors_hash: str
     reproduces: int | None
     outputs: tuple[OutputFile, ...]
+    late_watermark_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,8 +284,7 @@ class ScriptedInFrames(ScriptedUntimed):
 def event_script(seed: int, delay: timedelta) -> list[list[tuple[Any, ...]]]:
     """Batches of rows with event times around a moving front, with calls on timers by event time.
 
-    A row is on time, or later than the watermark of the batch before: for what lies between, Spark lets the batch pass in
-    which the watermark moved. The key ("between", 1) has such rows, one for each time that the watermark moved.
+    Late ones lie around the two watermarks: what is older than the one of the batch before is dropped, what lies between them is not.
     """
     pick = random.Random(seed)
     front_ms, watermark_ms, before_ms = 1_704_067_200_000, 0, 0
@@ -297,8 +296,8 @@ def event_script(seed: int, delay: timedelta) -> list[list[tuple[Any, ...]]]:
             ts_ms: int | None = front_ms - pick.choice([0, 1, 2_000, 9_000])
             if seq > 0 and pick.random() < 0.1:
                 ts_ms = None
-            elif seq > 0 and before_ms and pick.random() < 0.2:
-                ts_ms = before_ms - pick.choice([0, 1, 90_000])
+            elif seq > 0 and pick.random() < 0.3:
+                ts_ms = pick.choice([before_ms, watermark_ms]) + pick.choice([-90_000, -1, 0, 1])
             at_ms = front_ms + pick.choice([-20_000, -1, 0, 1, 4_000, 60_000])
             op = pick.choice(
                 [
@@ -313,8 +312,6 @@ def event_script(seed: int, delay: timedelta) -> list[list[tuple[Any, ...]]]:
                 ]
             )
             batch.append((pick.choice(["x", "y", None]), pick.choice([1, 2]), seq, _instant(ts_ms), op))
-        if watermark_ms > before_ms:
-            batch.append(("between", 1, 0, _instant(watermark_ms), "'between'"))
         script.append(batch)
         newest_ms = max(round(row[3].timestamp() * 1000) for row in batch if row[3] is not None)
         before_ms, watermark_ms = watermark_ms, max(watermark_ms, newest_ms - delay // timedelta(milliseconds=1))

@@ -128,12 +128,13 @@ def test_an_equal_result_is_a_reproduction() -> None:
     assert reproduces(log, content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)) == 2
 
 
-@pytest.mark.parametrize("what", ["digest", "watermark", "descriptors", "key", "interval"])
+@pytest.mark.parametrize("what", ["digest", "watermark", "late watermark", "descriptors", "key", "interval"])
 def test_whatever_differs_makes_it_none(what: str) -> None:
     same = content(day(2), "b", 1, digest=DAYS_1_TO_3[1].content.digest)
     different = {
         "digest": replace(same, digest=same.digest ^ 1),
         "watermark": replace(same, time=replace(same.time, watermark_ms=0)),
+        "late watermark": replace(same, time=replace(same.time, late_watermark_ms=0)),
         "descriptors": replace(same, states=()),
         "key": replace(same, key_schema={"type": "struct", "fields": [1]}),
         "interval": replace(same, interval=Interval(day(2).start, day(2).end + DAY)),

@@ -65,6 +65,7 @@ VALUES: list[Any] = [
         base_id=None,
         digest=2**64 - 1,
         watermark_ms=-5,
+        late_watermark_ms=-6,
         descriptors_hash="ab",
         reproduces=None,
         outputs=OUTPUTS,
@@ -111,6 +112,15 @@ def test_round_trip(value: Any) -> None:
     assert decoded == value
     assert type(decoded) is type(value)
     assert record_codec.encode(decoded) == data
+
+
+@pytest.mark.parametrize("value", [v for v in VALUES if isinstance(v, Record | Tombstone | Savepoint)])
+def test_records_of_before_there_were_two_watermarks(value: Any) -> None:
+    def as_before(body: dict[str, Any]) -> None:
+        del (body["content"]["time"] if "content" in body else body)["late_watermark_ms"]
+
+    decoded = record_codec.decode(resealed(as_before, value), "p", *ALL)
+    assert decoded == (replace(value, late_watermark_ms=None) if isinstance(value, Tombstone) else value)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
