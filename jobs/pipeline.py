@@ -15,6 +15,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
+from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +49,8 @@ class Pipeline:
     time_mode: "none", "processing" (the clock is the interval's end) or "event".
     event_time, watermark_delay, watermark: for "event": the timestamp column; how far behind the newest event a row may be;
         and whether the watermark follows the events seen ("observed": Spark's rule) or the interval's end ("interval").
+    time_zone: the zone in which the processor runs, on every host: of naive datetimes in state and frames, and of TZ. Default:
+        that of the Spark session (UTC through Airflow). Once an interval has run, another one must be named here.
     order_by: the rows of one key arrive sorted by these columns (default: the event time), then by all others, so their
         order is always the same.
     initial_state: ``(spark) -> DataFrame`` with the key columns and what ``handleInitialState`` is to get; used in the
@@ -71,6 +74,7 @@ class Pipeline:
     event_time: str | None = None
     watermark_delay: timedelta | None = None
     watermark: Literal["observed", "interval"] = "observed"
+    time_zone: str | None = None
     order_by: Sequence[str] = ()
     initial_state: Callable[[SparkSession], DataFrame] | None = None
     parallelism: int = 2
@@ -103,6 +107,8 @@ class Pipeline:
                 raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
         if self.api == "arrow" and self.initial_state is not None:
             raise UsageError(f"pipeline {self.name!r}: initial_state needs api='row' or 'pandas'")
+        if self.time_zone is not None:
+            zone_of(self.time_zone)
         self._check_event_time()
 
     def _check_event_time(self) -> None:

@@ -114,6 +114,7 @@ def options_of(task: IntervalTask, order_by: tuple[str, ...], source: str, runti
         "api": task.api,
         "parallelism": str(task.parallelism),
         "max_parallelism": str(task.max_parallelism),
+        "zone": task.zone,
         "source": source[:12],
         "runtime": runtime,
     }

@@ -10,7 +10,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
-from state_backend.values.zones import zone_of
+from state_backend.values.zones import Zone, zone_of
 from state_backend.verify import offering_sound
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 MODES = ("incremental", "full", "changelog")
+_SESSION_ZONE = "spark.sql.session.timeZone"
 
 
 def run_interval(
@@ -111,6 +113,50 @@ def process_interval(
         if it is what would be computed now (``jobs.reuse``).
     on_begin: gets the options of this attempt once it is decided that it is computed.
     """
+    # The source runs in the pipeline's zone too: it may read instants from text.
+    with _session_zone(spark, pipeline.time_zone):
+        return _process_interval(
+            spark,
+            pipeline,
+            interval,
+            root,
+            mode,
+            attempt=attempt,
+            run=run,
+            permissions=permissions,
+            coordinator=coordinator,
+            earlier=earlier,
+            on_begin=on_begin,
+        )
+
+
+@contextmanager
+def _session_zone(spark: SparkSession, wanted: str | None) -> Iterator[None]:
+    if wanted is None:
+        yield
+        return
+    before = spark.conf.get(_SESSION_ZONE)
+    spark.conf.set(_SESSION_ZONE, wanted)
+    try:
+        yield
+    finally:
+        spark.conf.set(_SESSION_ZONE, before)
+
+
+def _process_interval(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    interval: Interval,
+    root: str,
+    mode: str,
+    *,
+    attempt: str,
+    run: RunRef,
+    permissions: Permissions,
+    coordinator: Coordinator | None,
+    earlier: tuple[str, Mapping[str, str]] | None,
+    on_begin: Callable[[Mapping[str, str]], None] | None,
+) -> Prepared:
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     started_ns = time.monotonic_ns()
@@ -127,7 +173,7 @@ def process_interval(
         attempt,
         f"checkpoint {begun.base.id} ({base.totals.entries} entries)" if begun.base and base else "empty state",
     )
-    zone = zone_of(spark.conf.get("spark.sql.session.timeZone"))
+    zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
     rows, position = _read(spark, pipeline, interval)
     key_schema = key_schema_of(rows.schema, pipeline.key, pipeline.name)
     output_schema = parse_ddl(spark, pipeline.output_schema)
@@ -164,6 +210,7 @@ def process_interval(
             mode=pipeline.time_mode,
             processing_time_ms=interval.end_ms,
             watermark_ms=event_time.base_ms if event_time is not None else None,
+            zone=zone.name,
         ),
         event_time=event_time,
         source_position=position,
@@ -172,7 +219,6 @@ def process_interval(
         engine=pipeline.engine,
         changelog=pipeline.changelog,
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
-        zone=zone.name,
     )
     order_by = tuple(pipeline.order_by or ([event_time.column] if event_time is not None else []))
     options = options_of(task, order_by, source_hash(pipeline.source), runtime_version())
@@ -239,6 +285,22 @@ def _reuse(
         *(task.pipeline, task.interval, prepared.content.run.try_number, attempt),
     )
     return prepared
+
+
+def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:
+    """The time zone that an interval runs in: the one that the pipeline names, else the session's.
+
+    Raises:
+        UsageError: the pipeline names none, and the interval before ran in another than the session's: what a processor computes
+            from wall time would depend on who runs it.
+    """
+    zone = zone_of(session if wanted is None else wanted)
+    if wanted is None and recorded not in (None, zone.name):
+        raise UsageError(
+            f"pipeline {pipeline!r}: it ran in the time zone {recorded!r} so far, and this Spark session is in {zone.name!r}; set "
+            f"spark.sql.session.timeZone to {recorded!r}, or name a zone in the pipeline: Pipeline(time_zone={zone.name!r}, ...)"
+        )
+    return zone
 
 
 def coordinator_of(pipeline: Pipeline, root: str) -> Coordinator:

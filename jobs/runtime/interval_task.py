@@ -117,7 +117,6 @@ class IntervalTask:
 
     ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing. ``dropped`` are states
     whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
-    ``zone``: the session's time zone, in which the processor runs on every host.
     """
 
     pipeline: str
@@ -148,7 +147,11 @@ class IntervalTask:
     engine: EngineOptions
     changelog: ChangelogOptions
     plan_us: int
-    zone: str = "UTC"
+
+    @property
+    def zone(self) -> str:
+        """The time zone in which the processor runs on every host."""
+        return self.time.zone or "UTC"
 
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 

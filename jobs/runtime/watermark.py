@@ -14,7 +14,7 @@ interval closes its own windows; in the first one nothing is late. No watermark 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from state_backend.values.records import LogicalTime
@@ -47,9 +47,8 @@ class EventTime:
 
     def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
         """The interval's clock as its checkpoint records it."""
-        return LogicalTime(
-            mode=time.mode,
-            processing_time_ms=time.processing_time_ms,
+        return replace(
+            time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
             late_watermark_ms=self.base_ms if self.rule == "observed" else None,
         )

@@ -548,9 +548,7 @@ def _from_map(expected: MapType, zone: tzinfo) -> Convert:
 _PANDAS_NULLS = ("NaTType", "NAType")
 
 
-def row_to_physical(
-    expected: StructType, zone: tzinfo = UTC, *, nested: bool = False
-) -> Callable[[Any], list[Any]]:
+def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = False) -> Callable[[Any], list[Any]]:
     """A function from a row to the list of its physical values. A dict is taken by name, any other iterable by position;
     a nested struct may also be an object whose attributes have the fields' names."""
     converts = [to_physical(f.type, zone) for f in expected.fields]
@@ -608,9 +606,7 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
 # --- physical value -> Python value --------------------------------------------------------------------------------------
 
 
-def to_python(
-    data_type: DataType, struct_factory: StructFactory | None = None, zone: tzinfo = UTC
-) -> Convert | None:
+def to_python(data_type: DataType, struct_factory: StructFactory | None = None, zone: tzinfo = UTC) -> Convert | None:
     """A function from a non-null physical value to the Python value, or None where they are the same. It raises ValueError
     or OverflowError for what ``to_physical`` can't have made. ``struct_factory(names)(values)`` makes nested structs;
     instants become wall time in ``zone``."""

@@ -194,12 +194,14 @@ class OutputFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalTime:
     """The clock of the interval, and the watermarks that the one after it begins with: handlers see ``watermark_ms``, rows up to
-    ``late_watermark_ms`` are late (None: those up to ``watermark_ms``). Both are None outside event time."""
+    ``late_watermark_ms`` are late (None: those up to ``watermark_ms``). Both are None outside event time. ``zone``: the time zone
+    in which the processor ran; None: not recorded."""
 
     mode: TimeMode
     processing_time_ms: int
     watermark_ms: int | None
     late_watermark_ms: int | None = None
+    zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

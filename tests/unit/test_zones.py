@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.run_interval import plan_zone
 from state_backend.values import zones
 from state_backend.values.errors import UsageError
 from state_backend.values.zones import local_zone, zone_of
@@ -65,3 +66,27 @@ def test_a_host_without_zone_files_takes_those_of_python(monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="no data of the time zone 'Europe/Berlin'"), local_zone(zone):
         raise AssertionError("not reached")
     assert os.environ.get("TZ") == "UTC"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "session", "recorded", "expected"),
+    [
+        (None, "UTC", None, "UTC"),
+        (None, "IST", "Asia/Kolkata", "Asia/Kolkata"),
+        (None, "UTC", "Asia/Kolkata", None),
+        ("UTC", "UTC", "Asia/Kolkata", "UTC"),
+        ("Europe/Berlin", "UTC", None, "Europe/Berlin"),
+        ("Europe/Berlin", "UTC", "Europe/Berlin", "Europe/Berlin"),
+    ],
+)
+def test_an_interval_runs_in_the_pipelines_zone_or_the_sessions(
+    wanted: str | None, session: str, recorded: str | None, expected: str | None
+) -> None:
+    """Another one than before must be named: it may be just that of the host."""
+    if expected is not None:
+        assert plan_zone("p", wanted, session, recorded).name == expected
+        return
+    with pytest.raises(
+        UsageError, match="so far, and this Spark session is in 'UTC'; set"
+    ):
+        plan_zone("p", wanted, session, recorded)
