@@ -175,7 +175,7 @@ class OutputFrames:
     def _converted(self, at: int, values: Any) -> pa.Array:
         field: pa.Field = self._file.schema.field(at)
         try:
-            if isinstance(values, np.ndarray) and not _needs_spark(field.type):
+            if isinstance(values, np.ndarray) and _alike(values.dtype, field.type):
                 return column_of(field, values, from_pandas=True)
         except ProcessorError as error:
             return self._cast(at, values, error)
@@ -207,6 +207,10 @@ def _values(column: pd.Series[Any]) -> Any:
     return column.values if isinstance(column.dtype, np.dtype) else column.array
 
 
-def _needs_spark(data_type: pa.DataType) -> bool:
-    """True if pandas and Arrow disagree about the type's values: naive instants, and maps as dicts."""
-    return bool(pa.types.is_nested(data_type) or pa.types.is_temporal(data_type))
+def _alike(dtype: np.dtype[Any], data_type: pa.DataType) -> bool:
+    """True if Arrow alone makes of such values what Spark's worker makes of them. It does not of naive instants, nor of maps as
+    dicts; and of NaN it makes an empty binary."""
+    if pa.types.is_nested(data_type) or pa.types.is_temporal(data_type):
+        return False
+    number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
+    return dtype == object or (number and dtype.kind in "iufb")

@@ -117,11 +117,15 @@ def shown(value: Any, instants: bool = False) -> str:
     return repr(value)
 
 
+class Pairs(list[Any]):
+    """A map as rows have it: its pairs."""
+
+
 def plain(value: Any) -> Any:
     """What state takes under both engines: of NumPy's arrays lists, of a row's pairs a dict, of NaN and NaT null."""
     if isinstance(value, np.ndarray):
         return [plain(v) for v in value]
-    if isinstance(value, list) and value and all(isinstance(v, tuple) for v in value):
+    if isinstance(value, Pairs):
         return dict(value)
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
@@ -165,8 +169,12 @@ class Machine(StatefulProcessor):
             yield from self.step(key, item, scope)
 
     def step(self, key: Any, row: Any, scope: dict[str, Any]) -> Iterator[Any]:
-        result = self.evaluate(row.op, scope | {"row": row, "x": plain(row.x), "y": plain(row.y)})
-        yield Row(k0=row.k0, k1=row.k1, n=row.n, op=row.op, result=result, x=plain(row.x), y=plain(row.y))
+        x, y = (
+            plain(Pairs(value) if kind.startswith("map") and value is not None else value)
+            for kind, value in ((self.x, row.x), (self.y, row.y))
+        )
+        result = self.evaluate(row.op, scope | {"row": row, "x": x, "y": y})
+        yield Row(k0=row.k0, k1=row.k1, n=row.n, op=row.op, result=result, x=x, y=y)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         at = expiredTimerInfo.getExpiryTimeInMs()
