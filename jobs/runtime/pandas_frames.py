@@ -35,6 +35,9 @@ def frame_slices(zone: str) -> SlicesOf:
         )
         frame = pd.concat(ArrowBatchTransformer.to_pandas(batch, timezone=zone), axis=1)
         frame.columns = pd.Index(batch.schema.names)
+        for at, values in enumerate(batch.columns):
+            if _null_inside(values):
+                frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
         exact = {
             at: (values.is_valid().to_numpy(zero_copy_only=False), values.fill_null(0).to_numpy(zero_copy_only=False))
             for at, values in enumerate(batch.columns)
@@ -52,6 +55,21 @@ def frame_slices(zone: str) -> SlicesOf:
         return slices
 
     return slices_of
+
+
+def _null_inside(values: pa.Array) -> bool:
+    """True if a column of arrays of integers or booleans has a null in some array: pandas then has objects in all of them."""
+    if not pa.types.is_list(values.type):
+        return False
+    inside = values.type.value_type
+    return bool((pa.types.is_integer(inside) or pa.types.is_boolean(inside)) and values.flatten().null_count)
+
+
+def _exact_cell(cell: Any, inside: pa.DataType) -> Any:
+    """An array without nulls with the dtype that it has where no other array has one either."""
+    if not isinstance(cell, np.ndarray) or any(value is None for value in cell):
+        return cell
+    return cell.astype(inside.to_pandas_dtype())
 
 
 def _wide(data_type: pa.DataType) -> pa.DataType:
@@ -213,4 +231,4 @@ def _alike(dtype: np.dtype[Any], data_type: pa.DataType) -> bool:
     if pa.types.is_nested(data_type) or pa.types.is_temporal(data_type):
         return False
     number = pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
-    return dtype == object or (number and dtype.kind in "iufb")
+    return dtype.kind == "O" or (number and dtype.kind in "iufb")

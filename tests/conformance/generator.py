@@ -183,7 +183,7 @@ class Machine(StatefulProcessor):
         yield from self.fired(key, at, result)
 
     def fired(self, key: Any, at: int, result: str) -> Iterator[Any]:
-        yield Row(k0=None, k1=key[1], n=None, op=f"timer {at}", result=result, x=None, y=None)
+        yield Row(k0=key[0], k1=key[1], n=None, op=f"timer {at}", result=result, x=None, y=None)
 
 
 class FrameMachine(Machine):
@@ -199,9 +199,8 @@ class FrameMachine(Machine):
         yield out
 
     def fired(self, key: Any, at: int, result: str) -> Iterator[Any]:
-        yield pd.DataFrame({"k1": [key[1]], "op": [f"timer {at}"], "result": [result]}).reindex(
-            columns=["k0", "k1", "n", "op", "result", "x", "y"]
-        )
+        row = {"k0": key[0], "k1": key[1], "n": None, "op": f"timer {at}", "result": result, "x": None, "y": None}
+        yield pd.DataFrame({name: [value] for name, value in row.items()})
 
 
 def _ops(pick: random.Random, frames: bool, timed: str, front_ms: int) -> str:
@@ -338,7 +337,7 @@ def main() -> int:
             try:
                 cases, differences = run_seed(spark, seed, options.zone, options.process_zone, Path(folder))
             except Exception as error:
-                cases, differences = 0, [f"{type(error).__name__}: {str(error)[:2000]}"]
+                cases, differences = 0, [f"{type(error).__name__}: {str(error)[:800]} ... {str(error)[-2500:]}"]
         total += cases
         print(f"seed {seed}, zone {options.zone}, TZ {options.process_zone}: {cases} cases", flush=True)
         if differences:
