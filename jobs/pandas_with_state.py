@@ -145,7 +145,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
 
     @property
     def _timed(self) -> bool:
-        return self._timeout != GroupStateTimeout.NoTimeout
+        return self._timeout != "NoTimeout"
 
 
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
@@ -194,8 +194,8 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
             ndarray_as_list=False,
             df_for_struct=False,
         )
-        return series.set_axis(values.index)
-    dtype = _NUMBERS.get(kind)
+        return pd.Series(series.array, index=values.index)
+    dtype: Any = _NUMBERS.get(kind)
     if dtype is None:
         return values
     if kind in _INTEGERS and not pd.api.types.is_integer_dtype(values.dtype):
@@ -209,7 +209,7 @@ def scalar(value: Any, kind: str | DataType) -> Any:
         return None if value is None else _series(pd.Series([value]), kind).iloc[0]
     dtype = _NUMBERS.get(kind)
     if dtype is not None:
-        null = value is None or value != value
+        null = value is None or np.isnan(value)
         return np.dtype("float64" if null and kind in _INTEGERS else dtype).type(np.nan if null else value)
     if kind in ("timestamp", "timestamp_ntz"):
         return pd.Timestamp(value)
@@ -219,10 +219,9 @@ def scalar(value: Any, kind: str | DataType) -> Any:
 def _iterable(result: Any) -> Iterable[Any]:
     if isinstance(result, pd.DataFrame):
         raise _wrong_return("iterable of pandas.DataFrame", type(result).__name__)
-    try:
-        return iter(result)
-    except TypeError:
-        raise _wrong_return("iterable", type(result).__name__) from None
+    if not isinstance(result, Iterable):
+        raise _wrong_return("iterable", type(result).__name__)
+    return result
 
 
 def _wrong_return(expected: str, actual: str) -> PySparkTypeError:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StructType
 
 from jobs.pandas_with_state import STATE, as_spark_gives, columns_of, pandas_with_state, scalar
+from jobs.pipeline import Interval, Pipeline
+from jobs.run_interval import run_interval
 from state_backend.values.errors import UsageError
 from tests.conformance.group_state import (
     INPUT_SCHEMA,
@@ -237,3 +243,34 @@ def test_mistakes_are_told(changes: dict[str, Any], message: str) -> None:
         pandas_with_state(
             scripted, **{"key": ["k"], "input_schema": "k string, n int", "state_schema": "n int", **changes}
         )
+
+
+@pytest.mark.spark
+def test_the_documented_function(spark: SparkSession, tmp_path: Path) -> None:
+    """The block in the docs runs as it stands."""
+    text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
+    (block,) = [b.split("```")[0] for b in text.split("```python\n")[1:] if "pandas_with_state" in b]
+    edges = [datetime(2024, 1, 1, hour, tzinfo=UTC) for hour in (0, 1, 2)]
+    visited = [("ann", "a", edges[0]), ("ann", "b", edges[0]), ("bob", "a", edges[0])]
+    inputs = dict(zip(edges, (visited, [("bob", "b", edges[1])]), strict=False))
+    schema = "user string, page string, at timestamp"
+    source = {
+        "name": "visits",
+        "start": edges[0],
+        "source": lambda spark, interval: spark.createDataFrame(inputs[interval.start], schema),
+    }
+    scope: dict[str, Any] = {"Pipeline": lambda *_, **given: Pipeline(**source, **given)}
+    module = ModuleType("documented_function")
+    module.__file__ = str(tmp_path / "documented_function.py")
+    Path(module.__file__).write_text(block)
+    vars(module).update(scope)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(block, module.__file__, "exec"), vars(module))
+        intervals = [Interval(*pair) for pair in pairwise(edges)]
+        records = [run_interval(spark, module.PIPELINE, interval, str(tmp_path)) for interval in intervals]
+    finally:
+        del sys.modules[module.__name__]
+    files = [[f"{tmp_path}/visits/{f.handle.path}" for f in r.content.outputs] for r in records]
+    rows = [[row for f in paths for row in pq.read_table(f).to_pylist()] for paths in files]
+    assert rows == [[], [{"user": "ann", "visits": 2}]]
