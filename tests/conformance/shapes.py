@@ -90,6 +90,9 @@ class Shape:
 
 def plain(value: Any) -> Any:
     """A cell as the row API gives it."""
+    if isinstance(value, np.ndarray):
+        # Spark can't take an array of NumPy's into state.
+        return value.tolist()
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value)):
