@@ -198,9 +198,8 @@ def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
     dtype: Any = _NUMBERS.get(kind)
     if dtype is None:
         return values
-    if kind in _INTEGERS and not pd.api.types.is_integer_dtype(values.dtype):
-        dtype = "float64"  # Nulls are among them.
-    return values.astype(dtype)
+    # As floats come integers with a null in the key's rows, and under Spark also with one in another key's.
+    return values.astype("float64" if kind in _INTEGERS and values.hasnans else dtype)
 
 
 def scalar(value: Any, kind: str | DataType) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ INPUT_SCHEMA = (
 )
 OUTPUT_SCHEMA = "shape string, k string, out string"
 FIELDS = [part.split()[0] for part in INPUT_SCHEMA.split(", ")]
+INTS = ("seq", "n", "tiny", "small", "big")
 T0 = datetime(2024, 3, 1, tzinfo=UTC)
 SHAPES: dict[str, type[Shape]] = {}
 EVENT_SHAPES: dict[str, type[Shape]] = {}
@@ -75,7 +76,7 @@ class Shape:
                 yield item
                 continue
             for record in item.to_dict("records"):
-                yield Row(**{name: plain(value) for name, value in record.items()})
+                yield Row(**{name: plain(value, whole=name in INTS) for name, value in record.items()})
 
     def rowwise(self, key: Any, row: Any, now: int) -> Any:
         raise NotImplementedError
@@ -88,7 +89,7 @@ class Shape:
         yield "fired", info.getExpiryTimeInMs() - times.getCurrentProcessingTimeInMs()
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, whole: bool = False) -> Any:
     """A cell as the row API gives it."""
     if isinstance(value, np.ndarray):
         # Spark can't take an array of NumPy's into state.
@@ -97,9 +98,7 @@ def plain(value: Any) -> Any:
         value = value.item()
     if value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value)):
         return None
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+    return int(value) if whole else value
 
 
 class Prefixed:
@@ -928,7 +927,7 @@ WRITES: dict[str, list[str]] = {
     "names": ["v.update(Row(t='a', d=None, da=None, b=None, ntz=None)), v.get()"],
     "dict": ["i.update({'n': 1, 'f': 2.0}), i.get()"],
     "named_tuple": ["i.update(point(1, 0.1)), i.get()", "i.update([2, 0.5]), i.get()"],
-    "numpy": ["i.update((np.int64(7), np.float32(0.1))), i.get()", "i.update(np.array([1.0, 2.0])), i.get()"],
+    "numpy": ["i.update((np.int64(7), np.float32(0.1))), i.get()", "i.update((np.int32(8), np.float64(2.5))), i.get()"],
     "string_from": [
         f"v.update(({x}, None, None, None, None)), v.get()" for x in ("5", "True", "Decimal('1.50')", "1.5")
     ],
@@ -960,9 +959,10 @@ WRITES: dict[str, list[str]] = {
 
 
 def batches(
-    shapes: dict[str, type[Shape]], *, seed: int, count: int, keys: Sequence[Any], event: bool = False
+    shapes: dict[str, type[Shape]], *, seed: int, count: int, keys: Sequence[Any], nulls: Container[str]
 ) -> list[list[tuple[Any, ...]]]:
-    """For each batch rows of most keys of each shape, with nulls but for ``NoNulls``. The same for the same seed."""
+    """For each batch rows of most keys of each shape. The same for the same seed. ``nulls``: the columns that have them, but
+    for ``NoNulls``."""
     rng = random.Random(seed)
     found: list[list[tuple[Any, ...]]] = []
     clock = T0
@@ -980,7 +980,9 @@ def batches(
                 if n and rng.random() < 0.3:
                     continue
                 few = 1 if shape == "Large" else rng.randint(1, 4)
-                rows += [_row(rng, shape, k, seq, clock, nulls=shape != "NoNulls" and not event) for seq in range(few)]
+                rows += [
+                    _row(rng, shape, k, seq, clock, nulls=() if shape == "NoNulls" else nulls) for seq in range(few)
+                ]
         found.append(rows)
     return found
 
@@ -1003,7 +1005,7 @@ def _row(
         "big": rng.randint(-(2**63), 2**63 - 1),
     }
     for name in values:
-        if nulls and s is None and rng.random() < 0.15:
+        if name in nulls and s is None and rng.random() < 0.15:
             values[name] = None
     # Every batch is later than the watermark of all before it.
     at = clock + timedelta(seconds=rng.randint(0, 500), microseconds=rng.choice([0, 1000, 123_456]))

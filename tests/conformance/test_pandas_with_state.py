@@ -181,18 +181,29 @@ def test_event_time_timeouts(spark: SparkSession, tmp_path: Path) -> None:
     assert both.spark.watermarks_ms == [0, *(T0_MS + h * HOUR_MS for h in (4, 6, 7))]
 
 
-@pytest.mark.spark
-@pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="CAIRN_LONG=1 runs it")
-def test_without_timeouts_and_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None:
-    """The adapter gives under Spark's ``transformWithStateInPandas`` what it gives here."""
-    batches: list[Rows] = [rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")), rows((1, "state.get"))]
-    check(*run(spark, case_of(untimed, batches), "NoTimeout", tmp_path / "untimed"), set())
-    case = case_of(by_processing_time, PROCESSING)
-    files = write_batches(spark, case, tmp_path / "input")
-    theirs = run_under_spark(spark, case, files, tmp_path / "checkpoint")
-    ours, records = run_under_cairn(spark, case, files, tmp_path / "root", theirs.processing_times_ms)
-    both = Both(case=case, spark=theirs, cairn=ours, records=records, root=tmp_path / "root", files=files)
-    assert both.differences() == []
+def under_transform_with_state(spark: SparkSession, folder: Path) -> Both:
+    # Spark hands out the rows of a null number one by one.
+    case = case_of(by_processing_time, [[row for row in batch if row[0] is not None] for batch in PROCESSING])
+    files = write_batches(spark, case, folder / "input")
+    theirs = run_under_spark(spark, case, files, folder / "checkpoint")
+    ours, records = run_under_cairn(spark, case, files, folder / "root", theirs.processing_times_ms)
+    return Both(case=case, spark=theirs, cairn=ours, records=records, root=folder / "root", files=files)
+
+
+if os.environ.get("CAIRN_LONG"):
+
+    @pytest.mark.spark
+    def test_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None:
+        """The adapter gives under Spark's ``transformWithStateInPandas`` what it gives here."""
+        assert under_transform_with_state(spark, tmp_path).differences() == []
+
+    @pytest.mark.spark
+    def test_without_timeouts(spark: SparkSession, tmp_path: Path) -> None:
+        batches: list[Rows] = [
+            rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")),
+            rows((1, "state.get")),
+        ]
+        check(*run(spark, case_of(untimed, batches), "NoTimeout", tmp_path / "untimed"), set())
 
 
 @pytest.mark.parametrize(
@@ -227,6 +238,7 @@ def test_columns_have_the_dtypes_of_arrow() -> None:
     given = as_spark_gives(frame, flat)
     assert given.dtypes.astype(str).tolist() == ["int32", "float64", "object", "float32"]
     assert given.index.tolist() == [3, 4]
+    assert as_spark_gives(frame.assign(b=[1.0, 2.0]), flat).dtypes.astype(str)["b"] == "int8"
 
 
 @pytest.mark.parametrize(
