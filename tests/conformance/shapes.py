@@ -988,7 +988,7 @@ def batches(
 
 
 def _row(
-    rng: random.Random, shape: str, k: Any, seq: int, clock: datetime, *, s: Any = None, nulls: bool = True
+    rng: random.Random, shape: str, k: Any, seq: int, clock: datetime, *, s: Any = None, nulls: Container[str] = ()
 ) -> Any:
     words = ("view", "cart", "pay", "view", "ä😀", "", "x'\"\\")
     values = {
