@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,7 +50,7 @@ class Case:
     begins with the key columns. ``watermark_delay`` belongs to ``time_mode="event"``.
     """
 
-    processor: type
+    processor: Callable[[], Any]
     input_schema: str
     output_schema: str
     key: Sequence[str]
@@ -108,9 +108,11 @@ def run_under_spark(
     *,
     done: int = 0,
     initial: GroupedData | None = None,
+    operator: Callable[[GroupedData], DataFrame] | None = None,
 ) -> Outcome:
     """Runs the case as a streaming query until its files are used up. ``done``: batches that an earlier call ran on the
-    checkpoint; the outcome is that of the others. ``initial``: the initial state, if not the case's own."""
+    checkpoint; the outcome is that of the others. ``initial``: the initial state, if not the case's own. ``operator``: what
+    runs in place of the case's processor; its states are not read."""
     outputs: dict[int, list[dict[str, Any]]] = {}
 
     def collect(batch: DataFrame, batch_id: int) -> None:
@@ -128,12 +130,16 @@ def run_under_spark(
         if case.initial_schema:
             # An RDD or a local relation would do too; a file is what a real initial state is.
             initial = spark.createDataFrame(list(case.initial), ddl(spark, case.initial_schema)).groupBy(*case.key)
-        result = transform(
-            statefulProcessor=case.processor(),
-            outputStructType=ddl(spark, case.output_schema),
-            outputMode="Append",
-            timeMode=_TIME_MODES[case.time_mode],
-            initialState=initial,
+        result = (
+            operator(grouped)
+            if operator
+            else transform(
+                statefulProcessor=case.processor(),
+                outputStructType=ddl(spark, case.output_schema),
+                outputMode="Append",
+                timeMode=_TIME_MODES[case.time_mode],
+                initialState=initial,
+            )
         )
         writer = result.writeStream.trigger(availableNow=True).option("checkpointLocation", str(checkpoint))
         query = writer.foreachBatch(collect).start()
@@ -141,8 +147,8 @@ def run_under_spark(
             query.awaitTermination()
         finally:
             query.stop()
-        states = {name: _read_state(spark, checkpoint, name, kind) for name, kind in case.states.items()}
-        if case.time_mode != "none":
+        states = {} if operator else {n: _read_state(spark, checkpoint, n, kind) for n, kind in case.states.items()}
+        if case.time_mode != "none" and not operator:
             states["$timers"] = _read_timers(spark, checkpoint)
     batches = range(done, len(files))
     offsets = [_offsets(checkpoint / "offsets" / str(n)) for n in batches]

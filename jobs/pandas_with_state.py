@@ -1,0 +1,227 @@
+"""Functions of Spark's ``applyInPandasWithState`` as processors of the pandas API.
+
+The user's function stays as it is. Its ``GroupState`` is PySpark's own class; this module fills one before each call, and
+stores afterwards what the function left in it. Only the public handle is used, so the same processor also runs under Spark's
+``transformWithStateInPandas``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.conversion import ArrowBatchTransformer
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import DataType, StructType
+
+from state_backend.values.errors import UsageError
+
+Timeout = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
+Function = Callable[[tuple[Any, ...], Iterable[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
+
+STATE = "groupState"
+
+_INTEGERS = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64"}
+_NUMBERS = {**_INTEGERS, "float": "float32", "double": "float64"}
+_SYNONYMS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
+_NESTED = ("array<", "map<", "struct<")
+
+
+def pandas_with_state(
+    func: Function,
+    *,
+    key: Sequence[str],
+    input_schema: str | StructType,
+    state_schema: str | StructType,
+    timeout: Timeout = "NoTimeout",
+) -> PandasWithState:
+    """A processor for ``api="pandas"`` that calls ``func`` as ``applyInPandasWithState`` does.
+
+    func: ``(key, frames, state) -> frames``, unchanged.
+    key: the key columns, in the pipeline's order.
+    input_schema: the columns that the source gives, in order. The function gets them with the dtypes that Spark gives it:
+        int32 for INT, float32 for FLOAT. Columns of arrays, maps or structs need a ``StructType``.
+    state_schema: the state's fields, DDL or ``StructType``.
+    timeout: as in ``GroupStateTimeout``. "EventTimeTimeout" needs a pipeline with ``time_mode="event"``, the others one with
+        ``time_mode="processing"``.
+
+    Raises: UsageError if the timeout is unknown, the schema can't be read, or it lacks a key column.
+    """
+    return PandasWithState(func, key=key, input_schema=input_schema, state_schema=state_schema, timeout=timeout)
+
+
+class PandasWithState(StatefulProcessor):  # type: ignore[misc]
+    """The processor that ``pandas_with_state`` makes. The state lies in a value state; a timeout is the key's only timer."""
+
+    def __init__(
+        self,
+        func: Function,
+        *,
+        key: Sequence[str],
+        input_schema: str | StructType,
+        state_schema: str | StructType,
+        timeout: Timeout = "NoTimeout",
+    ) -> None:
+        known = (
+            GroupStateTimeout.NoTimeout,
+            GroupStateTimeout.ProcessingTimeTimeout,
+            GroupStateTimeout.EventTimeTimeout,
+        )
+        if timeout not in known:
+            raise UsageError(f"timeout={timeout!r} is not one of {', '.join(known)}")
+        columns = columns_of(input_schema)
+        missing = [name for name in key if name not in columns]
+        if missing:
+            raise UsageError(f"input_schema lacks the key column {missing[0]!r}; it has {', '.join(columns)}")
+        self._func = func
+        self._columns = columns
+        self._key = [columns[name] for name in key]
+        self._state_schema = state_schema
+        self._timeout = timeout
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._state = handle.getValueState(STATE, self._state_schema)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        frames = (as_spark_gives(frame, self._columns) for frame in rows)
+        yield from self._call(key, frames, timerValues, None)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        empty = pd.DataFrame(columns=list(self._columns))
+        yield from self._call(key, [empty], timerValues, expiredTimerInfo.getExpiryTimeInMs())
+
+    def _call(
+        self, key: Any, frames: Iterable[pd.DataFrame], times: Any, fired_ms: int | None
+    ) -> Iterator[pd.DataFrame]:
+        """Calls the function. ``fired_ms``: the expiry of the timer that fires, if one does."""
+        value = self._state.get()
+        watermark_ms = times.getCurrentWatermarkInMs()
+        state = GroupState(
+            optionalValue=value,
+            batchProcessingTimeMs=times.getCurrentProcessingTimeInMs(),
+            eventTimeWatermarkMs=watermark_ms,
+            timeoutConf=self._timeout,
+            hasTimedOut=fired_ms is not None,
+            watermarkPresent=self._timeout == GroupStateTimeout.EventTimeTimeout or watermark_ms > 0,
+            defined=value is not None,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=GroupState.NO_TIMESTAMP,
+            keyAsUnsafe=b"",
+            valueSchema=None,
+        )
+        scalars = tuple(scalar(part, kind) for part, kind in zip(key, self._key, strict=True))
+        for frame in _iterable(self._func(scalars, frames, state)):
+            if not isinstance(frame, pd.DataFrame):
+                raise _wrong_return("iterator of pandas.DataFrame", f"iterator of {type(frame).__name__}")
+            if len(frame):
+                yield frame
+        self._store(state, fired_ms)
+
+    def _store(self, state: GroupState, fired_ms: int | None) -> None:
+        left = json.loads(state.json())
+        if left["updated"]:
+            self._state.update(state.get)
+        elif left["removed"]:
+            self._state.clear()
+        timeout_ms = int(left["timeoutTimestamp"])
+        if left["updated"] or left["removed"] or timeout_ms != GroupState.NO_TIMESTAMP:
+            for expiry_ms in list(self._handle.listTimers()) if self._timed else ():
+                self._handle.deleteTimer(expiry_ms)
+            if timeout_ms != GroupState.NO_TIMESTAMP:
+                # A timeout is due when its instant has passed; a timer, already when it has come.
+                self._handle.registerTimer(timeout_ms + 1)
+        elif fired_ms is not None:
+            # Spark writes nothing, so the key times out in every batch. Another expiry, since this timer goes when it has fired.
+            self._handle.registerTimer(fired_ms - 1)
+
+    @property
+    def _timed(self) -> bool:
+        return self._timeout != "NoTimeout"
+
+
+def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
+    """The columns of a schema with their types: Spark's short names, or for nested types the type itself.
+
+    Raises: UsageError for a text that is no list of ``name type``, or has nested types.
+    """
+    if isinstance(schema, StructType):
+        short = {field.name: field.dataType.simpleString() for field in schema.fields}
+        return {f.name: f.dataType if short[f.name].startswith(_NESTED) else short[f.name] for f in schema.fields}
+    columns: dict[str, str | DataType] = {}
+    # The comma in decimal(10, 2) is none between columns.
+    for part in _split(schema):
+        name, *rest = part.replace(":", " ", 1).split(None, 2)
+        if not rest:
+            raise UsageError(f"input_schema: {part.strip()!r} is no column; expected a name and a type")
+        kind = rest[0].lower()
+        if kind.startswith(_NESTED):
+            raise UsageError(f"input_schema: column {name!r} is nested; pass the schema as a StructType")
+        columns[name.strip("`")] = _SYNONYMS.get(kind, kind)
+    return columns
+
+
+def _split(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "(<") - (char in ")>")
+        if char == "," and not depth:
+            parts.append(text[start:at])
+            start = at + 1
+    return [part for part in (*parts, text[start:]) if part.strip()]
+
+
+def as_spark_gives(frame: pd.DataFrame, columns: dict[str, str | DataType]) -> pd.DataFrame:
+    """The frame with the dtypes that ``applyInPandasWithState`` gives: those of Arrow's columns."""
+    return pd.DataFrame({name: _series(frame[name], kind) for name, kind in columns.items()}, index=frame.index)
+
+
+def _series(values: pd.Series[Any], kind: str | DataType) -> pd.Series[Any]:
+    if isinstance(kind, DataType):
+        column = pa.array(values.tolist(), type=to_arrow_type(kind, timezone="UTC"))
+        (series,) = ArrowBatchTransformer.to_pandas(
+            pa.RecordBatch.from_arrays([column], names=[str(values.name)]),
+            timezone="UTC",
+            struct_in_pandas="dict",
+            ndarray_as_list=False,
+            df_for_struct=False,
+        )
+        return pd.Series(series.array, index=values.index)
+    dtype: Any = _NUMBERS.get(kind)
+    if dtype is None:
+        return values
+    # As floats come integers with a null in the key's rows, and under Spark also with one in another key's.
+    return values.astype("float64" if kind in _INTEGERS and values.hasnans else dtype)
+
+
+def scalar(value: Any, kind: str | DataType) -> Any:
+    """A part of a key as the first cell of its column would be."""
+    if isinstance(kind, DataType):
+        return None if value is None else _series(pd.Series([value]), kind).iloc[0]
+    dtype = _NUMBERS.get(kind)
+    if dtype is not None:
+        null = value is None or np.isnan(value)
+        return np.dtype("float64" if null and kind in _INTEGERS else dtype).type(np.nan if null else value)
+    if kind in ("timestamp", "timestamp_ntz"):
+        return pd.Timestamp(value)
+    return np.bool_(value) if kind == "boolean" and value is not None else value
+
+
+def _iterable(result: Any) -> Iterable[Any]:
+    if isinstance(result, pd.DataFrame):
+        raise _wrong_return("iterable of pandas.DataFrame", type(result).__name__)
+    if not isinstance(result, Iterable):
+        raise _wrong_return("iterable", type(result).__name__)
+    return result
+
+
+def _wrong_return(expected: str, actual: str) -> PySparkTypeError:
+    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters={"expected": expected, "actual": actual})
