@@ -39,7 +39,10 @@ def frame_slices(zone: str) -> SlicesOf:
             if _null_inside(values):
                 frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
         exact = {
-            at: (values.is_valid().to_numpy(zero_copy_only=False), values.fill_null(0).to_numpy(zero_copy_only=False))
+            at: (
+                values.is_valid().to_numpy(zero_copy_only=False),
+                values.fill_null(False if values.type == pa.bool_() else 0).to_numpy(zero_copy_only=False),
+            )
             for at, values in enumerate(batch.columns)
             if values.null_count and (values.type == pa.int64() or values.type == pa.bool_())
         }

@@ -11,7 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
@@ -107,6 +107,9 @@ def _milliseconds(expiry: Any) -> int:
         ) from None
 
 
+State = TypeVar("State", RowValueState, RowListState, RowMapState)
+
+
 class ProcessorHandle(spark_api.StatefulProcessorHandle):
     """The handle that ``init`` gets in a shard task."""
 
@@ -141,13 +144,13 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
             raise error
         self.state = HandleState.INITIALIZED
 
-    def _planned(self, make: Callable[[ShardState, str], Any], name: str) -> Any:
+    def _planned(self, make: Callable[[ShardState, str], State], name: str) -> State:
         try:
             return make(self._shard, name)
         except StateSchemaError as error:
             # Right if ``init`` goes on to delete it.
             self._unplanned[name] = error
-            return _Deleted(name)
+            return cast(State, _Deleted(name))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         self._check_timers("registerTimer")
