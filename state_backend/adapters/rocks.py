@@ -32,7 +32,7 @@ SST_SUFFIX = ".sst"
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 # Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
 # itself meanwhile, so that its reads stay fast.
-_RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 4
+_RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
