@@ -101,9 +101,7 @@ def run(keys: int, timers: int) -> None:
     ):
 
         def runner_of(groups: tuple[KeyGroupState, ...]) -> tuple[ShardState, KeyedRunner, Discarded]:
-            state = ShardState(
-                store, key_groups=groups, descriptors=[SESSION], now_ms=DUE_MS, struct_factory=row_maker
-            )
+            state = ShardState(store, key_groups=groups, descriptors=[SESSION], now_ms=DUE_MS, struct_factory=row_maker)
             output = Discarded()
             runner = KeyedRunner(
                 Sessions,

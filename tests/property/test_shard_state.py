@@ -90,7 +90,12 @@ class StateMachine(RuleBasedStateMachine):
         bounds=st.sampled_from([BOUNDS, (50, 0, 30), (20, 2_000, 1)]),
     )
     def begin(
-        self, parallelism: int, by_columns: bool, by_scan: bool, changelog: ChangelogOptions, bounds: tuple[int, int, int]
+        self,
+        parallelism: int,
+        by_columns: bool,
+        by_scan: bool,
+        changelog: ChangelogOptions,
+        bounds: tuple[int, int, int],
     ) -> None:
         _bound(*bounds)
         self.changelog = changelog

@@ -96,9 +96,7 @@ def main(keys: int, value_bytes: int, kind: Any) -> None:
     groups: tuple[KeyGroupState, ...] = ()
     with tempfile.TemporaryDirectory(prefix="cairn-test-") as work, RocksStore(Path(work) / "db") as store:
         for count in (1, 2):
-            state = ShardState(
-                store, key_groups=groups, descriptors=[state_of], now_ms=1, struct_factory=row_maker
-            )
+            state = ShardState(store, key_groups=groups, descriptors=[state_of], now_ms=1, struct_factory=row_maker)
             output = _Output()
             runner = KeyedRunner(
                 _Grows,

@@ -157,6 +157,6 @@ if os.environ.get("CAIRN_LONG"):  # minutes, and gigabytes on disk
 def test_large_state_takes_bounded_memory(keys: int, value_bytes: int, kind: str, most_bytes: int) -> None:
     """All keys come in one batch, and are changed in two intervals."""
     command = [sys.executable, "-m", "tests.support.large_values", str(keys), str(value_bytes), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < most_bytes
