@@ -32,7 +32,7 @@ SST_SUFFIX = ".sst"
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 # Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
 # itself meanwhile, so that its reads stay fast.
-_RUNS_WITHIN_INTERVAL = 32
+_RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
@@ -86,6 +86,8 @@ class EngineOptions:
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO
+        # A merge holds a block of every run, and a block is as large as the largest entry.
+        universal.max_merge_width = _RUNS_PER_MERGE
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_compaction_style(rocksdict.DBCompactionStyle.universal())

@@ -29,14 +29,14 @@ from state_backend.snapshot import (
     record_changes,
     take_snapshot,
 )
-from state_backend.state import shard_state
+from state_backend.state import keyed_states, shard_state
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.state.value_columns import ValueColumns
 from state_backend.state.verify import verify_shard
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
-from tests.support.shards import KEY_SCHEMA, KEYS, STATES
+from tests.support.shards import KEY_SCHEMA, KEYS, STATES, lay_timers_together
 
 MAX_PARALLELISM = 8
 # Thresholds so low that some intervals go past them, and some that none does.
@@ -46,6 +46,14 @@ keys = st.sampled_from(["", "a", "b", "\x00", "ä", "zz"])
 rows = st.tuples(st.one_of(st.none(), st.integers(-5, 5)), st.one_of(st.none(), st.text(max_size=3)))
 ttls = st.sampled_from(["", "_ttl"])
 times = st.integers(-300, 1500)
+
+BOUNDS = shard_state.PREFETCH_BYTES, shard_state.GATHERED_BYTES, shard_state.PART_BYTES
+
+
+def _bound(prefetch_bytes: int, gathered_bytes: int, part_bytes: int) -> None:
+    shard_state.PREFETCH_BYTES, shard_state.PART_BYTES = prefetch_bytes, part_bytes
+    shard_state.GATHERED_BYTES = keyed_states.GATHERED_BYTES = gathered_bytes
+
 
 Model = dict[str, dict[Any, tuple[tuple[Any, ...], int | None]]]
 
@@ -72,14 +80,24 @@ class StateMachine(RuleBasedStateMachine):
             restored.store.close()
         shutil.rmtree(self.folder)
         shard_state.MIN_COLUMN_ROWS, shard_state.MIN_SCAN_ROWS = 64, 16
+        _bound(*BOUNDS)
 
     @initialize(
         parallelism=st.integers(1, 4),
         by_columns=st.booleans(),
         by_scan=st.booleans(),
         changelog=st.sampled_from(CHANGELOGS),
+        bounds=st.sampled_from([BOUNDS, (50, 0, 30), (20, 2_000, 1)]),
     )
-    def begin(self, parallelism: int, by_columns: bool, by_scan: bool, changelog: ChangelogOptions) -> None:
+    def begin(
+        self,
+        parallelism: int,
+        by_columns: bool,
+        by_scan: bool,
+        changelog: ChangelogOptions,
+        bounds: tuple[int, int, int],
+    ) -> None:
+        _bound(*bounds)
         self.changelog = changelog
         shard_state.MIN_COLUMN_ROWS = 1 if by_columns else 1_000
         shard_state.MIN_SCAN_ROWS = 1 if by_scan else 1_000
@@ -219,6 +237,12 @@ class StateMachine(RuleBasedStateMachine):
     def delete_timer(self, key: str, time_ms: int) -> None:
         self._at(key).delete_timer(time_ms)
         self.timers.discard((key, time_ms))
+
+    @rule()
+    def lay_timers_together(self) -> None:
+        """As an older version would have left them."""
+        for _, _, state in self.shards:
+            lay_timers_together(state)
 
     @rule()
     def end_of_batch(self) -> None:

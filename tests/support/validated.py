@@ -208,7 +208,7 @@ def counted(store: RocksStore, states: Sequence[StateDescriptor]) -> tuple[KeyGr
             continue
         group, state_id, rest = int.from_bytes(stored[:2], "big"), stored[2], stored[3:]
         if state_id == layout.TIMERS:
-            for timer in layout.timers_in(rest, entry):
+            for timer in [rest + entry[at : at + 8] for at in range(0, len(entry), 8)] or [rest]:
                 add(group, layout.TIMERS_NAME, timer, b"")
         elif state_id in by_id and not (by_id[state_id].kind == "list" and is_head(rest)):
             add(group, by_id[state_id].name, rest, entry)

@@ -394,6 +394,9 @@ def test_expiry_needs_processing_time(time_mode: Any) -> None:
 
 def test_expiry_is_positive_or_none() -> None:
     handle = DeclaringHandle(parse, "processing")
+    for wrong in (1000.0, "1000", 1 << 63):
+        with pytest.raises(errors.StateSchemaError, match=r"state 'one': ttlDurationMs is .*(1000|at most)"):
+            handle.getValueState("one", VALUE, ttlDurationMs=wrong)
     with pytest.raises(errors.StateSchemaError, match="ttlDurationMs is -1; it must be positive"):
         handle.getValueState("v", VALUE, -1)
     handle.getValueState("zero", VALUE, 0)

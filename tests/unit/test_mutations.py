@@ -443,8 +443,22 @@ def heads(store: RocksStore, rng: random.Random) -> tuple[bytes, bytes]:
     return some_of(store, _IDS["list"], rng, heads=True)
 
 
-def without_first_timer(key: bytes, packed: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
-    yield key, packed[8:] or None
+def no_timer(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, None
+
+
+def timer_in_both_layouts(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key[:-8], key[-8:]
+
+
+def timer_cut_off(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, None
+    yield key[:-3], entry
+
+
+def older_timers_cut_off(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
+    yield key, None
+    yield key[:-8], key[-8:-3]
 
 
 def later_index(key: bytes, entry: bytes, rng: random.Random) -> Iterator[tuple[bytes, bytes | None]]:
@@ -586,12 +600,13 @@ MUTATIONS = [
     Mutation("value of nothing", False, stored(entry_becomes(lambda e: b"", of("value")))),
     Mutation("entry with an unknown first byte", False, stored(entry_becomes(lambda e: b"\x07" + e[1:], of("map")))),
     Mutation("entry that expires, cut off", False, stored(entry_becomes(lambda e: e[:5], of("value_ttl")))),
-    Mutation("timer missing", False, stored(write(without_first_timer, timers))),
+    Mutation("timer missing", False, stored(write(no_timer, timers))),
     Mutation("timer without its index entry", False, stored(write(gone, timer_index))),
     Mutation("timer index entry without its timer", False, stored(write(extra_index, timer_index))),
     Mutation("timer index entry at another time", False, stored(write(later_index, timer_index))),
-    Mutation("timer twice", False, stored(entry_becomes(lambda packed: packed[:8] + packed, timers))),
-    Mutation("timers cut off", False, stored(entry_becomes(lambda packed: packed[:-3], timers))),
+    Mutation("timer twice", False, stored(write(timer_in_both_layouts, timers))),
+    Mutation("timer cut off", False, stored(write(timer_cut_off, timers))),
+    Mutation("timers of the older layout cut off", False, stored(write(older_timers_cut_off, timers))),
     Mutation("expiry index entry missing", False, stored(write(gone, expiry_index))),
     Mutation("expiry index entry too many", False, stored(write(extra_index, expiry_index))),
     Mutation("expiry index entry at another time", False, stored(write(later_index, expiry_index))),

@@ -1,0 +1,162 @@
+"""What a call may read, hold and cost, however large a key's state is."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from state_backend.adapters.rocks import RocksStore
+from state_backend.state import shard_state
+from state_backend.state.keyed_states import MapState, ValueState
+from state_backend.state.shard_state import ShardState, Stride
+from tests.support.shards import KEYS, STATES, open_state
+
+MIB = 1024 * 1024
+
+
+def filled(tmp_path: Path, entries: int) -> ShardState:
+    """A map of one key, in the store."""
+    state = open_state(tmp_path, now_ms=0)
+    state.set_key(1, KEYS.encode(("a",)))
+    map_ = MapState(state, "map")
+    for n in range(entries):
+        map_.update_value((f"{n:05d}",), (n, None))
+    state.flush()
+    return state
+
+
+def test_the_first_of_a_large_map_is_found_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = filled(tmp_path, 5_000)
+    read: list[int] = []
+    scan_chunk = RocksStore.scan_chunk
+
+    def counted(*args: Any) -> Any:
+        found = scan_chunk(*args)
+        read.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(RocksStore, "scan_chunk", counted)
+    map_ = MapState(state, "map")
+    assert map_.exists() and next(map_.iterator()) == (("00000",), (0, None))
+    assert sum(read) <= 64
+    map_.remove_key(("00000",))
+    assert map_.exists() and next(map_.iterator())[0] == ("00001",)
+    assert len(list(map_.iterator())) == 4_999
+    map_.clear()
+    assert not map_.exists()
+    map_.update_value(("x",), (1, None))
+    assert map_.exists()
+    state.store.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_iterator_sees_the_map_as_it_was(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written and flushed while it is under way, and whatever was not flushed before."""
+    monkeypatch.setattr(shard_state, "_SCANNED_CHANGES", 50)
+    pick = random.Random(seed)
+    state = filled(tmp_path, 600)
+    map_ = MapState(state, "map")
+    model: dict[str, int] = {f"{n:05d}": n for n in range(600)}
+    for _ in range(3):
+        # It begins with its first entry, before any change of this round.
+        begun = [(sorted(model.items()), map_.iterator())]
+        found: list[list[tuple[str, int]]] = [[]]
+        while begun:
+            at = pick.randrange(len(begun))
+            for _ in range(pick.choice([1, 40, 300])):
+                entry = next(begun[at][1], None)
+                if entry is None:
+                    assert found.pop(at) == begun.pop(at)[0]
+                    break
+                found[at].append((entry[0][0], entry[1][0]))
+            for _ in range(pick.choice([0, 1, 30, 100])):
+                key = f"{pick.randrange(700):05d}{pick.choice(['', 'x'])}"
+                if pick.random() < 0.4:
+                    map_.remove_key((key,))
+                    model.pop(key, None)
+                else:
+                    model[key] = pick.randrange(1_000)
+                    map_.update_value((key,), (model[key], None))
+            if pick.random() < 0.3:
+                state.flush()
+            if pick.random() < 0.2 and len(begun) < 4:
+                now, iterator = sorted(model.items()), map_.iterator()
+                first = next(iterator)
+                begun.append((now, iterator))
+                found.append([(first[0][0], first[1][0])])
+    assert [(u, n) for (u,), (n, _) in map_.iterator()] == sorted(model.items())
+
+
+def test_an_iterator_that_is_not_used_up_keeps_no_store_open(tmp_path: Path) -> None:
+    state = filled(tmp_path, 500)
+    iterator = MapState(state, "map").iterator()
+    next(iterator)
+    state.store.close()
+    with RocksStore(tmp_path) as store:
+        assert next(iter(store.scan(b"", None)))
+
+
+def test_a_stride_follows_what_was_read() -> None:
+    stride = Stride(size_bytes=1_000, most=100)
+    seen = []
+    for rows, size_bytes in ((4, 0), (16, 16), (64, 64), (100, 10_000), (10, 1_000), (10, 50_000), (1, 10), (4, 40)):
+        stride.seen(rows, size_bytes)
+        seen.append(stride.rows)
+    assert seen == [16, 64, 100, 10, 10, 1, 4, 16]
+
+
+def test_a_round_ends_where_much_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_state, "PREFETCH_BYTES", 10_000)
+    state = open_state(tmp_path, now_ms=0)
+    value = ValueState(state, "value")
+    keys = [KEYS.encode((f"{n:03d}",)) for n in range(100)]
+    for key in keys:
+        state.set_key(1, key)
+        value.update((1, "x" * 1_000))
+    state = ShardState(state.store, key_groups=state.key_group_states(), descriptors=STATES, now_ms=0)
+    value = ValueState(state, "value")
+    groups, done, rounds = np.ones(100, np.uint16), 0, []
+    while done < len(keys):
+        state.flush()
+        rounds.append(state.prefetch(groups[done:], pa.array(keys[done:], pa.binary())))
+        assert len(state.cache) == rounds[-1]
+        done += rounds[-1]
+    assert done == 100 and max(rounds) <= 20 + 4
+
+
+def test_many_timers_of_one_key_cost_no_more_than_of_many(tmp_path: Path) -> None:
+    """30,000 took minutes when each call wrote all of a key's."""
+    state = open_state(tmp_path, now_ms=0)
+    state.set_key(1, KEYS.encode((None,)))
+    begun = time.process_time()
+    for at_ms in range(30_000):
+        state.register_timer(at_ms)
+    for at_ms in range(0, 30_000, 3):
+        state.delete_timer(at_ms)
+    assert sum(1 for _ in state.due_timers(30_000)) == 20_000
+    assert time.process_time() - begun < 15
+    assert state.key_group_states() == ()
+
+
+LARGE = [(1_000, 400_000, "value", 600 * MIB)]
+if os.environ.get("CAIRN_LONG"):  # minutes, and gigabytes on disk
+    LARGE += [(75, 30_000_000, "value", 1024 * MIB), (10_000, 250_000, "value", 1024 * MIB)]
+    LARGE += [(2_500, 1_000_000, "map", 1024 * MIB)]
+
+
+@pytest.mark.parametrize(("keys", "value_bytes", "kind", "most_bytes"), LARGE)
+def test_large_state_takes_bounded_memory(keys: int, value_bytes: int, kind: str, most_bytes: int) -> None:
+    """All keys come in one batch, and are changed in two intervals."""
+    command = [sys.executable, "-m", "tests.support.large_values", str(keys), str(value_bytes), kind]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < most_bytes
