@@ -52,10 +52,12 @@ from state_backend.values.errors import ProcessorError, UsageError
 class ShippedProcessor:
     """A pipeline's processor as it was when the interval was planned. Each call makes one from a copy of its own.
 
-    modules: their sources are compressed. ``by_reference``, ``by_value``: pickles; by value None: can't be, ``no_value`` says why.
+    modules: their sources are compressed. ``by_reference``, ``by_value``: pickles; by value None: it can't be, ``no_value`` says why,
+        or nothing of it is in a module of the user's.
     broadcasts: their ids and pickled values.
     """
 
+    pipeline: str
     name: str
     code_hash: str
     modules: tuple[UserModule, ...]
@@ -72,8 +74,8 @@ class ShippedProcessor:
         return _make(self._load(), self.name)
 
     def on_driver(self) -> Any:
-        """A new processor, with the modules that this process has."""
-        with _values_of(self.broadcasts):
+        """A new processor, with the modules that this process has. Raises: as a call."""
+        with _named(self.pipeline), _values_of(self.broadcasts):
             return _make(cloudpickle.loads(self.by_reference), self.name)
 
     def _load(self) -> Any:
@@ -90,7 +92,7 @@ class ShippedProcessor:
                     raise UsageError(
                         f"the processor {self.name} can't be loaded on the worker {socket.gethostname()}: "
                         f"{type(error).__name__}: {error}; install what is missing there, or send it (--py-files, "
-                        f"spark.sparkContext.addPyFile). It can't be sent by value: {self.no_value}"
+                        f"spark.sparkContext.addPyFile){self.no_value}"
                     ) from error
             return cloudpickle.loads(self.by_value)
 
@@ -106,11 +108,14 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
         broadcasts: dict[int, Broadcast[Any]] = {}
         by_reference = _pickle(processor, broadcasts)
         modules = [m for m in modules if m.name != "__main__"]
-        try:
-            by_value, no_value = _pickle_by_value(processor, modules, broadcasts), ""
-        except Exception as error:
-            by_value, no_value = None, _blame(modules) or f"{type(error).__name__}: {error}"
+        by_value, no_value = None, ""
+        if any(m.kind == "source" for m in modules):
+            try:
+                by_value = _pickle_by_value(processor, modules, broadcasts)
+            except UsageError as error:
+                no_value = f". By value it can't be sent either: {_blame(modules) or error}"
         return ShippedProcessor(
+            pipeline=pipeline,
             name=name_of(processor),
             code_hash=digest,
             modules=tuple(replace(m, source=zlib.compress(m.source)) for m in modules),
@@ -171,7 +176,7 @@ def _named(pipeline: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"pipeline {pipeline!r}: {error}") from error.__cause__
+        raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -218,14 +223,18 @@ def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: 
 
 
 def _blame(modules: Sequence[UserModule]) -> str:
-    """The first object of these modules that can't be pickled."""
-    for module in modules:
-        for name, value in vars(sys.modules.get(module.name, object)).items():
-            if not name.startswith("__") and not isinstance(value, type | ModuleType):
-                try:
-                    _pickle(value, {})
-                except UsageError as error:
-                    return f"{module.name}.{name} is a {type(value).__name__} ({error.__cause__})"
+    """The first object of these modules that can't be pickled. Containers come last: they may be large."""
+    candidates = [
+        (isinstance(value, dict | list | tuple | set), f"{module.name}.{name}", value)
+        for module in modules
+        for name, value in vars(sys.modules.get(module.name, object)).items()
+        if not name.startswith("__") and not isinstance(value, type | ModuleType)
+    ]
+    for _, name, value in sorted(candidates, key=lambda candidate: candidate[0]):
+        try:
+            _pickle(value, {})
+        except UsageError as error:
+            return f"{name} is a {type(value).__name__} ({error.__cause__})"
     return ""
 
 

@@ -56,7 +56,7 @@ def find_user_modules(roots: Iterable[str], own: Iterable[str] = ()) -> list[Use
     Raises: UsageError for a module whose file can't be parsed.
     """
     search = _Search({name.partition(".")[0] for name in own} - {"pyspark", "py4j"})
-    pending = list(roots)
+    pending = [name for name in roots if name]
     while pending:
         name = pending.pop()
         if name not in search.seen:
