@@ -16,6 +16,7 @@ import functools
 import hashlib
 import importlib
 import io
+import pickle
 import socket
 import sys
 import zlib
@@ -57,7 +58,6 @@ class ShippedProcessor:
     broadcasts: their ids and pickled values.
     """
 
-    pipeline: str
     name: str
     code_hash: str
     modules: tuple[UserModule, ...]
@@ -72,11 +72,6 @@ class ShippedProcessor:
         Raises: UsageError if its code can't be loaded there, or is other code; ProcessorError if a factory returns none; and what
         the user's own constructor raises."""
         return _make(self._load(), self.name)
-
-    def on_driver(self) -> Any:
-        """A new processor, with the modules that this process has. Raises: as a call."""
-        with _named(self.pipeline), _values_of(self.broadcasts):
-            return _make(cloudpickle.loads(self.by_reference), self.name)
 
     def _load(self) -> Any:
         with _values_of(self.broadcasts):
@@ -115,7 +110,6 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
             except UsageError as error:
                 no_value = f". By value it can't be sent either: {_blame(modules) or error}"
         return ShippedProcessor(
-            pipeline=pipeline,
             name=name_of(processor),
             code_hash=digest,
             modules=tuple(replace(m, source=zlib.compress(m.source)) for m in modules),
@@ -124,6 +118,19 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
             no_value=no_value,
             broadcasts=tuple((number, _pickle(b.value, {})) for number, b in broadcasts.items()),
         )
+
+
+def processor_on_driver(processor: Any, pipeline: str) -> Any:
+    """A new processor in this process, from a copy: what it does reaches no worker, and no later interval.
+
+    Raises: UsageError for what can't be copied; ProcessorError if a factory returns no processor; and what the user's own
+    constructor raises."""
+    file = io.BytesIO()
+    with _named(pipeline):
+        copier = _Copier(file)
+        _dump(copier, processor)
+        file.seek(0)
+        return _make(_CopyReader(file, copier.kept).load(), name_of(processor))
 
 
 def code_hash(processor: Any, pipeline: str) -> str:
@@ -196,13 +203,41 @@ class _Pickler(cloudpickle.Pickler):
 
 def _pickle(value: Any, broadcasts: dict[int, Broadcast[Any]]) -> bytes:
     file = io.BytesIO()
+    _dump(_Pickler(file, broadcasts), value)
+    return file.getvalue()
+
+
+def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
     try:
-        _Pickler(file, broadcasts).dump(value)
+        pickler.dump(value)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"the processor can't be sent to the workers: {type(error).__name__}: {error}") from error
-    return file.getvalue()
+
+
+class _Copier(cloudpickle.Pickler):
+    """Keeps classes: loading one of a notebook where it was made would replace its methods by copies, which see no later change of
+    the notebook's variables."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.kept: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, type | ModuleType | Broadcast):
+            return None
+        self.kept.append(obj)
+        return len(self.kept) - 1
+
+
+class _CopyReader(pickle.Unpickler):
+    def __init__(self, file: Any, kept: list[Any]) -> None:
+        super().__init__(file)
+        self._kept = kept
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._kept[pid]
 
 
 def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: dict[int, Broadcast[Any]]) -> bytes:
