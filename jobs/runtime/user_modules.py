@@ -111,6 +111,8 @@ class _Search:
         return self._specs[name]
 
     def _unloaded_spec(self, name: str) -> ModuleSpec | None:
+        if name == "__main__":
+            return None  # a notebook; what lies in a file of that name is something else
         parent = name.rpartition(".")[0]
         path = None
         if parent:
@@ -131,7 +133,7 @@ def _loaded_spec(name: str) -> ModuleSpec | None:
     file = getattr(module, "__file__", None)
     if module is None or file is None or (spec is not None and name != "__main__"):
         return spec
-    return importlib.util.spec_from_file_location(name, str(Path(file).absolute()))
+    return importlib.util.spec_from_file_location(name, str(Path(file).absolute())) if Path(file).is_file() else None
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:
