@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from jobs.arrow_processor import ArrowProcessor
 
-
 __all__ = ["Interval", "OverTime", "Pipeline"]
 
 Processor: TypeAlias = "type | Callable[[], Any] | StatefulProcessor | ArrowProcessor"

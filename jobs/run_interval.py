@@ -24,7 +24,7 @@ from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
 from jobs.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from jobs.runtime.routing import key_schema_of, route
-from jobs.runtime.shipping import ShippedProcessor, runtime_version, ship, ship_processor
+from jobs.runtime.shipping import name_of, processor_on_driver, runtime_version, ship, ship_processor
 from jobs.runtime.user_code import described
 from jobs.runtime.watermark import EventTime, event_time_of
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -181,7 +181,7 @@ def _process_interval(
     initial = _initial_state(spark, pipeline, key_schema) if base is None else None
     # Before init runs on the driver, so that nothing that it does reaches the workers.
     processor = ship_processor(pipeline.processor, pipeline.name)
-    plan = _plan_states(spark, pipeline, processor, base, key_schema, rows.schema)
+    plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     _check_unchanged(pipeline, base, key_schema)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
@@ -362,17 +362,11 @@ def _initial_state(spark: SparkSession, pipeline: Pipeline, key_schema: StructTy
 
 def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
     """What the pipeline's processor (of the row or pandas API) declares, as for an interval that starts empty."""
-    processor = ship_processor(pipeline.processor, pipeline.name)
-    return _plan_states(spark, pipeline, processor, None, StructType(), StructType()).states
+    return _plan_states(spark, pipeline, None, StructType(), StructType()).states
 
 
 def _plan_states(
-    spark: SparkSession,
-    pipeline: Pipeline,
-    shipped: ShippedProcessor,
-    base: Content | None,
-    key_schema: StructType,
-    input_schema: StructType,
+    spark: SparkSession, pipeline: Pipeline, base: Content | None, key_schema: StructType, input_schema: StructType
 ) -> StatePlan:
     def parse(ddl: str) -> StructType:
         return parse_ddl(spark, ddl)
@@ -382,14 +376,14 @@ def _plan_states(
     else:
         handle = DeclaringHandle(parse, pipeline.time_mode)
     try:
-        processor = shipped.on_driver()
+        processor = processor_on_driver(pipeline.processor, pipeline.name)
         processor.init(handle)
         processor.close()
     except (CairnError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise ProcessorError(
-            f"pipeline {pipeline.name!r}: {shipped.name}.init on the driver: {described(error)}"
+            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init on the driver: {described(error)}"
         ) from error
     plan = plan_states(
         pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import importlib
 import io
+import pickle
 import socket
 import sys
 import zlib
@@ -52,7 +53,8 @@ from state_backend.values.errors import ProcessorError, UsageError
 class ShippedProcessor:
     """A pipeline's processor as it was when the interval was planned. Each call makes one from a copy of its own.
 
-    modules: their sources are compressed. ``by_reference``, ``by_value``: pickles; by value None: can't be, ``no_value`` says why.
+    modules: their sources are compressed. ``by_reference``, ``by_value``: pickles; by value None: it can't be, ``no_value`` says why,
+        or nothing of it is in a module of the user's.
     broadcasts: their ids and pickled values.
     """
 
@@ -71,11 +73,6 @@ class ShippedProcessor:
         the user's own constructor raises."""
         return _make(self._load(), self.name)
 
-    def on_driver(self) -> Any:
-        """A new processor, with the modules that this process has."""
-        with _values_of(self.broadcasts):
-            return _make(cloudpickle.loads(self.by_reference), self.name)
-
     def _load(self) -> Any:
         with _values_of(self.broadcasts):
             try:
@@ -90,7 +87,7 @@ class ShippedProcessor:
                     raise UsageError(
                         f"the processor {self.name} can't be loaded on the worker {socket.gethostname()}: "
                         f"{type(error).__name__}: {error}; install what is missing there, or send it (--py-files, "
-                        f"spark.sparkContext.addPyFile). It can't be sent by value: {self.no_value}"
+                        f"spark.sparkContext.addPyFile){self.no_value}"
                     ) from error
             return cloudpickle.loads(self.by_value)
 
@@ -106,10 +103,12 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
         broadcasts: dict[int, Broadcast[Any]] = {}
         by_reference = _pickle(processor, broadcasts)
         modules = [m for m in modules if m.name != "__main__"]
-        try:
-            by_value, no_value = _pickle_by_value(processor, modules, broadcasts), ""
-        except Exception as error:
-            by_value, no_value = None, _blame(modules) or f"{type(error).__name__}: {error}"
+        by_value, no_value = None, ""
+        if any(m.kind == "source" for m in modules):
+            try:
+                by_value = _pickle_by_value(processor, modules, broadcasts)
+            except UsageError as error:
+                no_value = f". By value it can't be sent either: {_blame(modules) or error}"
         return ShippedProcessor(
             name=name_of(processor),
             code_hash=digest,
@@ -119,6 +118,19 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
             no_value=no_value,
             broadcasts=tuple((number, _pickle(b.value, {})) for number, b in broadcasts.items()),
         )
+
+
+def processor_on_driver(processor: Any, pipeline: str) -> Any:
+    """A new processor in this process, from a copy: what it does reaches no worker, and no later interval.
+
+    Raises: UsageError for what can't be copied; ProcessorError if a factory returns no processor; and what the user's own
+    constructor raises."""
+    file = io.BytesIO()
+    with _named(pipeline):
+        copier = _Copier(file)
+        _dump(copier, processor)
+        file.seek(0)
+        return _make(_CopyReader(file, copier.kept).load(), name_of(processor))
 
 
 def code_hash(processor: Any, pipeline: str) -> str:
@@ -171,7 +183,7 @@ def _named(pipeline: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"pipeline {pipeline!r}: {error}") from error.__cause__
+        raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -191,13 +203,41 @@ class _Pickler(cloudpickle.Pickler):
 
 def _pickle(value: Any, broadcasts: dict[int, Broadcast[Any]]) -> bytes:
     file = io.BytesIO()
+    _dump(_Pickler(file, broadcasts), value)
+    return file.getvalue()
+
+
+def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
     try:
-        _Pickler(file, broadcasts).dump(value)
+        pickler.dump(value)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"the processor can't be sent to the workers: {type(error).__name__}: {error}") from error
-    return file.getvalue()
+
+
+class _Copier(cloudpickle.Pickler):
+    """Keeps classes: loading one of a notebook where it was made would replace its methods by copies, which see no later change of
+    the notebook's variables."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.kept: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, type | ModuleType | Broadcast):
+            return None
+        self.kept.append(obj)
+        return len(self.kept) - 1
+
+
+class _CopyReader(pickle.Unpickler):
+    def __init__(self, file: Any, kept: list[Any]) -> None:
+        super().__init__(file)
+        self._kept = kept
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._kept[pid]
 
 
 def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: dict[int, Broadcast[Any]]) -> bytes:
@@ -218,14 +258,18 @@ def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: 
 
 
 def _blame(modules: Sequence[UserModule]) -> str:
-    """The first object of these modules that can't be pickled."""
-    for module in modules:
-        for name, value in vars(sys.modules.get(module.name, object)).items():
-            if not name.startswith("__") and not isinstance(value, type | ModuleType):
-                try:
-                    _pickle(value, {})
-                except UsageError as error:
-                    return f"{module.name}.{name} is a {type(value).__name__} ({error.__cause__})"
+    """The first object of these modules that can't be pickled. Containers come last: they may be large."""
+    candidates = [
+        (isinstance(value, dict | list | tuple | set), f"{module.name}.{name}", value)
+        for module in modules
+        for name, value in vars(sys.modules.get(module.name, object)).items()
+        if not name.startswith("__") and not isinstance(value, type | ModuleType)
+    ]
+    for _, name, value in sorted(candidates, key=lambda candidate: candidate[0]):
+        try:
+            _pickle(value, {})
+        except UsageError as error:
+            return f"{name} is a {type(value).__name__} ({error.__cause__})"
     return ""
 
 

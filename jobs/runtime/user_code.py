@@ -58,7 +58,7 @@ def user_text(error: BaseException) -> str:
     """What an error says, as UTF-8 can have it."""
     try:
         return printable(str(error))
-    except Exception as broken:
+    except BaseException as broken:
         return f"<its __str__ raised {type(broken).__name__}>"
 
 

@@ -56,7 +56,7 @@ def find_user_modules(roots: Iterable[str], own: Iterable[str] = ()) -> list[Use
     Raises: UsageError for a module whose file can't be parsed.
     """
     search = _Search({name.partition(".")[0] for name in own} - {"pyspark", "py4j"})
-    pending = list(roots)
+    pending = [name for name in roots if name]
     while pending:
         name = pending.pop()
         if name not in search.seen:
@@ -111,6 +111,8 @@ class _Search:
         return self._specs[name]
 
     def _unloaded_spec(self, name: str) -> ModuleSpec | None:
+        if name == "__main__":
+            return None  # a notebook; what lies in a file of that name is something else
         parent = name.rpartition(".")[0]
         path = None
         if parent:
@@ -131,7 +133,7 @@ def _loaded_spec(name: str) -> ModuleSpec | None:
     file = getattr(module, "__file__", None)
     if module is None or file is None or (spec is not None and name != "__main__"):
         return spec
-    return importlib.util.spec_from_file_location(name, str(Path(file).absolute()))
+    return importlib.util.spec_from_file_location(name, str(Path(file).absolute())) if Path(file).is_file() else None
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:

@@ -207,7 +207,11 @@ class ValueHasher:
             case pd.Index():
                 return _hash("index", self._index(value, path))
             case Broadcast():
-                return _hash("broadcast", self.digest(value.value, f"{path}.value"))
+                try:
+                    held = value.value
+                except Exception as error:
+                    raise _refused(path, value, f"{type(error).__name__}: {error}") from None
+                return _hash("broadcast", self.digest(held, f"{path}.value"))
             case Accumulator():
                 # What it has counted so far is no input.
                 return _hash("accumulator", self.digest(value.accum_param, f"{path}.accum_param"))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from jobs.pipeline import Pipeline
-from jobs.runtime.shipping import code_hash, name_of, ship, ship_processor
+from jobs.runtime.shipping import code_hash, name_of, processor_on_driver, ship, ship_processor
 from jobs.runtime.user_modules import find_user_modules
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
@@ -147,7 +147,7 @@ def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -
 
     processor = new("shopping", "Shopper")(["given"])
     first = ship_processor(processor, "p")
-    first.on_driver().init(None)
+    processor_on_driver(processor, "p").init(None)
     assert processor.arguments == (["given"],), "what init does on the driver stays there"
     (folder / "shop/parts/words.py").write_text("WORD = 'two'\n")
     second = ship_processor(new("shopping", "Shopper")(["given"]), "p")
@@ -165,7 +165,10 @@ def test_modules_are_made_in_the_worker_from_what_the_driver_has(folder: Path) -
 
     assert told[:5] == [words("one", 1), words("one", 2), words("two", 1), words("one", 1), "by value"]
     assert "UsageError: the processor Locked can't be loaded on the worker" in told[5]
-    assert "KeyError: 'CAIRN_TEST_DRIVER'" in told[5] and "locked_driver_only.LOCK is a lock (cannot pickle" in told[5]
+    assert (
+        "KeyError: 'CAIRN_TEST_DRIVER'" in told[5]
+        and "By value it can't be sent either: locked_driver_only.LOCK is a lock (cannot pickle" in told[5]
+    )
     assert told[6] == words("two", 1)
 
 
@@ -224,7 +227,7 @@ def plain_of(argument: Any = 1) -> Plain:
 )
 def test_every_form_makes_a_new_processor_each_time(form: Any, arguments: tuple[Any, ...], name: str) -> None:
     shipped = ship_processor(form, "p")
-    made, another = shipped.on_driver(), shipped()
+    made, another = processor_on_driver(form, "p"), shipped()
     assert made.arguments == another.arguments == arguments
     assert made is not another and made is not form
     assert all(a is not b for a, b in zip(made.arguments, another.arguments, strict=True) if isinstance(a, list))
@@ -241,8 +244,8 @@ def test_every_form_makes_a_new_processor_each_time(form: Any, arguments: tuple[
     ],
 )
 def test_what_makes_no_processor_is_named(form: Any, says: str) -> None:
-    with pytest.raises(ProcessorError, match=f"{says}; it must return a processor"):
-        ship_processor(form, "p").on_driver()
+    with pytest.raises(ProcessorError, match=f"pipeline 'p': .*{says}; it must return a processor"):
+        processor_on_driver(form, "p")
 
 
 def test_what_is_no_processor_is_refused_at_once() -> None:
@@ -251,6 +254,21 @@ def test_what_is_no_processor_is_refused_at_once() -> None:
         UsageError, match=r"'counting': processor is a dict; it must be a StatefulProcessor's class, an instance"
     ):
         dataclasses.replace(good, processor={})  # type: ignore[arg-type]
+
+
+def test_planning_copies_no_class_and_lets_nothing_out() -> None:
+    """A class of a notebook goes by value: were it loaded where it was made, its methods would see none of the notebook's later
+    changes."""
+    names: dict[str, Any] = {"__name__": "__main__", "LIMIT": 5}
+    exec("class P:\n def init(self, handle): pass\n def tell(self): return LIMIT", names)
+    planned = processor_on_driver(names["P"], "p")
+    names["LIMIT"] = 6
+    assert (type(planned), planned.tell()) == (names["P"], 6)
+
+    given: list[int] = []
+    processor_on_driver(lambda: Plain(given), "p").arguments[0].append(1)
+    processor_on_driver(Plain(given), "p").arguments[0].append(1)
+    assert given == []
 
 
 # --- the hash ---------------------------------------------------------------------------------------------------------------
