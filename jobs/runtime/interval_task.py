@@ -8,6 +8,7 @@ runs a task twice, both write under different names, and only the successful one
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import shutil
@@ -325,8 +326,8 @@ class IntervalTask:
             columnar = ArrowRunner(
                 self.processor,
                 state,
-                StructType.fromJson(self.key_schema),
-                StructType.fromJson(self.input_schema),
+                _struct_of(self.key_schema),
+                _struct_of(self.input_schema),
                 output,
                 user_code,
                 self._timer_values(self.time.watermark_ms),
@@ -334,9 +335,9 @@ class IntervalTask:
             columnar.process(inputs)
             return columnar, columnar.keys
         slices = frame_slices if self.api == "pandas" else row_slices
-        slices_of = {INPUT: slices(StructType.fromJson(self.input_schema))}
+        slices_of = {INPUT: slices(_struct_of(self.input_schema))}
         if self.initial_schema is not None:
-            slices_of[INITIAL] = slices(StructType.fromJson(self.initial_schema))
+            slices_of[INITIAL] = slices(_struct_of(self.initial_schema))
         keys = KeyCodec(parse_struct(self.key_schema), struct_factory=row_maker)
         due_ms = (
             self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
@@ -456,8 +457,13 @@ class IntervalTask:
         )
 
 
+def _struct_of(schema: dict[str, Any]) -> StructType:
+    """PySpark changes the JSON of collated strings that it reads, and then can't read it again; so it gets a copy."""
+    return StructType.fromJson(copy.deepcopy(schema))
+
+
 def _arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    return to_arrow_schema(StructType.fromJson(schema), timezone="UTC", prefers_large_types=False)
+    return to_arrow_schema(_struct_of(schema), timezone="UTC", prefers_large_types=False)
 
 
 def _slowest(acks: list[ShardAck]) -> dict[str, int]:
