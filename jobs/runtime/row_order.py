@@ -1,7 +1,7 @@
-"""A total order of rows, for columns of every type, in Spark's JVM.
+"""A total order of rows, for columns of every type that reaches Python, in Spark's JVM.
 
-Spark's own order has ties between values that differ: 0.0 and -0.0, strings that are equal under their collation. Maps, variants,
-intervals of months, days and time, and places have no order at all. A processor that keeps the last row of a key would end in
+Spark's own order has ties between values that differ: 0.0 and -0.0, strings that are equal under their collation. Maps, variants
+and places have no order at all. A processor that keeps the last row of a key would end in
 another state whenever such rows change places. So rows are sorted by Spark's order, where there is one, and ties by what tells
 them apart:
 
@@ -9,7 +9,7 @@ them apart:
     float, double                                 by value, NaN last        whether it is -0.0: one bit per column
     string with a collation                       by the collation          UTF-8
     map, variant                                  JSON, in UTC              entries as they come | bytes of value and metadata
-    interval (calendar), geography, geometry      none                      text | SRID and WKB
+    geography, geometry                           none                      SRID and WKB
     array, struct                                 element by element        element by element
 
 No step depends on the session's time zone or ANSI mode. Expressions are evaluated for rows that all columns before them leave equal,
@@ -28,7 +28,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    CalendarIntervalType,
     DataType,
     DoubleType,
     FloatType,
@@ -46,7 +45,7 @@ _MASK_BITS = 62
 
 def spark_order(column: Column, data_type: DataType) -> Column | None:
     """What Spark sorts by; None for a type that it can't sort."""
-    if _has(data_type, lambda t: isinstance(t, CalendarIntervalType | GeographyType | GeometryType)):
+    if _has(data_type, lambda t: isinstance(t, GeographyType | GeometryType)):
         return None
     if _has(data_type, lambda t: isinstance(t, MapType | VariantType)):
         return F.to_json(column, {"timeZone": "UTC", "ignoreNullFields": "true"})
@@ -100,8 +99,6 @@ def _exact(column: Column, data_type: DataType) -> Column:
             return F.struct(column, _is_negative_zero(column))
         case StringType():
             return column.cast("binary")
-        case CalendarIntervalType():
-            return column.cast("string")
         case GeographyType() | GeometryType():
             return F.struct(F.st_srid(column), F.st_asbinary(column))
         case ArrayType():
@@ -123,7 +120,7 @@ def _is_total(data_type: DataType) -> bool:
         return _is_total(data_type.sqlType())
     if isinstance(data_type, StringType):
         return bool(data_type.isUTF8BinaryCollation())
-    ties = FloatType | DoubleType | MapType | VariantType | CalendarIntervalType | GeographyType | GeometryType
+    ties = FloatType | DoubleType | MapType | VariantType | GeographyType | GeometryType
     return not isinstance(data_type, ties) and all(map(_is_total, _inner(data_type)))
 
 
