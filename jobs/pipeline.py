@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobs.over_time import OverTime
+from jobs.runtime.column_names import plain_name
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.paths import check_name
 from state_backend.snapshot import ChangelogOptions
@@ -18,8 +19,9 @@ from state_backend.values.records import Record
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
     from pyspark.sql.streaming import StatefulProcessor
+    from pyspark.sql.types import StructType
 
     from jobs.arrow_processor import ArrowProcessor
 
@@ -38,13 +40,13 @@ class Pipeline:
     start: the instant at which history begins. Only the interval that starts here starts from empty state.
     source: ``(spark, interval) -> DataFrame``, or with a JSON-able source position that the checkpoint records. If the
         position has ``counts.rows``, it must be the number of rows that reach the processor.
-    key: column names; rows with equal values, nulls included, share state.
+    key: column names, or plain columns as ``F.col("user")``; rows with equal values, nulls included, share state.
     processor: a PySpark ``StatefulProcessor``, unmodified: its class, an instance, a ``functools.partial`` of the class, or a
         function without parameters that returns one. As under Spark each task, and ``init`` on the driver, works on a copy of
         its own. Arguments count as code: they are values that can be pickled, or UsageError names the one that can't.
     api: which interface the processor implements: "row" (PySpark rows), "pandas" (DataFrames), or "arrow" (the tables of
         many keys; ``jobs.arrow_processor``).
-    output_schema: DDL of the rows that the processor yields.
+    output_schema: of the rows that the processor yields: DDL or a ``StructType``.
     time_mode: "none", "processing" (the clock is the interval's end) or "event".
     event_time, watermark_delay, watermark: for "event": the timestamp column; how far behind the newest event a row may be;
         and whether the watermark follows the events seen ("observed": Spark's rule) or the interval's end ("interval").
@@ -52,8 +54,8 @@ class Pipeline:
         that of the Spark session (UTC through Airflow). Once an interval has run, another one must be named here.
     order_by: the rows of one key arrive sorted by these columns (default: the event time), then by all others, so their
         order is always the same.
-    initial_state: ``(spark) -> DataFrame`` with the key columns and what ``handleInitialState`` is to get; used in the
-        interval that starts at ``start``, and only there.
+    initial_state: ``(spark) -> DataFrame`` with the key columns and what ``handleInitialState`` is to get, or that grouped by the
+        key, as Spark takes it; used in the interval that starts at ``start``, and only there.
     parallelism, max_parallelism: shards now, and key groups for ever.
     sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
@@ -65,9 +67,9 @@ class Pipeline:
     name: str
     start: datetime
     source: Source
-    key: Sequence[str]
+    key: Sequence[str | Column]
     processor: Processor
-    output_schema: str
+    output_schema: str | StructType
     api: Literal["row", "pandas", "arrow"] = "row"
     time_mode: Literal["none", "processing", "event"] = "processing"
     event_time: str | None = None
@@ -75,7 +77,7 @@ class Pipeline:
     watermark: Literal["observed", "interval"] = "observed"
     time_zone: str | None = None
     order_by: Sequence[str] = ()
-    initial_state: Callable[[SparkSession], DataFrame] | None = None
+    initial_state: Callable[[SparkSession], DataFrame | GroupedData] | None = None
     parallelism: int = 2
     max_parallelism: int = 128
     sink: Sink | None = None
@@ -86,8 +88,12 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        to_ms(self.start)
+        self._check_start()
         check_parallelism(self.parallelism, self.max_parallelism)
+        if isinstance(self.key, str):
+            raise UsageError(f"pipeline {self.name!r}: key must be a list of columns, as in key=[{self.key!r}]")
+        if not all(isinstance(column, str) for column in self.key):
+            object.__setattr__(self, "key", [plain_name(column, f"pipeline {self.name!r}: key") for column in self.key])
         if not self.key or len(set(self.key)) != len(self.key):
             raise UsageError(
                 f"pipeline {self.name!r}: key must name one or more different columns, not {list(self.key)!r}"
@@ -109,6 +115,14 @@ class Pipeline:
         if self.time_zone is not None:
             zone_of(self.time_zone)
         self._check_event_time()
+
+    def _check_start(self) -> None:
+        try:
+            to_ms(self.start)
+        except UsageError as error:
+            raise UsageError(
+                f"pipeline {self.name!r}: start: {error}, as in start=datetime(2024, 1, 1, tzinfo=UTC)"
+            ) from None
 
     def _check_event_time(self) -> None:
         given = {"event_time": self.event_time, "watermark_delay": self.watermark_delay}

@@ -171,9 +171,10 @@ def _plan(
 def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
     """What the next interval would refuse, as far as it can be told without reading the input."""
     content: Content = savepoint.content
-    key = [field["name"] for field in content.key_schema["fields"]]
+    # Names differ in case where Spark does not mind, and the next interval says if it does.
+    key = [field["name"].lower() for field in content.key_schema["fields"]]
     for what, recorded, now in (
-        ("key", key, list(pipeline.key)),
+        ("key", key, [name.lower() for name in pipeline.key]),
         ("time_mode", content.time.mode, pipeline.time_mode),
     ):
         if recorded != now:

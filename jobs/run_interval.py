@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from jobs.pipeline import Interval, Pipeline
 from jobs.reuse import Earlier, Now, Recompute, options_of, plan_reuse, source_hash
+from jobs.runtime.column_names import ColumnNames, grouping_names
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
@@ -27,6 +28,8 @@ from jobs.runtime.routing import key_schema_of, route
 from jobs.runtime.shipping import name_of, processor_on_driver, runtime_version, ship, ship_processor
 from jobs.runtime.user_code import described
 from jobs.runtime.watermark import EventTime, event_time_of
+from jobs.source import arrow_schema_json, check_types, input_errors, read_source
+from jobs.spark import check_running
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.state.plan_states import StatePlan, plan_states
@@ -113,6 +116,7 @@ def process_interval(
         if it is what would be computed now (``jobs.reuse``).
     on_begin: gets the options of this attempt once it is decided that it is computed.
     """
+    check_running(spark)
     # The source runs in the pipeline's zone too: it may read instants from text.
     with _session_zone(spark, pipeline.time_zone):
         return _process_interval(
@@ -174,15 +178,17 @@ def _process_interval(
         f"checkpoint {begun.base.id} ({base.totals.entries} entries)" if begun.base and base else "empty state",
     )
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
-    rows, position = _read(spark, pipeline, interval)
-    key_schema = key_schema_of(rows.schema, pipeline.key, pipeline.name)
-    output_schema = parse_ddl(spark, pipeline.output_schema)
-    event_time = _event_time(pipeline, rows.schema, base)
-    initial = _initial_state(spark, pipeline, key_schema) if base is None else None
+    output_schema = _output_schema(spark, pipeline)
+    rows, position = read_source(spark, pipeline, interval)
+    names = _names_of(spark, rows, f"pipeline {pipeline.name!r}: the input")
+    key = names.find_key(pipeline.key)
+    key_schema = key_schema_of(rows.schema, key)
+    event_time = _event_time(pipeline, names, rows.schema, base)
+    initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
     # Before init runs on the driver, so that nothing that it does reaches the workers.
     processor = ship_processor(pipeline.processor, pipeline.name)
     plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
-    _check_unchanged(pipeline, base, key_schema)
+    _check_unchanged(pipeline, base, key_schema, names)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
     task = IntervalTask(
@@ -201,8 +207,8 @@ def _process_interval(
         max_parallelism=pipeline.max_parallelism,
         api=pipeline.api,
         key_schema=key_schema.jsonValue(),
-        input_schema=rows.schema.jsonValue(),
-        initial_schema=initial.schema.jsonValue() if initial is not None else None,
+        input_schema=arrow_schema_json(rows.schema.jsonValue()),
+        initial_schema=arrow_schema_json(initial.schema.jsonValue()) if initial is not None else None,
         output_schema=output_schema.jsonValue(),
         states=plan.states,
         dropped=plan.dropped,
@@ -220,7 +226,7 @@ def _process_interval(
         changelog=pipeline.changelog,
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
-    order_by = tuple(pipeline.order_by or ([event_time.column] if event_time is not None else []))
+    order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
     options = options_of(task, order_by, source_hash(pipeline.source), runtime_version())
     if earlier is not None and (reused := _reuse(coordinator, task, options, *earlier)) is not None:
         return reused
@@ -230,14 +236,15 @@ def _process_interval(
         spark,
         rows,
         initial,
-        key=pipeline.key,
+        key=key,
+        initial_key=initial_key,
         order_by=order_by,
         parallelism=pipeline.parallelism,
         max_parallelism=pipeline.max_parallelism,
     )
     spark.dataSource.register(KeyedState)
     option = ship(task)
-    with offering_sound(open_storage(pipeline_root), begun.base), first_cause():
+    with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval), first_cause():
         routed.write.format("keyed_state").mode("append").option("task", option).save()
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
@@ -320,44 +327,64 @@ def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
     return schema
 
 
-def _read(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    read: Any = pipeline.source(spark, interval)
-    rows, position = read if isinstance(read, tuple) else (read, {})
-    try:
-        rows.schema  # noqa: B018 - Spark Connect looks at the input only now
-    except CairnError:
-        raise
-    except Exception as error:
-        raise SourceError(
-            f"{pipeline.name} {interval}: the input can't be read: {str(error).strip().splitlines()[0]}"
-        ) from error
-    return rows, position
+def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
+    schema = pipeline.output_schema
+    if isinstance(schema, str):
+        try:
+            schema = parse_ddl(spark, schema)
+        except UsageError as error:
+            raise UsageError(f"pipeline {pipeline.name!r}: output_schema is {error}") from error
+    elif not isinstance(schema, StructType):
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema is a {type(schema).__name__}; it must be DDL or a StructType"
+        )
+    twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
+    if twice:
+        raise UsageError(f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once")
+    return schema
 
 
-def _event_time(pipeline: Pipeline, schema: StructType, base: Content | None) -> EventTime | None:
-    column, delay = pipeline.event_time, pipeline.watermark_delay
-    if pipeline.time_mode != "event" or column is None or delay is None:
+def _names_of(spark: SparkSession, rows: DataFrame, what: str) -> ColumnNames:
+    case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    return ColumnNames(names=tuple(rows.schema.names), case_sensitive=case_sensitive, what=what)
+
+
+def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base: Content | None) -> EventTime | None:
+    if pipeline.time_mode != "event" or pipeline.event_time is None or pipeline.watermark_delay is None:
         return None
+    column, delay = names.find(pipeline.event_time), pipeline.watermark_delay
     if column not in schema.names or not isinstance(schema[column].dataType, TimestampType | TimestampNTZType):
         found = schema[column].dataType.simpleString() if column in schema.names else "no such column"
         raise SourceError(
-            f"pipeline {pipeline.name!r}: event_time={column!r} must be a timestamp column of the input; found {found}"
+            f"pipeline {pipeline.name!r}: event_time={pipeline.event_time!r} must be a timestamp column of the input; found {found}"
         )
     time_ = base.time if base is not None else None
     return event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_)
 
 
-def _initial_state(spark: SparkSession, pipeline: Pipeline, key_schema: StructType) -> DataFrame | None:
+def _initial_state(
+    spark: SparkSession, pipeline: Pipeline, key_schema: StructType
+) -> tuple[DataFrame | None, list[str]]:
+    """The initial state's rows, and what the key's columns are called there."""
     if pipeline.initial_state is None:
-        return None
-    initial = pipeline.initial_state(spark)
-    initial_key = key_schema_of(initial.schema, pipeline.key, f"{pipeline.name}, initial state")
-    if _types(initial_key.jsonValue()) != _types(key_schema.jsonValue()):
-        raise SourceError(
-            f"pipeline {pipeline.name!r}: the initial state's key is {initial_key.simpleString()}, the input's "
-            f"{key_schema.simpleString()}; cast one of them"
+        return None, []
+    what = f"pipeline {pipeline.name!r}: the initial state"
+    given: Any = pipeline.initial_state(spark)
+    grouped_by = grouping_names(given, what)
+    initial: DataFrame = given._df if grouped_by is not None else given
+    names = _names_of(spark, initial, what)
+    key = names.find_key(pipeline.key)
+    if grouped_by is not None and list(map(names.find, grouped_by)) != key:
+        raise UsageError(
+            f"{what} is grouped by {', '.join(grouped_by)}; the pipeline's key is {', '.join(pipeline.key)}"
         )
-    return initial
+    check_types(initial.schema, what)
+    initial_key = key_schema_of(initial.schema, key)
+    if [f.dataType for f in initial_key] != [f.dataType for f in key_schema]:
+        raise SourceError(
+            f"{what}'s key is {initial_key.simpleString()}, the input's {key_schema.simpleString()}; cast one of them"
+        )
+    return initial, key
 
 
 def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
@@ -398,14 +425,14 @@ def _plan_states(
     return plan
 
 
-def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType) -> None:
+def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType, names: ColumnNames) -> None:
     if base is None:
         return
     for what, recorded, now in (
         ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
         ("time_mode", base.time.mode, pipeline.time_mode),
         ("start", base.pipeline_start_ms, to_ms(pipeline.start)),
-        ("key types", _types(base.key_schema), _types(key_schema.jsonValue())),
+        ("key types", _types(base.key_schema, names), _types(key_schema.jsonValue(), names)),
     ):
         if recorded != now:
             raise UsageError(
@@ -413,5 +440,5 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
             )
 
 
-def _types(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(f["name"], f["type"]) for f in schema["fields"]]
+def _types(schema: dict[str, Any], names: ColumnNames) -> list[tuple[str, Any]]:
+    return [(names.folded(f["name"]), f["type"]) for f in schema["fields"]]

@@ -134,18 +134,36 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str) -> None:
 def explain(error: Exception, where: str) -> Exception:
     """What an error of Spark's client means where the server is gone, was started anew, or was told to stop; any other error
     as it is."""
-    text = str(error)
     if not where.startswith("sc://") or isinstance(error, CairnError):
         return error
-    if "OPERATION_CANCELED" in text or "SPARK_JOB_CANCELLED" in text:
+    if _is_cancelled(error):
         what = "was interrupted, by a later try of the same task or by a person"
-    elif any(sign in text for sign in _LOST):
+    elif is_lost(error):
         what = "lost its Spark Connect server, which is gone or was started anew"
     else:
         return error
     return StorageUnavailable(
         f"the operation at {where} {what}: {_first_line(error)}; nothing was committed, try again"
     )
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether the session's server is gone, or ended the operation: a fault of neither input nor code."""
+    return _is_cancelled(error) or any(sign in str(error) for sign in _LOST)
+
+
+def check_running(session: SparkSession) -> None:
+    """UsageError for a session, classic or of Spark Connect, that was stopped."""
+    context = getattr(session, "_sc", None)
+    stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
+    if stopped:
+        raise UsageError(
+            "the Spark session was stopped; pass one that runs, as from SparkSession.builder.getOrCreate()"
+        )
+
+
+def _is_cancelled(error: Exception) -> bool:
+    return "OPERATION_CANCELED" in str(error) or "SPARK_JOB_CANCELLED" in str(error)
 
 
 def _session_url(where: str, shared_as: str, hour: int) -> str:

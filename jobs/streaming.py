@@ -236,7 +236,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
     if not frames:
         raise UsageError(f"pipeline {pipeline.name!r} and the query in {path} have no state in common")
     found = frames[0].schema["key"].dataType
-    if not isinstance(found, StructType) or found.names != list(pipeline.key):
+    if not isinstance(found, StructType) or [*map(str.lower, found.names)] != [*map(str.lower, pipeline.key)]:
         raise UsageError(
             f"pipeline {pipeline.name!r}: key is {list(pipeline.key)}, but the query in {path} groups by {found.simpleString()}"
         )

@@ -8,6 +8,7 @@ runs a task twice, both write under different names, and only the successful one
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import shutil
@@ -337,8 +338,8 @@ class IntervalTask:
             columnar = ArrowRunner(
                 self.processor,
                 state,
-                StructType.fromJson(self.key_schema),
-                StructType.fromJson(self.input_schema),
+                _struct_of(self.key_schema),
+                _struct_of(self.input_schema),
                 output,
                 user_code,
                 self._timer_values(self.time.watermark_ms),
@@ -347,7 +348,7 @@ class IntervalTask:
             return columnar, columnar.keys
         zone, frames = zone_of(self.zone), self.api == "pandas"
         slices_of = {
-            kind: frame_slices(zone.name) if frames else row_slices(StructType.fromJson(schema))
+            kind: frame_slices(zone.name) if frames else row_slices(_struct_of(schema))
             for kind, schema in ((INPUT, self.input_schema), (INITIAL, self.initial_schema))
             if schema is not None
         }
@@ -477,8 +478,13 @@ class IntervalTask:
         )
 
 
+def _struct_of(schema: dict[str, Any]) -> StructType:
+    """PySpark changes the JSON of collated strings that it reads, and then can't read it again; so it gets a copy."""
+    return StructType.fromJson(copy.deepcopy(schema))
+
+
 def _arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    return to_arrow_schema(StructType.fromJson(schema), timezone="UTC", prefers_large_types=False)
+    return to_arrow_schema(_struct_of(schema), timezone="UTC", prefers_large_types=False)
 
 
 def _slowest(acks: list[ShardAck]) -> dict[str, int]:

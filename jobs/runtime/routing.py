@@ -9,7 +9,9 @@ The key's columns stand by themselves, since the sort compares them more than an
 
 A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
 drop or merge it. Rows are placed by ``repartitionById`` and sorted by key group, key, kind, ``order_by`` and then every
-other column, so that the order within a key is total and depends on neither file splits nor shuffle order.
+other column (``row_order``), so that the order within a key is total and depends on neither file splits nor shuffle order.
+
+Of keys that are equal to Spark (0.0 and -0.0) the columns hold one, so that a key does not depend on which row came first.
 """
 
 from __future__ import annotations
@@ -21,17 +23,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ByteType,
     DataType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
-    MapType,
     ShortType,
     StructType,
-    VariantType,
 )
 
+from jobs.runtime.row_order import bytes_of, needs_bytes, normalised, spark_order, tie_breaks
 from state_backend.formats.key_codec import check_key_schema
 from state_backend.formats.types import parse_struct
-from state_backend.values.errors import SourceError, UsageError
+from state_backend.values.errors import UsageError
 from state_backend.values.key_groups import range_of
 
 if TYPE_CHECKING:
@@ -40,14 +43,8 @@ if TYPE_CHECKING:
 TICK, INITIAL, INPUT = 0, 1, 2
 
 
-def key_schema_of(schema: StructType, key: Sequence[str], pipeline: str) -> StructType:
-    """The key columns' part of the input's schema. SourceError if one is missing, KeyTypeError if its type can't be a key."""
-    missing = [name for name in key if name not in schema.names]
-    if missing:
-        raise SourceError(
-            f"pipeline {pipeline!r}: the input lacks the key column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
-            f"found: {', '.join(schema.names)}"
-        )
+def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
+    """The key columns' part of the input's schema. KeyTypeError if a type can't be a key's."""
     key_schema = StructType([schema[name] for name in key])
     check_key_schema(parse_struct(key_schema.jsonValue()))
     return key_schema
@@ -59,11 +56,13 @@ def route(
     initial: DataFrame | None = None,
     *,
     key: Sequence[str],
+    initial_key: Sequence[str] = (),
     order_by: Sequence[str],
     parallelism: int,
     max_parallelism: int,
 ) -> DataFrame:
-    """The ticks and rows of all shards, each shard one sorted partition; partition number = shard."""
+    """The ticks and rows of all shards, each shard one sorted partition; partition number = shard. ``initial_key``: what the key's
+    columns are called in ``initial``, in the key's order, if otherwise."""
     schema = rows.schema
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
@@ -72,24 +71,34 @@ def route(
         )
     keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
     if initial is not None:
-        keyed.append(_keyed(initial, INITIAL, "__initial", key, max_parallelism))
+        keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
     ticks = _tick_rows(spark, parallelism, max_parallelism).withColumn("__kind", F.lit(TICK).cast("tinyint"))
     for part in keyed:
-        # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL.
+        # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
+        # left to the union, since some types that a source may give (TIME) can't be cast to.
         for field in part.schema.fields:
-            if field.name not in ticks.columns:
+            if field.name not in (*ticks.columns, *_BYTES):
                 ticks = ticks.withColumn(field.name, F.lit(None).cast(field.dataType))
     routed = ticks
     for part in keyed:
         routed = routed.unionByName(part, allowMissingColumns=True)
-    return routed.repartitionById(parallelism, _shard(parallelism, max_parallelism)).sortWithinPartitions(
+    by_kind = [("__input", schema, [*order_by, *schema.names], key)]
+    if initial is not None:
+        by_kind.append(("__initial", initial.schema, initial.schema.names, initial_key or key))
+    placed = routed.repartitionById(parallelism, _shard(parallelism, max_parallelism)).sortWithinPartitions(
         *_sort_prefix(schema[key[0]].dataType),
         F.col("__key_group"),
         *[F.col(name) for name in key_columns(len(key))],
         F.col("__kind"),
-        *_total_order("__input", schema, [*order_by, *schema.names], key),
-        *(_total_order("__initial", initial.schema, initial.schema.names, key) if initial is not None else ()),
+        *[column for part in by_kind for column in _in_order(*part)],
+        *[column for name, of, *_ in by_kind for column in tie_breaks([(_in(name, f.name), f.dataType) for f in of])],
+        *[F.col(name) for name in routed.columns if name in _BYTES.values()],
     )
+    return placed.drop(*_BYTES.values())
+
+
+# What tells rows apart that nothing in the JVM orders, by the kind's column.
+_BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
 def key_columns(count: int) -> list[str]:
@@ -99,11 +108,16 @@ def key_columns(count: int) -> list[str]:
 
 def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
     key_group = F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int")
+    unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
     return rows.select(
         key_group.alias("__key_group"),
         F.lit(kind).cast("tinyint").alias("__kind"),
-        *[_column(name).alias(alias) for name, alias in zip(key, key_columns(len(key)), strict=True)],
-        F.struct(*[_column(name) for name in rows.schema.names]).alias(column),
+        *[
+            normalised(_column(name), rows.schema[name].dataType).alias(alias)
+            for name, alias in zip(key, key_columns(len(key)), strict=True)
+        ],
+        F.struct(*[_one_nan(_column(f.name), f.dataType).alias(f.name) for f in rows.schema]).alias(column),
+        *([bytes_of(unordered).alias(_BYTES[column])] if unordered else ()),
     )
 
 
@@ -118,12 +132,24 @@ def _sort_prefix(first_key: DataType) -> list[Column]:
     return [F.shiftleft(F.col("__key_group").cast("bigint"), 48) + null_first]
 
 
-def _total_order(column: str, schema: StructType, names: Sequence[str], key: Sequence[str]) -> list[Column]:
-    return [
-        _sortable(F.col(column).getField(name), schema[name].dataType)
-        for name in dict.fromkeys(names)
-        if name not in key
+def _in_order(column: str, schema: StructType, names: Sequence[str], key: Sequence[str]) -> list[Column]:
+    columns = [
+        spark_order(_in(column, name), schema[name].dataType) for name in dict.fromkeys(names) if name not in key
     ]
+    return [column for column in columns if column is not None]
+
+
+def _in(column: str, name: str) -> Column:
+    return F.col(column).getField(name)
+
+
+def _one_nan(column: Column, data_type: DataType) -> Column:
+    """Files hold NaN with and without a sign, which nothing in the JVM tells apart, but the bytes of state do."""
+    return (
+        F.nanvl(column, F.lit(float("nan")).cast(data_type))
+        if isinstance(data_type, FloatType | DoubleType)
+        else column
+    )
 
 
 def ticks(spark: SparkSession, *, parallelism: int, max_parallelism: int) -> DataFrame:
@@ -152,15 +178,3 @@ def _shard(parallelism: int, max_parallelism: int) -> Column:
 
 def _column(name: str) -> Column:
     return F.col(f"`{name.replace('`', '``')}`")
-
-
-def _sortable(column: Column, data_type: DataType) -> Column:
-    """Maps and variants have no order of their own; their JSON text has one."""
-    return F.to_json(column) if _unordered(data_type) else column
-
-
-def _unordered(data_type: DataType) -> bool:
-    if isinstance(data_type, StructType):
-        return any(_unordered(f.dataType) for f in data_type.fields)
-    element = getattr(data_type, "elementType", None)
-    return isinstance(data_type, MapType | VariantType) or (element is not None and _unordered(element))

@@ -17,8 +17,11 @@ class Interval:
     end: datetime
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", from_ms(to_ms(self.start)))
-        object.__setattr__(self, "end", from_ms(to_ms(self.end)))
+        for name in ("start", "end"):
+            try:
+                object.__setattr__(self, name, from_ms(to_ms(getattr(self, name))))
+            except UsageError as error:
+                raise UsageError(f"an interval's {name}: {error}") from None
         if not self.start < self.end:
             raise UsageError(f"an interval needs start < end; got {self}")
 
@@ -41,7 +44,9 @@ class Interval:
 
 
 def to_ms(instant: datetime) -> int:
-    """Milliseconds since the epoch. Refuses naive datetimes and parts of a millisecond."""
+    """Milliseconds since the epoch. Refuses what is no datetime, naive datetimes and parts of a millisecond."""
+    if not isinstance(instant, datetime):
+        raise UsageError(f"{instant!r} is a {type(instant).__name__}, not a datetime with a time zone")
     if instant.tzinfo is None:
         raise UsageError(f"{instant!r} has no time zone, so it names no instant; pass tzinfo=UTC")
     delta = instant - datetime(1970, 1, 1, tzinfo=UTC)

@@ -46,7 +46,10 @@ class Greeter(StatefulProcessor):
         self._count.update((n,))
         yield Row(user=key[0], text=f"{GREETING} VERSION {n}")
 
-PIPELINE = Pipeline(name="greeting", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["user"],
+def initial(spark):
+    return spark.createDataFrame([("cid", 1)], "USER string, n long").groupBy("user")
+
+PIPELINE = Pipeline(name="greeting", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["User"], initial_state=initial,
                     processor=Greeter, output_schema="user string, text string", max_parallelism=8)
 """
 

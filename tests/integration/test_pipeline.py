@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import Row
+from pyspark.sql import functions as F
+from pyspark.sql.types import Row, StructType
 
 from jobs.pipeline import Interval, Pipeline
 from jobs.run_interval import coordinator_of, process_interval, run_interval
@@ -23,7 +24,7 @@ from state_backend.manifest import manifest_of
 from state_backend.restore import restore_shard
 from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
-from tests.support.counting import DAYS, Counting, counting, day, read_days
+from tests.support.counting import DAYS, INPUT_SCHEMA, START, Counting, counting, day, read_days
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -306,6 +307,164 @@ def test_bad_input_is_refused_and_nothing_is_lost(
         run_interval(spark, pipeline(), day(1), str(tmp_path))
     run_interval(spark, counting(), day(1), str(tmp_path))
     assert coordinator_of(counting(), str(tmp_path)).record("latest").id == 2
+
+
+def _raising(spark: SparkSession, interval: Interval) -> DataFrame:
+    raise LookupError("no such day\nat all")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"source": _raising}, errors.SourceError, "the source raised LookupError: no such day"),
+        ({"source": lambda *_: None}, errors.SourceError, "the source returned None; it must return a DataFrame"),
+        ({"source": lambda *_: [1]}, errors.SourceError, "the source returned a list; it must return a DataFrame"),
+        (
+            {"source": lambda spark, _: (read_days(spark, day(0)), {}, 1)},
+            errors.SourceError,
+            "the source returned a tuple; it must",
+        ),
+        (
+            {"source": lambda spark, _: spark.read.parquet("/not/there")},
+            errors.SourceError,
+            "the source raised AnalysisException: [PATH_NOT_FOUND] Path does not exist: file:/not/there",
+        ),
+        (
+            {"source": lambda spark, _: spark.readStream.format("rate").load()},
+            errors.SourceError,
+            "the source returned a streaming DataFrame, which has no end; read the interval's rows by spark.read",
+        ),
+        (
+            {"source": lambda spark, _: (read_days(spark, day(0)), {"at": START})},
+            errors.SourceError,
+            "position must be a dict that is JSON, to be recorded: Object of type datetime",
+        ),
+        (
+            {"source": lambda spark, _: (read_days(spark, day(0)), {"at": float("nan")})},
+            errors.SourceError,
+            "position must be a dict that is JSON",
+        ),
+        (
+            {"source": lambda spark, _: (read_days(spark, day(0)), "1")},
+            errors.SourceError,
+            "position must be a dict that is JSON, to be recorded: it is a str",
+        ),
+        (
+            {
+                "source": lambda spark, _: (
+                    read_days(spark, day(0)).withColumn("n", F.lit(1)).selectExpr("*", "n as ITEM")
+                )
+            },
+            errors.SourceError,
+            "the input has two columns 'item' and 'ITEM'",
+        ),
+        ({"output_schema": "user strin"}, errors.UsageError, "'counting': output_schema is not a schema: 'user strin'"),
+        ({"output_schema": "a int, b int, a int"}, errors.UsageError, "output_schema names a more than once"),
+        ({"output_schema": 5}, errors.UsageError, "output_schema is a int; it must be DDL or a StructType"),
+        (
+            {"initial_state": lambda spark: spark.createDataFrame([("a",)], "item string").groupBy("item")},
+            errors.SourceError,
+            "the initial state lacks the key column user",
+        ),
+        (
+            {"initial_state": lambda spark: read_days(spark, day(0)).groupBy("user", "item")},
+            errors.UsageError,
+            "the initial state is grouped by user, item; the pipeline's key is user",
+        ),
+        (
+            {"initial_state": lambda spark: read_days(spark, day(0)).groupBy(F.upper("user"))},
+            errors.UsageError,
+            "the initial state is grouped by something else than plain columns",
+        ),
+    ],
+)
+def test_a_wrong_declaration_is_refused_before_the_first_row(
+    spark: SparkSession, tmp_path: Path, changes: dict[str, Any], error: type, says: str
+) -> None:
+    with pytest.raises(error) as raised:
+        run_interval(spark, counting(**changes), day(0), str(tmp_path))
+    assert says in str(raised.value)
+    assert "pipeline 'counting'" in str(raised.value)
+    if "source" in changes and "two columns" not in says:
+        assert str(day(0)) in str(raised.value)
+    if changes.get("source") is _raising:
+        (note,) = raised.value.__notes__
+        assert 'raise LookupError("no such day' in note
+        assert "read_source" not in note
+
+
+def test_input_that_cannot_be_computed_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Seen only when Spark comes to it: a file that is damaged or went, a value that can't be cast."""
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 is how it begins, and ends: PAR1")
+    spark.createDataFrame([("a", "b", 1)], INPUT_SCHEMA).coalesce(1).write.parquet(str(tmp_path / "gone"))
+    gone = spark.read.parquet(str(tmp_path / "gone"))
+    for file in (tmp_path / "gone").glob("part-*"):
+        file.unlink()
+    for rows, says in (
+        (spark.read.schema(INPUT_SCHEMA).parquet(str(tmp_path / "damaged.parquet")), "damaged.parquet"),
+        (gone, "File does not exist"),
+        (spark.sql("select 'a' user, 'b' item, cast(concat('x', rand(1)) as long) amount"), "CAST_INVALID_INPUT"),
+    ):
+        with pytest.raises(errors.SourceError) as raised:
+            run_interval(spark, counting(source=lambda *_, rows=rows: rows), day(0), str(tmp_path / "root"))
+        assert str(raised.value).startswith(f"pipeline 'counting', {day(0)}: ")
+        assert says in str(raised.value) and "Nothing was committed" in str(raised.value)
+
+
+def test_a_stopped_session_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    class Context:
+        _jsc = None
+
+    class Stopped:
+        _sc = Context()
+
+    class Closed:  # of Spark Connect
+        is_stopped = True
+
+    for session in (Stopped(), Closed()):
+        with pytest.raises(errors.UsageError, match="the Spark session was stopped; pass one that runs"):
+            run_interval(cast(Any, session), counting(), day(0), str(tmp_path))
+
+
+def test_names_and_schemas_may_be_given_as_spark_takes_them(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns as objects, names in another case or with dots, spaces and backticks; a grouped initial state; StructTypes. A key
+    that is an expression is refused, as by Spark."""
+
+    def source(spark: SparkSession, interval: Interval) -> DataFrame:
+        return read_days(spark, interval).withColumnsRenamed({"user": "Us.er", "amount": "a `m`"})
+
+    def initial(spark: SparkSession) -> Any:
+        return spark.createDataFrame([("cid", 1), ("ann", 2)], "`US.ER` string, n long").groupBy("`us.er`")
+
+    record = run_interval(
+        spark,
+        counting(
+            source=source,
+            key=[F.col("`us.ER`")],
+            processor=CountsInitial,
+            order_by=["A `M`"],
+            initial_state=initial,
+            output_schema=StructType().add("user", "string").add("found", "string"),
+        ),
+        day(0),
+        str(tmp_path),
+    )
+    files = [tmp_path / "counting" / f.handle.path for f in record.content.outputs]
+    rows = sorted((r["user"] or "", r["found"]) for f in files for r in pq.read_table(f).to_pylist())
+    assert rows == [("", "0 [9]"), ("ann", "2 [1, 2]"), ("bob", "0 [5]")]
+    assert [f["name"] for f in record.content.key_schema["fields"]] == ["Us.er"]
+    assert counting(key=[read_days(spark, day(0))["user"], F.col("item")]).key == ["user", "item"]
+    for key in (F.upper("user"), F.col("user").alias("u"), F.col("s.x")):
+        with pytest.raises(errors.UsageError, match=r"'counting': key: .* is not a plain column of the input; add it"):
+            counting(key=[key])
+
+
+class CountsInitial(Counting):
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._total.update((initialState.n, 0))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield Row(user=key[0], found=f"{(self._total.get() or (0,))[0]} {[row['a `m`'] for row in rows]}")
 
 
 def test_a_root_that_cannot_be_written_is_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
 import pytest
 
+from jobs.pipeline import Interval, Pipeline
+from jobs.source import read_source
 from jobs.spark import explain, interrupt_former, operation_tag
 from state_backend.values.errors import ProcessorError, StorageUnavailable
 
@@ -45,6 +50,16 @@ def test_what_grpc_says_is_in_its_details() -> None:
 )
 def test_other_errors_stay_as_they_are(error: Exception, where: str) -> None:
     assert explain(error, where) is error
+
+
+def test_a_source_is_not_blamed_for_a_lost_server() -> None:
+    def lost(*_: Any) -> Any:
+        raise RuntimeError("[SESSION_CLOSED] the server went")
+
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    pipeline = Pipeline(name="p", start=start, source=lost, key=["a"], processor=object, output_schema="a int")
+    with pytest.raises(RuntimeError, match="the server went"):
+        read_source(cast(Any, None), pipeline, Interval(start, start + timedelta(days=1)))
 
 
 def test_a_tag_is_one_task_of_one_deployment() -> None:

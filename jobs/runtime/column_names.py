@@ -1,0 +1,120 @@
+"""Which column of the input a pipeline's setting names, as Spark would find it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from state_backend.values.errors import SourceError, UsageError
+
+_QUOTED = re.compile(r"`((?:[^`]|``)*)`")
+_WAY_OUT = "add it to the rows in the source, as in rows.withColumn('user', F.upper('name')), and name that column"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnNames:
+    """The columns of some rows. ``what`` names the rows in errors.
+
+    Raises: SourceError if two columns have one name, as this session compares names.
+    """
+
+    names: tuple[str, ...]
+    case_sensitive: bool
+    what: str
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for name in self.names:
+            folded = self.folded(name)
+            if folded in seen:
+                raise SourceError(
+                    f"{self.what} has two columns {seen[folded]!r} and {name!r}, which Spark can't tell apart"
+                    f"{'' if self.case_sensitive else ' (spark.sql.caseSensitive is false)'}; rename or drop one"
+                )
+            seen[folded] = name
+
+    def find(self, name: str) -> str:
+        """The column's own name; the given one if there is no such column, for an error that says what it was for."""
+        for wanted in (name, unquoted(name)):
+            for own in self.names:
+                if self.folded(own) == self.folded(wanted):
+                    return own
+        return name
+
+    def find_key(self, key: Sequence[str]) -> list[str]:
+        """The key columns' own names. SourceError for one that is missing or named twice."""
+        own = [self.find(name) for name in key]
+        missing = [name for name in own if name not in self.names]
+        if missing:
+            raise SourceError(
+                f"{self.what} lacks the key column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
+                f"found: {', '.join(self.names)}"
+            )
+        if len({*own}) < len(own):
+            raise UsageError(f"{self.what}: key names a column twice: {', '.join(key)}")
+        return own
+
+    def folded(self, name: str) -> str:
+        """What two names have in common if they name one column."""
+        return name if self.case_sensitive else name.lower()
+
+
+def unquoted(name: str) -> str:
+    """The name without Spark's backticks, if it is one name in them."""
+    match = _QUOTED.fullmatch(name)
+    return match[1].replace("``", "`") if match else name
+
+
+def plain_name(column: Any, what: str) -> str:
+    """The name that a column, of a classic session or of Spark Connect, stands for; a string as it is. ``what`` is for the error.
+
+    Raises: UsageError for anything but a plain column: Spark's ``transformWithState`` groups by plain columns only.
+    """
+    if isinstance(column, str):
+        return column
+    parts = _parts(column)
+    if len(parts) != 1:
+        raise UsageError(f"{what}: {column} is not a plain column of the input; {_WAY_OUT}")
+    return parts[0]
+
+
+def grouping_names(grouped: Any, what: str) -> list[str] | None:
+    """The columns by which ``DataFrame.groupBy`` grouped; None if it is no such thing.
+
+    Raises: UsageError if these are not plain columns.
+    """
+    if hasattr(grouped, "_jgd") and hasattr(grouped, "_df"):
+        expressions = grouped._jgd.groupingExprs()
+        columns: Iterable[Any] = [expressions.apply(i) for i in range(expressions.size())]
+        kind, names = grouped._jgd.toString().rpartition("type: ")[2].rstrip("]"), [*map(_of_node, columns)]
+    elif hasattr(grouped, "_grouping_cols") and hasattr(grouped, "_df"):
+        kind, names = grouped._group_type, [*map(_parts, grouped._grouping_cols)]
+    else:
+        return None
+    if kind.lower() != "groupby" or any(len(parts) != 1 for parts in names):
+        raise UsageError(f"{what} is grouped by something else than plain columns; {_WAY_OUT}")
+    return [parts[0] for parts in names]
+
+
+def _parts(column: Any) -> list[str]:
+    """The parts of a column's name: ``s.x`` has two; an expression none."""
+    if hasattr(column, "_jc"):
+        node = column._jc.node()
+        return _of_node(node.expression() if node.getClass().getSimpleName() == "ExpressionColumnNode" else node)
+    expression: Any = getattr(column, "_expr", None)
+    if type(expression).__name__ == "ColumnReference":
+        name = expression.name()
+        return [unquoted(name)] if "." not in name or unquoted(name) != name else name.split(".")
+    return []
+
+
+def _of_node(node: Any) -> list[str]:
+    match node.getClass().getSimpleName():
+        case "UnresolvedAttribute":
+            parts = node.nameParts()
+            return [parts.apply(i) for i in range(parts.size())]
+        case "AttributeReference":
+            return [node.name()]
+    return []

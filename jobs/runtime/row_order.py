@@ -1,0 +1,178 @@
+"""A total order of rows, for columns of every type that reaches Python, in Spark's JVM.
+
+Spark's own order has ties between values that differ: 0.0 and -0.0, strings that are equal under their collation. Maps, variants
+and places have no order at all. A processor that keeps the last row of a key would end in
+another state whenever such rows change places. So rows are sorted by Spark's order, where there is one, and ties by what tells
+them apart:
+
+    type                                          Spark's order             ties
+    float, double                                 by value, NaN last        whether it is -0.0: one bit per column
+    string with a collation                       by the collation          UTF-8
+    map, variant                                  JSON, in UTC              entries as they come | bytes of value and metadata
+    geography, geometry                           none                      SRID and WKB
+    array, struct                                 element by element        element by element
+
+No step depends on the session's time zone or ANSI mode. Expressions are evaluated for rows that all columns before them leave equal,
+so that most rows cost nothing. Only variants, and values of user-defined types, are sent through Python for their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    GeographyType,
+    GeometryType,
+    MapType,
+    StringType,
+    StructType,
+    UserDefinedType,
+    VariantType,
+)
+
+_MASK_BITS = 62
+
+
+def spark_order(column: Column, data_type: DataType) -> Column | None:
+    """What Spark sorts by; None for a type that it can't sort."""
+    if _has(data_type, lambda t: isinstance(t, GeographyType | GeometryType)):
+        return None
+    if _has(data_type, lambda t: isinstance(t, MapType | VariantType)):
+        return F.to_json(column, {"timeZone": "UTC", "ignoreNullFields": "true"})
+    return column
+
+
+def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
+    """What orders the rows that ``spark_order`` of all these columns leaves equal; without the columns that ``needs_bytes``."""
+    floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
+    masks = [_zero_signs(floats[i : i + _MASK_BITS]) for i in range(0, len(floats), _MASK_BITS)]
+    others = [
+        _exact(column, data_type)
+        for column, data_type in columns
+        if not (isinstance(data_type, FloatType | DoubleType) or _is_total(data_type) or needs_bytes(data_type))
+    ]
+    return masks + others
+
+
+def needs_bytes(data_type: DataType) -> bool:
+    """Whether nothing in the JVM orders such values: their bytes have to be made in Python."""
+    if isinstance(data_type, UserDefinedType):
+        return not _is_total(data_type.sqlType())
+    return isinstance(data_type, VariantType) or any(map(needs_bytes, _inner(data_type)))
+
+
+def bytes_of(columns: Sequence[Column]) -> Column:
+    """A binary column by which rows differ if and only if they differ in these columns."""
+    return F.arrow_udf(_row_bytes, BinaryType())(*columns)
+
+
+def normalised(column: Column, data_type: DataType) -> Column:
+    """The key column with 0.0 for -0.0, also inside of arrays and structs: of equal keys, one."""
+    if not _has(data_type, lambda t: isinstance(t, FloatType | DoubleType)):
+        return column
+    match data_type:
+        case ArrayType():
+            return F.transform(column, lambda item: normalised(item, data_type.elementType))
+        case StructType():
+            fields = [normalised(column.getField(f.name), f.dataType).alias(f.name) for f in data_type.fields]
+            return F.when(column.isNotNull(), F.struct(*fields))
+    # By IEEE 754, -0.0 + 0.0 is 0.0.
+    return column + F.lit(0.0).cast(data_type)
+
+
+def _exact(column: Column, data_type: DataType) -> Column:
+    """The same value in a type in whose order values that differ are never equal."""
+    if _is_total(data_type):
+        return column
+    match data_type:
+        case FloatType() | DoubleType():
+            return F.struct(column, _is_negative_zero(column))
+        case StringType():
+            return column.cast("binary")
+        case GeographyType() | GeometryType():
+            return F.struct(F.st_srid(column), F.st_asbinary(column))
+        case ArrayType():
+            return F.transform(column, lambda item: _exact(item, data_type.elementType))
+        case MapType():
+            entries = F.map_entries(column)
+            return _exact(
+                entries, ArrayType(StructType().add("key", data_type.keyType).add("value", data_type.valueType))
+            )
+        case StructType():
+            fields = [_exact(column.getField(f.name), f.dataType) for f in data_type.fields]
+            return F.when(column.isNotNull(), F.struct(*fields))
+    raise NotImplementedError(f"no total order of {data_type.simpleString()}")
+
+
+def _is_total(data_type: DataType) -> bool:
+    """Whether Spark sorts values of this type, and takes for equal only what is."""
+    if isinstance(data_type, UserDefinedType):
+        return _is_total(data_type.sqlType())
+    if isinstance(data_type, StringType):
+        return bool(data_type.isUTF8BinaryCollation())
+    ties = FloatType | DoubleType | MapType | VariantType | GeographyType | GeometryType
+    return not isinstance(data_type, ties) and all(map(_is_total, _inner(data_type)))
+
+
+def _is_negative_zero(column: Column) -> Column:
+    # The reciprocal is -Infinity. (Spark's atan2 and 1/x do not tell the zeros apart.)
+    return (column == F.lit(0)) & (F.pow(column, F.lit(-1.0)) < F.lit(0))
+
+
+def _zero_signs(floats: Sequence[Column]) -> Column:
+    """A bit for each of at most 62 columns: whether it is -0.0."""
+    bits = [
+        F.when(_is_negative_zero(c), F.lit(1 << i)).otherwise(F.lit(0)).cast("bigint") for i, c in enumerate(floats)
+    ]
+    return reduce(Column.bitwiseOR, bits)
+
+
+def _inner(data_type: DataType) -> list[DataType]:
+    match data_type:
+        case ArrayType():
+            return [data_type.elementType]
+        case MapType():
+            return [data_type.keyType, data_type.valueType]
+        case StructType():
+            return [f.dataType for f in data_type.fields]
+    return []
+
+
+def _has(data_type: DataType, what: Callable[[DataType], bool]) -> bool:
+    return what(data_type) or any(_has(inner, what) for inner in _inner(data_type))
+
+
+def _row_bytes(*columns: pa.Array) -> pa.Array:
+    plain: list[Any] = [_without_zones(column).to_pylist() for column in columns]
+    return pa.array([repr(row).encode() for row in zip(*plain, strict=True)], pa.binary())
+
+
+def _without_zones(column: pa.Array) -> pa.Array:
+    """Instants as numbers: as datetimes, they would sort by the session's time zone."""
+    plain = _instants_as_numbers(column.type)
+    return column if plain == column.type else column.cast(plain)
+
+
+def _instants_as_numbers(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(data_type):
+        return pa.int64()
+    if pa.types.is_list(data_type):
+        return pa.list_(data_type.value_field.with_type(_instants_as_numbers(data_type.value_type)))
+    if pa.types.is_map(data_type):
+        return pa.map_(
+            data_type.key_field.with_type(_instants_as_numbers(data_type.key_type)),
+            data_type.item_field.with_type(_instants_as_numbers(data_type.item_type)),
+        )
+    if pa.types.is_struct(data_type):
+        return pa.struct([f.with_type(_instants_as_numbers(f.type)) for f in data_type])
+    return data_type

@@ -1,0 +1,101 @@
+"""Which column a name stands for. Classic columns need a session: ``tests/integration/test_pipeline.py``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql.connect import functions as connect
+
+from jobs.pipeline import Interval, Pipeline
+from jobs.runtime.column_names import ColumnNames, plain_name, unquoted
+from state_backend.values.errors import SourceError, UsageError
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def columns(*names: str, case_sensitive: bool = False) -> ColumnNames:
+    return ColumnNames(names=names, case_sensitive=case_sensitive, what="pipeline 'p': the input")
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "case_sensitive", "found"),
+    [
+        (("user", "n"), "user", False, "user"),
+        (("User", "n"), "uSER", False, "User"),
+        (("User", "n"), "uSER", True, "uSER"),
+        (("Gönüllü",), "GÖNÜLLÜ", False, "Gönüllü"),
+        (("a.b", "a b"), "a.b", False, "a.b"),
+        (("a.b", "a b"), "`a.b`", False, "a.b"),
+        (("a b", "b"), "A B", False, "a b"),
+        (("a`b", "b"), "a`b", False, "a`b"),
+        (("a`b", "b"), "`a``b`", False, "a`b"),
+        (("`a`", "a"), "`a`", False, "`a`"),
+        # There is none: the error of whoever looks for it says so.
+        (("n",), "user", False, "user"),
+    ],
+)
+def test_a_column_is_found_as_spark_finds_it(
+    names: tuple[str, ...], name: str, case_sensitive: bool, found: str
+) -> None:
+    assert columns(*names, case_sensitive=case_sensitive).find(name) == found
+
+
+def test_a_key_that_is_not_there_or_ambiguous_is_refused() -> None:
+    assert columns("User", "n").find_key(["N", "user"]) == ["n", "User"]
+    with pytest.raises(SourceError, match=r"lacks the key columns user, item; found: a, b"):
+        columns("a", "b").find_key(["user", "item"])
+    with pytest.raises(UsageError, match="key names a column twice: user, USER"):
+        columns("user").find_key(["user", "USER"])
+    with pytest.raises(SourceError, match=r"'user' and 'USER', which Spark can't tell apart \(spark.sql.caseSensitive"):
+        columns("user", "n", "USER")
+    assert columns("user", "USER", case_sensitive=True).find_key(["USER"]) == ["USER"]
+    with pytest.raises(SourceError, match="'n' and 'n', which Spark can't tell apart; rename or drop one"):
+        columns("n", "n", case_sensitive=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [("user", "user"), (connect.col("user"), "user"), (connect.col("`a.b`"), "a.b"), (connect.col("a b"), "a b")],
+)
+def test_a_plain_column_stands_for_its_name(column: Any, name: str) -> None:
+    assert plain_name(column, "key") == name
+
+
+@pytest.mark.parametrize(
+    "column", [connect.col("s.x"), connect.upper("user"), connect.col("user").alias("u"), connect.lit(1), 5, None]
+)
+def test_an_expression_is_no_key(column: Any) -> None:
+    """Nor does Spark take them in transformWithState."""
+    with pytest.raises(
+        UsageError, match=r"pipeline 'p': key: .* is not a plain column of the input; add it to the rows"
+    ):
+        Pipeline(name="p", start=START, source=lambda *_: None, key=[column], processor=object, output_schema="a int")  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(("name", "plain"), [("`a``b`", "a`b"), ("`a`.`b`", "`a`.`b`"), ("a", "a"), ("``", "")])
+def test_unquoted(name: str, plain: str) -> None:
+    assert unquoted(name) == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"start": datetime(2024, 1, 1)}, r"'p': start: .* has no time zone.*start=datetime\(2024, 1, 1, tzinfo=UTC\)"),
+        ({"start": "2024-01-01"}, "'p': start: '2024-01-01' is a str, not a datetime"),
+        ({"key": "user"}, r"'p': key must be a list of columns, as in key=\['user'\]"),
+        ({"key": ["user", connect.col("user")]}, "key must name one or more different columns"),
+    ],
+)
+def test_a_declaration_that_cannot_be_meant(changes: dict[str, Any], says: str) -> None:
+    settings = {"name": "p", "start": START, "source": None, "key": ["user"], "processor": object, "output_schema": ""}
+    with pytest.raises(UsageError, match=says):
+        Pipeline(**settings | changes)  # type: ignore[arg-type]
+
+
+def test_an_interval_of_naive_datetimes_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"an interval's start: .* has no time zone"):
+        Interval(datetime(2024, 1, 1), START)
+    with pytest.raises(UsageError, match=r"an interval's end: .* has no time zone"):
+        Interval(START, datetime(2024, 1, 2))
