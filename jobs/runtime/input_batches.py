@@ -63,7 +63,11 @@ class InputBatches:
         late = pc.fill_null(pc.less_equal(events, event_time.late_until_us), False)
         if not pc.any(late).as_py():
             return rows
-        columns = inputs.filter(late).flatten()
+        # Instants come in the session's zone; files have them in UTC.
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(inputs.filter(late).flatten(), self._late.schema, strict=True)
+        ]
         self._late.write(pa.RecordBatch.from_arrays(columns, schema=self._late.schema))
         return rows.filter(pc.invert(late))
 

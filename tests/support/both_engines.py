@@ -7,6 +7,7 @@ clock to the millisecond: expiry, timers and everything that a processor compute
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,7 @@ from state_backend.restore import restore_shard
 from state_backend.state.entries import read_entries, read_timers
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record
+from state_backend.values.zones import zone_of
 from tests.support.spark_streaming import Case, Outcome, States, ddl, run_under_spark, write_batches
 
 if TYPE_CHECKING:
@@ -118,10 +120,11 @@ def read_rows(root: Path, record: Record, *, late: bool = False) -> list[dict[st
 
 
 def read_states(root: Path, record: Record, *, timed: bool) -> States:
-    """All that a checkpoint holds, restored from its files."""
+    """All that a checkpoint holds, restored from its files; instants as ``collect`` gives them, in the process's zone."""
     storage = open_storage(str(root / NAME))
     content = record.content
-    keys = KeyCodec(parse_struct(content.key_schema))
+    zone = zone_of(os.environ["TZ"]).rules
+    keys = KeyCodec(parse_struct(content.key_schema), zone=zone)
     found: States = {d.name: [] for d in content.states} | ({"$timers": []} if timed else {})
     for ref in content.shards:
         manifest = manifest_of(ref, storage)
@@ -131,8 +134,8 @@ def read_states(root: Path, record: Record, *, timed: bool) -> States:
         ):
             for descriptor in content.states:
                 version = descriptor.versions[-1]
-                codec = RowCodec(descriptor.name, parse_struct(version.value), version.version)
-                user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key else None
+                codec = RowCodec(descriptor.name, parse_struct(version.value), version.version, zone=zone)
+                user_keys = KeyCodec(parse_struct(version.user_key), zone=zone) if version.user_key else None
                 found[descriptor.name] += [
                     (e.key, e.user_key or (), codec.decode(e.row), e.expiry_ms)
                     for e in read_entries(store, descriptor, keys, user_keys)
