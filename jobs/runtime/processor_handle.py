@@ -266,7 +266,7 @@ class _Deleted:
         self._name = name
 
     def __getattr__(self, method: str) -> Any:
-        raise StateSchemaError(
+        raise PySparkRuntimeError(
             f"state {self._name!r} is used ({method}), but init() deletes it by deleteIfExists after declaring it; drop that call, "
             "or make it before the state is declared"
         )

@@ -76,18 +76,12 @@ CASES = {
     "row-deleting": by_k(cases.Deleting, "row"),
     "pandas-deleting": by_k(cases.DeletingInFrames, "pandas"),
 }
-KNOWN = {
-    name: "a TIMESTAMP key in the pandas API is an aware datetime, not a naive Timestamp"
-    for name in ("pandas-keys", "pandas-equal")
-} | {name: "deleteIfExists after get…State is refused" for name in ("row-deleting", "pandas-deleting")}
 # Two queries each: these say least that is not said elsewhere.
 LONG = {"row-keys", "row-outputs", "row-initial", "pandas-initial", "pandas-deleting", "pandas-equal"}
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if os.environ.get("CAIRN_LONG") or name not in LONG])
-def test_a_case(spark: SparkSession, tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
-    if name in KNOWN:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=KNOWN[name]))
+def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
     both = run_both(spark, CASES[name], tmp_path)
     assert all(both.spark.outputs), "Spark put nothing out"
     differences = both.differences()

@@ -122,28 +122,10 @@ BY_DESIGN: dict[str, tuple[str, str]] = {
 }
 SAME = [*(shape for shape in SHAPES if shape != "Script"), *(f"Script {k}" for k in WRITES if k not in BY_DESIGN)]
 CASES = [(api, mode, shape) for api, mode in MUXES for shape in (EVENT_SHAPES if mode == "event" else SAME)]
-CASTS = "a value that Spark casts when it is written is refused"
-ITERABLES = "a generator or an iterator is refused"
-DTYPES = "frames have narrow dtypes"
-KNOWN: dict[tuple[str, str], str] = {
-    (api, f"Script {k}"): reason
-    for api in ("row", "pandas")
-    for k, reason in (
-        *((f"{kind}_from", CASTS) for kind in ("string", "decimal", "date", "binary", "ntz")),
-        ("lists_of", ITERABLES),
-        ("update_of", ITERABLES),
-        ("bare_key", "a bare string is refused as a user key"),
-    )
-} | {("pandas", shape): DTYPES for shape in ("Cells", "NoNulls")}
 
 
 @pytest.mark.parametrize(("api", "mode", "shape"), CASES, ids=lambda v: str(v).replace(" ", "-"))
-def test_a_shape(
-    compared: dict[tuple[str, str], Compared], api: str, mode: str, shape: str, request: pytest.FixtureRequest
-) -> None:
-    reason = KNOWN.get((api, shape))
-    if reason:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+def test_a_shape(compared: dict[tuple[str, str], Compared], api: str, mode: str, shape: str) -> None:
     found = compared[api, mode].differences.get(shape, [])
     assert found == [], "\n".join(found[:20])
 
