@@ -9,7 +9,7 @@ program, one call per row (row API) or per frame (pandas API). Seeds that differ
 the machine, and the programs turn them into instants.
 
 What differs by design is not generated, and each of it stands in docs/processors.md: floats that are keys and -0.0 or NaN, null
-keys and nulls among integers in frames, the order of a map's entries, the fold of a repeated hour.
+keys and nulls among integers in frames and their cells, the order of a map's entries, the fold of a repeated hour.
 """
 
 from __future__ import annotations
@@ -246,7 +246,8 @@ def make_case(seed: int, zone: str, process_zone: str) -> Case:
     }
 
     def value(name: str, kind: str) -> Any:
-        return None if pick.random() < null_share[name] else make[kind](pick)
+        made = None if pick.random() < null_share[name] else make[kind](pick)
+        return [item for item in made if item is not None] if frames and made and kind == "array<int>" else made
 
     keys: list[tuple[Any, Any]] = []
     while len(keys) < KEYS_PER_SEED:

@@ -123,7 +123,7 @@ def read_states(root: Path, record: Record, *, timed: bool) -> States:
     """All that a checkpoint holds, restored from its files; instants as ``collect`` gives them, in the process's zone."""
     storage = open_storage(str(root / NAME))
     content = record.content
-    zone = zone_of(os.environ["TZ"]).rules
+    zone = zone_of(os.environ.get("TZ") or "UTC").rules
     keys = KeyCodec(parse_struct(content.key_schema), zone=zone)
     found: States = {d.name: [] for d in content.states} | ({"$timers": []} if timed else {})
     for ref in content.shards:
