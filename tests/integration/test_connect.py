@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +21,11 @@ from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.records import Record
+from tests.conformance.generator import cairn_alone
 from tests.support.reading import read_output
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -170,6 +174,36 @@ def test_errors_of_user_code_come_through_the_server(server: SparkConnectServer,
     assert error["type"] == "ProcessorError"
     assert "handleInputRows, key ('" in error["message"]
     assert "KeyError: 'on purpose'" in error["message"]
+
+
+def test_programs_give_the_same_through_the_server(
+    server: SparkConnectServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Random programs over every type, rows and frames, in New York's time: outputs and state as in a local session."""
+    zone, seeds = "America/New_York", (2, 3)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.conformance.generator",
+        "--cairn-only",
+        "--server",
+        server.url,
+        "--zone",
+        zone,
+    ]
+    ran = subprocess.run(
+        [*command, "--first", str(seeds[0]), "--seeds", str(seeds[-1] - seeds[0] + 1)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    try:
+        here = [f"seed {seed}: {cairn_alone(spark, seed, zone, tmp_path / str(seed))}" for seed in seeds]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert [line for line in ran.stdout.splitlines() if line in here] == here
 
 
 def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:

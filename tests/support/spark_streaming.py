@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from jobs.run_interval import parse_ddl
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession
     from pyspark.sql.types import StructType
@@ -81,8 +83,7 @@ class Outcome:
 
 
 def ddl(spark: SparkSession, schema: str) -> StructType:
-    parsed: Any = spark.sparkContext._parse_ddl(schema)  # type: ignore[attr-defined]
-    return parsed  # type: ignore[no-any-return]
+    return parse_ddl(spark, schema)
 
 
 def write_batches(spark: SparkSession, case: Case, folder: Path) -> list[Path]:
