@@ -194,15 +194,26 @@ class Coordinator:
         return prepared
 
     def prepared(self) -> list[Prepared]:
-        """What lies prepared and is not committed: of attempts under way, and of some that were lost."""
+        """What lies prepared and is not committed: of attempts under way, and of some that were lost or refused.
+
+        Raises: CorruptRecord naming a ``prepared.json`` that can't be decoded. What else lies beside it is not read.
+        """
         committed = {attempt_of(entry) for entry in self.log().commits()}
-        files = [info.path for info in self._storage.list(paths.ATTEMPTS)]
         found = []
-        for path in files:
-            if paths.attempt_of(path) not in committed:
+        for info in list(self._storage.list(paths.ATTEMPTS)):
+            attempt = paths.attempt_of(info.path)
+            if attempt is not None and info.path == paths.prepared(attempt) and attempt not in committed:
                 with suppress(NotFound):  # fenced or swept meanwhile
-                    found.append(record_codec.decode(self._storage.read(path), path, Prepared))
+                    found.append(record_codec.decode(self._storage.read(info.path), info.path, Prepared))
         return found
+
+    def is_prepared(self, attempt: str) -> bool:
+        """True if all shards of the attempt have acked, and nobody fenced or swept it since."""
+        return self._storage.stat(paths.prepared(attempt)) is not None
+
+    def is_refused(self, attempt: str) -> bool:
+        """True if validation refused the attempt: its commit would raise ValidationRefused."""
+        return self._storage.stat(paths.refused(attempt)) is not None
 
     # --- commit --------------------------------------------------------------------------------------------------------------
 
