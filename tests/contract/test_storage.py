@@ -467,6 +467,37 @@ def test_a_symbolic_link_is_copied_by_content(tmp_path: Path) -> None:
     assert root.read("b") == b"state"
 
 
+def test_a_symbolic_link_that_leads_back_ends_no_listing(tmp_path: Path) -> None:
+    """To itself, to each other, to the folder, the root, or above the root; a link to another disk is followed."""
+    storage = LocalStorage(tmp_path / "root")
+    for path in ("checkpoints/1", "shared/one/0.sst", "shared/two/0.sst"):
+        storage.create(path, b"state")
+    elsewhere = tmp_path / "disk" / "three"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "0.sst").write_bytes(b"state")
+    root = tmp_path / "root"
+    for link, target in (
+        ("itself", "itself"),
+        ("shared/one/there", "../two/back"),
+        ("shared/two/back", "../one/there"),
+        ("shared/one/here", "."),
+        ("shared/two/root", "../.."),
+        ("shared/above", "/"),
+        ("shared/nowhere", "missing"),
+        ("shared/three", str(elsewhere)),
+    ):
+        (root / link).symlink_to(target)
+    assert paths(storage, "") == ["checkpoints/1", "shared/one/0.sst", "shared/three/0.sst", "shared/two/0.sst"]
+    # From one to the other and back: each file is met once more at most.
+    (root / "shared/one/other").symlink_to("../two")
+    (root / "shared/two/other").symlink_to("../one")
+    assert paths(storage, "shared/one/") == ["shared/one/0.sst", "shared/one/other/0.sst"]
+    # A folder that can't be looked into is not empty: what it holds may be needed.
+    (root / "published").symlink_to("published")
+    with pytest.raises(StorageUnavailable, match="Too many levels of symbolic links"):
+        list(storage.list("published/"))
+
+
 def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     storage.create("before", b"")
