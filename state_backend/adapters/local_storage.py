@@ -165,7 +165,7 @@ class LocalStorage:
         write_verified(read_chunks(file, doing), handle, destination, url=self.url, room_bytes=room_bytes)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """See `Storage.copy_from`. A link keeps the time of the source: by its age a file may seem to be a leftover."""
+        """See `Storage.copy_from`. A hard link within one file system, if the system allows it."""
         target, doing = self._file(path), self._doing(f"copy {handle.path!r} of {source.url} to", path)
         with os_errors(doing, may_be_absent=False):
             self._make_durable(target.parent)
@@ -363,11 +363,14 @@ class LocalStorage:
 
 
 def _info(path: str, found: os.stat_result) -> FileInfo:
+    # A hard link to an old file has that file's mtime, and a copy of a folder may keep it: a sweep would take what a fork or a
+    # restore links now for a leftover. The ctime is at least the time of the link; a chown may set it too, which delays a sweep.
+    modified_ns = max(found.st_mtime_ns, found.st_ctime_ns)
     return FileInfo(
         path=path,
         size_bytes=found.st_size,
         generation=found.st_mtime_ns << 64 | found.st_ino,
-        modified_ms=found.st_mtime_ns // 1_000_000,
+        modified_ms=modified_ns // 1_000_000,
         crc32c=None,
     )
 

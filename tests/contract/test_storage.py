@@ -271,6 +271,18 @@ def test_a_copy_does_not_depend_on_its_source(
     assert paths(storage, "shared/") == ["shared/two/1.sst"]
 
 
+def test_a_copy_is_as_old_as_its_path(storage: Storage, tmp_path: Path) -> None:
+    """By its age a sweep tells an attempt under way from what a dead one left. On a disk a copy is a link to the old file."""
+    source = local(tmp_path / "source")
+    handle = source.create("a", b"state")
+    (file,) = (tmp_path / "source").rglob("a")
+    os.utime(file, (0, 0))
+    storage.copy_from(source, handle, "b")
+    (info,) = storage.list("")
+    assert storage.stat("b") == info
+    assert abs(info.modified_ms - time.time() * 1000) < 600_000
+
+
 @pytest.mark.parametrize("from_", [memory_below, local, gcs])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
