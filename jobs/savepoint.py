@@ -14,6 +14,7 @@ from jobs.runtime.routing import ticks
 from jobs.runtime.savepoint_task import SavepointTask
 from jobs.runtime.shipping import ship
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
@@ -46,7 +47,8 @@ def take_savepoint(
     native: compacted SSTs, to restore soon and as they are. canonical: Parquet files per state
     (``state_backend.formats.canonical``), which any tool reads and which restore at another max parallelism.
 
-    Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; UsageError for a folder in use.
+    Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; CheckpointDropped if retention dropped it
+    meanwhile; UsageError for a folder in use.
     """
     check_destination(pipeline_root, to, format)
     destination, content = open_storage(to), record.content
@@ -110,7 +112,8 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     Only intervals that begin after it start from the rewritten files.
 
     Raises, before anything is rewritten: UsageError if a re-run of the interval has taken the checkpoint's place already;
-    StateUnusable if it is quarantined. Afterwards: Fenced or BaseMoved if one of these happens meanwhile.
+    StateUnusable if it is quarantined. Afterwards: Fenced or BaseMoved if one of these happens meanwhile, CheckpointDropped if
+    retention drops it while it is read.
     """
     coordinator = coordinator_of(pipeline, root)
     now = coordinator.log()
@@ -138,7 +141,8 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         run=RunRef(run_id=f"consolidate__{attempt}", clear_number=0, try_number=1),
         engine=pipeline.engine,
     )
-    _run(spark, task)
+    with telling_drops(coordinator.storage, record.id):
+        _run(spark, task)
     if not coordinator.is_prepared(attempt):
         log.info("%s: checkpoint %d has nothing to consolidate", pipeline.name, record.id)
         return record

@@ -21,7 +21,7 @@ from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths
 from state_backend.manifest import manifest_of
-from state_backend.values.errors import CorruptFile, Fenced, StateUnusable, UsageError
+from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, StateUnusable, UsageError
 from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import PIPELINE, START, day, start_ms
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
@@ -173,6 +173,21 @@ def test_a_damaged_checkpoint_beside_it_only_stops_the_clean_up(tmp_path: Path) 
     assert isinstance(pipeline.coordinator.log().entries[1], Record)
 
 
+def test_a_checkpoint_that_is_dropped_meanwhile_is_told(
+    pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = savepoint._run
+
+    def dropped_first(spark: Any, task: Any) -> None:
+        tight = RealPipeline(pipeline.root, policy=KeepLast(1))
+        tight.run(7, "a7", {key: 7 for key in KEYS})
+        run(spark, task)
+
+    monkeypatch.setattr(savepoint, "_run", dropped_first)
+    with pytest.raises(CheckpointDropped, match=r"checkpoint 5, .* is no longer retained: .* the newest, 7, "):
+        consolidate(pipeline, 5)
+
+
 def test_a_quarantined_checkpoint_is_refused_before_anything_is_rewritten(
     pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +196,7 @@ def test_a_quarantined_checkpoint_is_refused_before_anything_is_rewritten(
 
     monkeypatch.setattr(savepoint, "_run", rewritten)
     pipeline.coordinator.quarantine(6, "a total is negative")
-    with pytest.raises(StateUnusable, match="checkpoint 6 .* is quarantined.*a total is negative"):
+    with pytest.raises(StateUnusable, match=r"checkpoint 6 .* is quarantined.*a total is negative"):
         consolidate(pipeline, 6)
 
 

@@ -120,7 +120,7 @@ def test_without_runs_nothing_that_lies_prepared_is_looked_at() -> None:
     folder.storage.create(paths.prepared("damaged"), b"{")
     assert commit_prepared(folder.coordinator, []) == []
     folder.prepare(day(1), "a1", run=run("r"))
-    with pytest.raises(CorruptRecord, match="attempts/damaged/prepared.json"):
+    with pytest.raises(CorruptRecord, match=r"attempts/damaged/prepared\.json"):
         commit_prepared(folder.coordinator, ["r"])
     assert folder.coordinator.log().head_id == 0
 
