@@ -28,6 +28,7 @@ from state_backend.checkpoint.log import (
     descriptors_hash,
     outputs_of,
     read_log,
+    read_on,
     vouched_base_of,
 )
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
@@ -137,7 +138,13 @@ class Coordinator:
         now = self.log()
         check_end_of_log(self._storage, now.head_id)
         self._check_start(now, pipeline_start_ms)
-        base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+        try:
+            base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+        except StateUnusable:
+            further = read_on(self._storage, now)
+            if further is now:
+                raise
+            now, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
         return Begun(attempt=attempt, h0=now.head_id, base=base)
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
@@ -241,9 +248,11 @@ class Coordinator:
                 "process the interval again"
             ) from None
         self._check_not_refused(attempt)
-        verified = False
+        verified, known_id = False, prepared.h0
         for _ in range(_COMMIT_ROUNDS):
             now = self.log()
+            if now.head_id < known_id:
+                now = read_on(self._storage, now)
             try:
                 decision = plan_commit(now, prepared, self._policy, self._protected | self._newest_validated(now))
             except Fenced:
@@ -270,6 +279,7 @@ class Coordinator:
                 # Lost the id to another, or can't tell: the log tells, unless a refused create is still under way.
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
                     raise
+                known_id = decision.record.id
                 continue
             return CommitResult(id=decision.record.id, record=decision.record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
@@ -443,17 +453,9 @@ class Coordinator:
         """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
         usable. StateGapError names what there is if that is not among it."""
         now = self.log()
-        completed = now.completed()
-        if isinstance(which, datetime):
-            fitting = [c for c in completed if c.content.interval.end == which and now.quarantine_above(c.id) is None]
-        elif isinstance(which, int):
-            fitting = [c for c in completed if c.id == which]
-        elif which == "latest":
-            fitting = [c for c in completed if now.quarantine_above(c.id) is None]
-        else:
-            raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
+        fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
         if not fitting:
-            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
+            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in now.completed()[-10:])
             raise StateGapError(
                 f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}"
             )
@@ -478,6 +480,19 @@ class Coordinator:
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
+
+
+def _fitting(now: Log, which: str | int | datetime) -> list[Record]:
+    """The completed checkpoints that ``Coordinator.record`` chooses from."""
+    completed = now.completed()
+    if isinstance(which, int):
+        return [c for c in completed if c.id == which]
+    usable = [c for c in completed if now.quarantine_above(c.id) is None]
+    if isinstance(which, datetime):
+        return [c for c in usable if c.content.interval.end == which]
+    if which != "latest":
+        raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
+    return usable
 
 
 def _already(mine: Record | Tombstone) -> CommitResult:
