@@ -23,7 +23,8 @@ class StorageUnavailable(RetryableError):
 
 
 class CheckpointDropped(RetryableError):
-    """Retention dropped the checkpoint while it was read; the message names those that are there. Again, ``latest`` is one of them."""
+    """Retention dropped the checkpoint while it was read; the message names those that are there. Called again, ``latest`` is one
+    of them."""
 
 
 class UnknownOutcome(RetryableError):
