@@ -26,6 +26,7 @@ from jobs.which_checkpoint import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.describe import describe_checkpoint, describe_difference, describe_log
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.sweep import MIN_AGE, sweep
 from state_backend.formats import paths
@@ -365,7 +366,8 @@ def _refuse_nothing(storage: Storage) -> None:
 
 def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
     try:
-        return [manifest_of(ref, storage) for ref in record.content.shards]
+        with telling_drops(storage, record.id):
+            return [manifest_of(ref, storage) for ref in record.content.shards]
     except NotFound as error:
         raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}") from error
 

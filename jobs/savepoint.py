@@ -14,11 +14,12 @@ from jobs.runtime.routing import ticks
 from jobs.runtime.savepoint_task import SavepointTask
 from jobs.runtime.shipping import ship
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import AlreadyExists, UsageError
+from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
 from state_backend.values.records import Record, RunRef, Savepoint
 from state_backend.verify import offering_sound
 
@@ -46,7 +47,8 @@ def take_savepoint(
     native: compacted SSTs, to restore soon and as they are. canonical: Parquet files per state
     (``state_backend.formats.canonical``), which any tool reads and which restore at another max parallelism.
 
-    Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; UsageError for a folder in use.
+    Raises: CorruptFile naming a damaged file of the checkpoint and what to go back to; CheckpointDropped if retention dropped it
+    meanwhile; UsageError for a folder in use.
     """
     check_destination(pipeline_root, to, format)
     destination, content = open_storage(to), record.content
@@ -109,7 +111,9 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
 
     Only intervals that begin after it start from the rewritten files.
 
-    Raises: UsageError if a re-run of the interval has taken the checkpoint's place already, Fenced if one does so meanwhile.
+    Raises, before anything is rewritten: UsageError if a re-run of the interval has taken the checkpoint's place already;
+    StateUnusable if it is quarantined. Afterwards: Fenced or BaseMoved if one of these happens meanwhile, CheckpointDropped if
+    retention drops it while it is read.
     """
     coordinator = coordinator_of(pipeline, root)
     now = coordinator.log()
@@ -117,6 +121,12 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         raise UsageError(
             f"checkpoint {record.id} of {pipeline.name!r} was dropped, or another run of {record.content.interval} took its "
             "place: consolidated it would be the newest again; leave consolidate out, or choose the newest one"
+        )
+    refused = now.quarantine_above(record.id)
+    if refused is not None:  # its commit would refuse it, after everything was rewritten
+        raise StateUnusable(
+            f"checkpoint {record.id} of {pipeline.name!r} is quarantined, or descends from checkpoint {refused}, which is "
+            f"({now.quarantined[refused].reason}); leave consolidate out, or choose a usable checkpoint"
         )
     earlier = [c for c in now.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
     if earlier and now.quarantine_above(earlier[-1].id) is None:
@@ -131,12 +141,16 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         run=RunRef(run_id=f"consolidate__{attempt}", clear_number=0, try_number=1),
         engine=pipeline.engine,
     )
-    _run(spark, task)
-    if all(prepared.content.attempt != attempt for prepared in coordinator.prepared()):
+    with telling_drops(coordinator.storage, record.id):
+        _run(spark, task)
+    if not coordinator.is_prepared(attempt):
         log.info("%s: checkpoint %d has nothing to consolidate", pipeline.name, record.id)
         return record
     consolidated = coordinator.commit(attempt).record
-    coordinator.clean_up()
+    try:
+        coordinator.clean_up()
+    except CorruptFile as error:  # of another checkpoint: this one counts
+        log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     if consolidated is None:
         raise UsageError(f"the consolidation of checkpoint {record.id} was dropped by retention at once; leave it out")
     before, after = record.content.totals, consolidated.content.totals

@@ -14,6 +14,7 @@ If anything fails, the DAG is unpaused again, unless it was paused before.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from typing import Any, Protocol
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 from state_backend.values.records import Prepared
+
+log = logging.getLogger("cairn")
 
 PROCESS, CHECKPOINT = "process", "checkpoint"
 _UNDER_WAY = frozenset({"queued", "running", "restarting", "deferred"})
@@ -101,14 +104,31 @@ def stopped(
 
 
 def commit_prepared(coordinator: Coordinator, runs: Sequence[str]) -> list[int]:
-    """Commits the last attempt that each of these Airflow runs prepared; the ids. Raises as ``Coordinator.commit``."""
+    """Commits the last attempt that each of these Airflow runs prepared; the ids. A run whose last attempt validation refused has
+    nothing to commit: its ``checkpoint`` task would fail too, and an earlier try of it is not what the run stands for.
+
+    Raises: as ``Coordinator.commit``; CorruptRecord if an attempt that can't be read may be the last one of a run. Without runs
+    nothing is read.
+    """
+    if not runs:
+        return []
+    last = plan_commits(coordinator.prepared(), runs)
+    return [coordinator.commit(attempt).id for attempt in last if not _is_refused(coordinator, attempt)]
+
+
+def plan_commits(prepared: Sequence[Prepared], runs: Sequence[str]) -> tuple[str, ...]:
+    """The last attempt of each run that prepared any, in the order of the runs."""
     by_run: dict[str, Prepared] = {}
-    for prepared in coordinator.prepared():
-        run = prepared.content.run
-        before = by_run.get(run.run_id)
-        if before is None or _order(prepared) > _order(before):
-            by_run[run.run_id] = prepared
-    return [coordinator.commit(by_run[run].content.attempt).id for run in runs if run in by_run]
+    for attempt in sorted(prepared, key=_order):
+        by_run[attempt.content.run.run_id] = attempt
+    return tuple(by_run[run].content.attempt for run in runs if run in by_run)
+
+
+def _is_refused(coordinator: Coordinator, attempt: str) -> bool:
+    refused = coordinator.is_refused(attempt)
+    if refused:
+        log.warning("%s: attempt %s is not committed, since validation refused it", coordinator.pipeline, attempt)
+    return refused
 
 
 def _order(prepared: Prepared) -> tuple[int, int, int]:

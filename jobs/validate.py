@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from jobs.over_time import OverTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.dropped import check_retained, telling_drops
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
 from state_backend.manifest import manifest_of
@@ -100,7 +101,8 @@ def validate_checkpoint(
     Spark. Data Docs go into a folder of the pipeline's
     in ``docs``, where those of earlier validations stay.
 
-    Raises: UsageError if an expectation itself can't be evaluated: that says nothing about the data, so nothing is marked.
+    Raises: UsageError if an expectation itself can't be evaluated: that says nothing about the data, so nothing is marked;
+    CheckpointDropped if retention dropped the checkpoint meanwhile: its files are missing then, and nothing is marked.
     """
     options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
     target = _Target(
@@ -109,6 +111,7 @@ def validate_checkpoint(
         record.content,
         _before(pipeline, root, record),
         options,
+        checkpoint_id=record.id,
     )
     found = replace(_validate(spark, pipeline, target, mode, docs, with_expectations), checkpoint_id=record.id)
     coordinator = Coordinator(open_storage(target.folder), pipeline.name)
@@ -165,7 +168,7 @@ def validate_savepoint(
 @dataclass(frozen=True, slots=True)
 class _Target:
     """What is validated. ``folder``: what handles are relative to; ``options``: how ``format("keyed_state")`` finds it.
-    ``savepoint``: None for a checkpoint or attempt, else the canonical files."""
+    ``savepoint``: None for a checkpoint or attempt, else the canonical files. ``checkpoint_id``: None for what is no checkpoint."""
 
     name: str
     folder: str
@@ -173,6 +176,7 @@ class _Target:
     before: Record | None
     options: dict[str, str]
     savepoint: tuple[CanonicalFile, ...] | None = None
+    checkpoint_id: int | None = None
 
 
 def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
@@ -210,14 +214,19 @@ def _validate(
         entries=0,
         states=(),
     )
+    storage = open_storage(target.folder)
     if found.findings:
+        check_retained(storage, target.checkpoint_id)
         return found
-    found = replace(found, states=_reports(target))
+    with telling_drops(storage, target.checkpoint_id):
+        found = replace(found, states=_reports(target))
     if mode == "fast":
         return found
     if spark is None:
         raise UsageError("a full validation restores the state, so it needs a Spark session; fast does not")
     found = _restored(spark, pipeline, target, found)
+    if found.findings:
+        check_retained(storage, target.checkpoint_id)
     if found.findings or not with_expectations:
         return found
     return _expected(spark, pipeline, target, found, docs)

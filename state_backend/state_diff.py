@@ -23,6 +23,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import RocksStore
 from state_backend.canonical import read_canonical
 from state_backend.checkpoint.describe import plain
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.file_cache import FileCache
 from state_backend.formats.key_codec import KeyCodec
@@ -178,7 +179,8 @@ class _Side:
 def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
     """The manifests of a checkpoint or a native savepoint, by shard; none of a canonical one."""
     if source.savepoint is None:
-        return [manifest_of(ref, storage) for ref in source.content.shards]
+        with telling_drops(storage, source.checkpoint_id):
+            return [manifest_of(ref, storage) for ref in source.content.shards]
     return [native_manifest(source.savepoint, ref.shard, storage) for ref in source.content.shards]
 
 

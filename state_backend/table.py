@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
 from state_backend.canonical import stored_batches
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.file_cache import FileCache
 from state_backend.formats.arrow_columns import arrow_type
@@ -124,7 +125,8 @@ def read_table(
 ) -> Iterator[pa.Table]:
     """The rows of one state in one shard. ``storage`` is that of the source's URL; ``work``: an empty folder.
 
-    Raises: UsageError for a state that is not there; CorruptFile for what is missing or damaged.
+    Raises: UsageError for a state that is not there; CorruptFile for what is missing or damaged; CheckpointDropped if retention
+    dropped the checkpoint meanwhile.
     """
     return (table for _, table in read_shard(source, [state], shard, storage, work, part))
 
@@ -230,12 +232,16 @@ def open_shard(
     cache: FileCache | None = None,
 ) -> Iterator[tuple[RocksStore, ShardManifest]]:
     """A shard's state in a folder below ``work``, and its manifest, which lists only those of its files that were fetched.
-    ``spans``: what of its key space will be looked at; the store tells nothing true about the rest."""
-    manifest = _manifest(source, shard, storage)
-    if spans is not None:
-        manifest = needed_for(manifest, spans)
-    folder = work / f"shard-{shard}"
-    restored = restore_shard(manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache)
+    ``spans``: what of its key space will be looked at; the store tells nothing true about the rest.
+
+    Raises: CorruptFile for what is missing or damaged; CheckpointDropped if retention dropped the checkpoint meanwhile.
+    """
+    with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
+        manifest = _manifest(source, shard, storage)
+        if spans is not None:
+            manifest = needed_for(manifest, spans)
+        folder = work / f"shard-{shard}"
+        restored = restore_shard(manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache)
     try:
         yield restored.store, manifest
     finally:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import backfill_command, plan_base
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths, record_codec
@@ -130,9 +131,11 @@ def sound_before(storage: Storage, damaged: Content) -> Record | None:
 
 @contextmanager
 def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
-    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored instead."""
+    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored instead. Raises
+    CheckpointDropped in its place if retention dropped the checkpoint meanwhile."""
     try:
-        yield
+        with telling_drops(storage, restored.id if restored is not None else None):
+            yield
     except CorruptFile as error:
         try:
             offer = _offer(storage, restored)

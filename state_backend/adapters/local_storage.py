@@ -165,7 +165,7 @@ class LocalStorage:
         write_verified(read_chunks(file, doing), handle, destination, url=self.url, room_bytes=room_bytes)
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """See `Storage.copy_from`. A link keeps the time of the source: by its age a file may seem to be a leftover."""
+        """See `Storage.copy_from`. A hard link within one file system, if the system allows it."""
         target, doing = self._file(path), self._doing(f"copy {handle.path!r} of {source.url} to", path)
         with os_errors(doing, may_be_absent=False):
             self._make_durable(target.parent)
@@ -318,12 +318,15 @@ class LocalStorage:
                     temp.unlink()
 
     def _walk(self, folder: str, start: str) -> Iterator[FileInfo]:
-        """Files below ``folder`` ("" or ending in "/") whose next segment begins with ``start``."""
+        """Files below ``folder`` ("" or ending in "/") whose next segment begins with ``start``. Symbolic links are followed, but
+        for those that lead nowhere, to themselves, or back to a directory that the walk came through."""
         with os_errors(self._doing("list", folder)):
             try:
                 with os.scandir(self._root / folder) as entries:
                     # With its '/', a directory sorts among its siblings as the paths of its files do.
-                    names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)
+                    names = sorted(
+                        f"{entry.name}/" if self._is_folder(folder, entry) else entry.name for entry in entries
+                    )
             except FileNotFoundError:
                 return
         for name in names:
@@ -337,16 +340,37 @@ class LocalStorage:
                     found = (self._root / folder / name).stat()
                 except FileNotFoundError:
                     continue
+                except OSError as error:
+                    if error.errno == errno.ELOOP:
+                        continue
+                    raise
             if S_ISREG(found.st_mode):
                 yield _info(folder + name, found)
 
+    def _is_folder(self, folder: str, entry: os.DirEntry[str]) -> bool:
+        """True for a directory that a walk may enter. A link to one above it would be entered again and again."""
+        if not entry.is_symlink():
+            return entry.is_dir()
+        try:
+            if not entry.is_dir():
+                return False
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return False
+            raise
+        here, target = self._root / folder, entry.stat()
+        return not any(os.path.samestat(target, above.stat()) for above in (here, *here.parents))
+
 
 def _info(path: str, found: os.stat_result) -> FileInfo:
+    # A hard link to an old file has that file's mtime, and a copy of a folder may keep it: a sweep would take what a fork or a
+    # restore links now for a leftover. The ctime is at least the time of the link; a chown may set it too, which delays a sweep.
+    modified_ns = max(found.st_mtime_ns, found.st_ctime_ns)
     return FileInfo(
         path=path,
         size_bytes=found.st_size,
         generation=found.st_mtime_ns << 64 | found.st_ino,
-        modified_ms=found.st_mtime_ns // 1_000_000,
+        modified_ms=modified_ns // 1_000_000,
         crc32c=None,
     )
 

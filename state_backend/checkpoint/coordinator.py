@@ -28,6 +28,7 @@ from state_backend.checkpoint.log import (
     descriptors_hash,
     outputs_of,
     read_log,
+    read_on,
     vouched_base_of,
 )
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
@@ -137,7 +138,13 @@ class Coordinator:
         now = self.log()
         check_end_of_log(self._storage, now.head_id)
         self._check_start(now, pipeline_start_ms)
-        base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+        try:
+            base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+        except StateUnusable:
+            further = read_on(self._storage, now)
+            if further is now:
+                raise
+            now, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
         return Begun(attempt=attempt, h0=now.head_id, base=base)
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
@@ -194,15 +201,26 @@ class Coordinator:
         return prepared
 
     def prepared(self) -> list[Prepared]:
-        """What lies prepared and is not committed: of attempts under way, and of some that were lost."""
+        """What lies prepared and is not committed: of attempts under way, and of some that were lost or refused.
+
+        Raises: CorruptRecord naming a ``prepared.json`` that can't be decoded. What else lies beside it is not read.
+        """
         committed = {attempt_of(entry) for entry in self.log().commits()}
-        files = [info.path for info in self._storage.list(paths.ATTEMPTS)]
         found = []
-        for path in files:
-            if paths.attempt_of(path) not in committed:
+        for info in list(self._storage.list(paths.ATTEMPTS)):
+            attempt = paths.attempt_of(info.path)
+            if attempt is not None and info.path == paths.prepared(attempt) and attempt not in committed:
                 with suppress(NotFound):  # fenced or swept meanwhile
-                    found.append(record_codec.decode(self._storage.read(path), path, Prepared))
+                    found.append(record_codec.decode(self._storage.read(info.path), info.path, Prepared))
         return found
+
+    def is_prepared(self, attempt: str) -> bool:
+        """True if all shards of the attempt have acked, and nobody fenced or swept it since."""
+        return self._storage.stat(paths.prepared(attempt)) is not None
+
+    def is_refused(self, attempt: str) -> bool:
+        """True if validation refused the attempt: its commit would raise ValidationRefused."""
+        return self._storage.stat(paths.refused(attempt)) is not None
 
     # --- commit --------------------------------------------------------------------------------------------------------------
 
@@ -230,9 +248,11 @@ class Coordinator:
                 "process the interval again"
             ) from None
         self._check_not_refused(attempt)
-        verified = False
+        verified, known_id = False, prepared.h0
         for _ in range(_COMMIT_ROUNDS):
             now = self.log()
+            if now.head_id < known_id:
+                now = read_on(self._storage, now)
             try:
                 decision = plan_commit(now, prepared, self._policy, self._protected | self._newest_validated(now))
             except Fenced:
@@ -259,6 +279,7 @@ class Coordinator:
                 # Lost the id to another, or can't tell: the log tells, unless a refused create is still under way.
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
                     raise
+                known_id = decision.record.id
                 continue
             return CommitResult(id=decision.record.id, record=decision.record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
@@ -432,17 +453,9 @@ class Coordinator:
         """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
         usable. StateGapError names what there is if that is not among it."""
         now = self.log()
-        completed = now.completed()
-        if isinstance(which, datetime):
-            fitting = [c for c in completed if c.content.interval.end == which and now.quarantine_above(c.id) is None]
-        elif isinstance(which, int):
-            fitting = [c for c in completed if c.id == which]
-        elif which == "latest":
-            fitting = [c for c in completed if now.quarantine_above(c.id) is None]
-        else:
-            raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
+        fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
         if not fitting:
-            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
+            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in now.completed()[-10:])
             raise StateGapError(
                 f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}"
             )
@@ -467,6 +480,19 @@ class Coordinator:
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
+
+
+def _fitting(now: Log, which: str | int | datetime) -> list[Record]:
+    """The completed checkpoints that ``Coordinator.record`` chooses from."""
+    completed = now.completed()
+    if isinstance(which, int):
+        return [c for c in completed if c.id == which]
+    usable = [c for c in completed if now.quarantine_above(c.id) is None]
+    if isinstance(which, datetime):
+        return [c for c in usable if c.content.interval.end == which]
+    if which != "latest":
+        raise UsageError(f"checkpoint {which!r} is neither 'latest', an id, nor an interval end")
+    return usable
 
 
 def _already(mine: Record | Tombstone) -> CommitResult:

@@ -222,6 +222,22 @@ def _read_entry(storage: Storage, info: FileInfo, checkpoint_id: int) -> Entry:
     return entry
 
 
+def _look(storage: Storage, checkpoint_id: int) -> Entry | None:
+    """A record by its name. A network disk may list a directory as it was some seconds ago, without what another host created in
+    it since; opening a file asks the server."""
+    info = storage.stat(paths.record(checkpoint_id))
+    return None if info is None else _read_entry(storage, info, checkpoint_id)
+
+
+def read_on(storage: Storage, log: Log) -> Log:
+    """The log with what lies behind its end, each record looked for by its name; the same value if there is nothing. For who is
+    about to refuse because of what the log lacks: the listing that it was read by may have been stale."""
+    entries = dict(log.entries)
+    while (entry := _look(storage, len(entries) + 1)) is not None:
+        entries[entry.id] = entry
+    return log if len(entries) == len(log.entries) else Log(entries, log.quarantined)
+
+
 def _read_once(storage: Storage) -> Log:
     entries: dict[int, Entry] = {}
     for info in storage.list(paths.CHECKPOINTS):
@@ -229,9 +245,17 @@ def _read_once(storage: Storage) -> Log:
         if checkpoint_id is None:
             raise CorruptRecord(f"{info.path}: no such file belongs here")
         entries[checkpoint_id] = _read_entry(storage, info, checkpoint_id)
-    missing = set(range(1, max(entries, default=0) + 1)) - set(entries)
-    if missing:
-        raise CorruptRecord(f"{paths.record(min(missing))}: missing from the log, though later records are there")
+    for checkpoint_id in sorted(set(range(1, max(entries, default=0) + 1)) - set(entries)):
+        unlisted = _look(storage, checkpoint_id)
+        if unlisted is None:
+            raise CorruptRecord(f"{paths.record(checkpoint_id)}: missing from the log, though later records are there")
+        entries[checkpoint_id] = unlisted
+    # The newest record is never a tombstone, so that one behind it was created since the listing, or left out by it.
+    while entries and isinstance(entries[max(entries)], Tombstone):
+        unlisted = _look(storage, max(entries) + 1)
+        if unlisted is None:
+            break
+        entries[unlisted.id] = unlisted
     quarantined = {}
     for info in storage.list(paths.QUARANTINE):
         mark = record_codec.decode(storage.read(info.path), info.path, Quarantine)

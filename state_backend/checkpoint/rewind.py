@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import backfill_command, is_superseded, stale_marks
 from state_backend.checkpoint.log import Log, fingerprint, interval_of, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
@@ -182,7 +183,8 @@ def fork(
     ``pipeline_start_ms``: the start of the new pipeline; None: the source's. ``attempt``: as for ``rewind``.
 
     Raises: as ``plan_rewind`` about the source; UsageError if ``into`` has checkpoints that the fork would make stale or replace,
-    is the source itself, or can't take that state; CorruptFile naming a file of the source that is missing or damaged.
+    is the source itself, or can't take that state; CorruptFile naming a file of the source that is missing or damaged;
+    CheckpointDropped if retention dropped the checkpoint of the source meanwhile.
     Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
     """
     if _begun(into, attempt) is None:
@@ -192,12 +194,12 @@ def fork(
         # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
-            taken = [take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()]
+            with telling_drops(source, target if isinstance(target, int) else None):
+                taken = [
+                    take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()
+                ]
         except NotFound as error:
-            raise CorruptFile(
-                f"a file of what is forked is missing from {source.url}: {error}. If retention dropped the checkpoint meanwhile, "
-                "fork a newer one"
-            ) from error
+            raise CorruptFile(f"a file of what is forked is missing from {source.url}: {error}") from error
         made = as_restored(
             content,
             pipeline=into.pipeline,

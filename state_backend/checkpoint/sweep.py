@@ -28,7 +28,7 @@ from typing import TypeVar, get_args
 from uuid import uuid4
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, read_log
+from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, read_log, read_on
 from state_backend.formats import paths, record_codec
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
@@ -150,9 +150,11 @@ def _agreed_plan(
     storage: Storage, files: Sequence[FileInfo], now_ms: int, min_age_ms: int, dry_run: bool
 ) -> tuple[SweepPlan, SweepRecord | None]:
     """A plan whose abandoned attempts are in the log, and the record that says so if it is this sweep's."""
-    name = str(uuid4())
+    name, known_id = str(uuid4()), 0
     for _ in range(_ROUNDS):
         now = read_log(storage)
+        if now.head_id < max(known_id, _spoken_of(files, now)[0]):
+            now = read_on(storage, now)
         try:
             needed = _needed(now, files, storage)
         except NotFound as error:
@@ -176,6 +178,7 @@ def _agreed_plan(
             # Another took the id, or we can't tell: the log tells, unless a refused create is still under way.
             if isinstance(error, UnknownOutcome) and storage.stat(paths.record(record.id)) is None:
                 raise
+            known_id = record.id
             continue
         return plan, record
     raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
@@ -253,10 +256,14 @@ def _outdated_marks(now: Log) -> set[str]:
     }
 
 
-def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
+def _spoken_of(files: Sequence[FileInfo], now: Log) -> tuple[int, str]:
+    """The highest checkpoint id that a mark among the files speaks of, and the mark's path."""
     refused = {paths.quarantine(n): n for n in now.quarantined}
-    spoken_of = [(refused.get(f.path) or paths.published_id(f.path) or 0, f.path) for f in files]
-    last, path = max(spoken_of, default=(0, ""))
+    return max(((refused.get(f.path) or paths.published_id(f.path) or 0, f.path) for f in files), default=(0, ""))
+
+
+def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
+    last, path = _spoken_of(files, now)
     if last > now.head_id:
         raise CorruptRecord(
             f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}; nothing is "

@@ -22,6 +22,11 @@ class StorageUnavailable(RetryableError):
     """The storage could not be reached, refused for load, or has no room now."""
 
 
+class CheckpointDropped(RetryableError):
+    """Retention dropped the checkpoint while it was read; the message names those that are there. Called again, ``latest`` is one
+    of them."""
+
+
 class UnknownOutcome(RetryableError):
     """A write may or may not have taken effect. Whoever catches this deletes nothing."""
 

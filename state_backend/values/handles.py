@@ -27,8 +27,9 @@ class Handle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What a storage says of a file. ``generation`` changes with every write to the path; ``modified_ms`` is the
-    storage's own clock. ``crc32c`` is None where the storage keeps none (local files)."""
+    """What a storage says of a file. ``generation`` changes with every write to the path. ``modified_ms``, by the storage's own
+    clock: not before the file got this path, even if it is a link or a copy of an older one. ``crc32c`` is None where the storage
+    keeps none (local files)."""
 
     path: str
     size_bytes: int

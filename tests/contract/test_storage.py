@@ -271,6 +271,18 @@ def test_a_copy_does_not_depend_on_its_source(
     assert paths(storage, "shared/") == ["shared/two/1.sst"]
 
 
+def test_a_copy_is_as_old_as_its_path(storage: Storage, tmp_path: Path) -> None:
+    """By its age a sweep tells an attempt under way from what a dead one left. On a disk a copy is a link to the old file."""
+    source = local(tmp_path / "source")
+    handle = source.create("a", b"state")
+    (file,) = (tmp_path / "source").rglob("a")
+    os.utime(file, (0, 0))
+    storage.copy_from(source, handle, "b")
+    (info,) = storage.list("")
+    assert storage.stat("b") == info
+    assert abs(info.modified_ms - time.time() * 1000) < 600_000
+
+
 @pytest.mark.parametrize("from_", [memory_below, local, gcs])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
@@ -465,6 +477,37 @@ def test_a_symbolic_link_is_copied_by_content(tmp_path: Path) -> None:
     assert not (tmp_path / "root" / "b").is_symlink()
     (tmp_path / "source" / "elsewhere").write_bytes(b"other")
     assert root.read("b") == b"state"
+
+
+def test_a_symbolic_link_that_leads_back_ends_no_listing(tmp_path: Path) -> None:
+    """To itself, to each other, to the folder, the root, or above the root; a link to another disk is followed."""
+    storage = LocalStorage(tmp_path / "root")
+    for path in ("checkpoints/1", "shared/one/0.sst", "shared/two/0.sst"):
+        storage.create(path, b"state")
+    elsewhere = tmp_path / "disk" / "three"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "0.sst").write_bytes(b"state")
+    root = tmp_path / "root"
+    for link, target in (
+        ("itself", "itself"),
+        ("shared/one/there", "../two/back"),
+        ("shared/two/back", "../one/there"),
+        ("shared/one/here", "."),
+        ("shared/two/root", "../.."),
+        ("shared/above", "/"),
+        ("shared/nowhere", "missing"),
+        ("shared/three", str(elsewhere)),
+    ):
+        (root / link).symlink_to(target)
+    assert paths(storage, "") == ["checkpoints/1", "shared/one/0.sst", "shared/three/0.sst", "shared/two/0.sst"]
+    # From one to the other and back: each file is met once more at most.
+    (root / "shared/one/other").symlink_to("../two")
+    (root / "shared/two/other").symlink_to("../one")
+    assert paths(storage, "shared/one/") == ["shared/one/0.sst", "shared/one/other/0.sst"]
+    # A folder that can't be looked into is not empty: what it holds may be needed.
+    (root / "published").symlink_to("published")
+    with pytest.raises(StorageUnavailable, match="Too many levels of symbolic links"):
+        list(storage.list("published/"))
 
 
 def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

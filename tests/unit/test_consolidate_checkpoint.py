@@ -16,10 +16,12 @@ from jobs.pipeline import Pipeline
 from jobs.runtime.consolidation_task import ConsolidationTask
 from jobs.savepoint import check_destination, consolidate_checkpoint
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.retention import KeepLast
+from state_backend.formats import paths
 from state_backend.manifest import manifest_of
-from state_backend.values.errors import CorruptFile, Fenced, UsageError
+from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, StateUnusable, UsageError
 from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import PIPELINE, START, day, start_ms
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
@@ -148,6 +150,54 @@ def test_what_was_stale_stays_stale_and_what_was_retained_is(tmp_path: Path) -> 
 def test_the_same_call_again_finds_what_it_made(pipeline: RealPipeline) -> None:
     made = consolidate(pipeline, 6)
     assert consolidate(pipeline, 6).id == made.id == pipeline.coordinator.log().head_id
+
+
+def test_what_others_left_does_not_stop_it(pipeline: RealPipeline) -> None:
+    """A refused attempt, and one that can't be read."""
+    pipeline.prepare(7, "wrong", {KEYS[0]: 7})
+    pipeline.coordinator.refuse("wrong", "validation refused it", ("a total is negative",))
+    pipeline.storage.create(paths.prepared("damaged"), b"{")
+    assert consolidate(pipeline).id == 7
+
+
+def test_a_damaged_checkpoint_beside_it_only_stops_the_clean_up(tmp_path: Path) -> None:
+    pipeline = RealPipeline(tmp_path / "root")
+    for n in range(1, 4):
+        pipeline.run(n, f"a{n}", {key: n for key in KEYS})
+    pipeline.prepare(4, "a4", {key: 4 for key in KEYS})
+    Coordinator(pipeline.storage, PIPELINE, policy=KeepLast(2)).commit("a4")
+    (damaged, *_) = (ref.manifest for ref in pipeline.coordinator.record(3).content.shards)
+    assert damaged is not None
+    (pipeline.root / PIPELINE / damaged.path).write_bytes(b"{")
+    assert consolidate(pipeline, 4).id == 5
+    assert isinstance(pipeline.coordinator.log().entries[1], Record)
+
+
+def test_a_checkpoint_that_is_dropped_meanwhile_is_told(
+    pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = savepoint._run
+
+    def dropped_first(spark: Any, task: Any) -> None:
+        tight = RealPipeline(pipeline.root, policy=KeepLast(1))
+        tight.run(7, "a7", {key: 7 for key in KEYS})
+        run(spark, task)
+
+    monkeypatch.setattr(savepoint, "_run", dropped_first)
+    with pytest.raises(CheckpointDropped, match=r"checkpoint 5, .* is no longer retained: .* the newest, 7, "):
+        consolidate(pipeline, 5)
+
+
+def test_a_quarantined_checkpoint_is_refused_before_anything_is_rewritten(
+    pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rewritten(spark: Any, task: ConsolidationTask) -> None:
+        raise AssertionError("rewritten")
+
+    monkeypatch.setattr(savepoint, "_run", rewritten)
+    pipeline.coordinator.quarantine(6, "a total is negative")
+    with pytest.raises(StateUnusable, match=r"checkpoint 6 .* is quarantined.*a total is negative"):
+        consolidate(pipeline, 6)
 
 
 def test_a_checkpoint_that_a_rerun_replaced_does_not_come_back(pipeline: RealPipeline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import (
     BaseMoved,
@@ -20,11 +21,13 @@ from state_backend.values.errors import (
     CorruptRecord,
     Fenced,
     StaleStateError,
+    StateGapError,
     StateUnusable,
     StorageUnavailable,
     UnknownOutcome,
     UsageError,
 )
+from state_backend.values.handles import FileInfo
 from state_backend.values.records import (
     Permissions,
     Prepared,
@@ -35,7 +38,7 @@ from state_backend.values.records import (
     ShardRef,
     Tombstone,
 )
-from tests.support.checkpoints import Folder, content, day, run, sst, start_ms
+from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 
 When = Literal["before", "after"]
 
@@ -810,3 +813,73 @@ def test_a_fenced_attempt_deletes_all_of_its_own_also_behind_a_manifest(gone: li
         folder.coordinator.commit("loser")
     left = {p for p in folder.paths() if "loser" in p}
     assert left == ({sst("loser")} if gone == ["manifest"] else set())
+
+
+# --- network disks list what was there some seconds ago ------------------------------------------------------------------------------
+
+
+class StaleListing(MemoryStorage):
+    """Lists nothing of ``unlisted``; whoever asks for a file by its name gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unlisted: set[str] = set()
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        return (info for info in super().list(prefix) if info.path not in self.unlisted)
+
+
+def stale_folder(*unlisted: int) -> tuple[Folder, StaleListing]:
+    storage = StaleListing()
+    folder = Folder(storage)
+    for n in range(1, 5):
+        folder.run(day(n), f"a{n}")
+    folder.coordinator.publish(None)
+    storage.unlisted = {paths.record(n) for n in unlisted}
+    return folder, storage
+
+
+@pytest.mark.parametrize("unlisted", [(2,), (1, 3), (1, 2, 3)])
+def test_a_record_that_a_stale_listing_left_out_is_no_gap_in_the_log(unlisted: tuple[int, ...]) -> None:
+    folder, storage = stale_folder(*unlisted)
+    assert sorted(read_log(storage).entries) == [1, 2, 3, 4]
+    assert folder.run(day(5), "a5").id == 5
+    storage.delete(paths.record(unlisted[-1]))
+    with pytest.raises(CorruptRecord, match=rf"{paths.record(unlisted[-1])}: missing from the log"):
+        read_log(storage)
+
+
+def test_a_newest_record_that_a_stale_listing_left_out_is_found_before_anything_is_refused() -> None:
+    """The hosts of ``begin``, of ``commit``, of a reader and of a sweep do not list yet what another host committed."""
+    folder, storage = stale_folder(3, 4)
+    begun = begin(folder, 5)
+    assert (begun.h0, begun.base and begun.base.id) == (4, 4)
+    assert folder.coordinator.record(4).id == 4
+    assert folder.coordinator.record(day(4).end).id == 4
+    assert sweep(storage, PIPELINE, now_ms=0).plan.delete == ()
+    folder.prepare(day(5), "a5")
+    assert folder.coordinator.commit("a5").id == 5
+    with pytest.raises(StateGapError, match="2024-01-06T00:00:00Z"):
+        begin(folder, 7)
+
+
+def test_a_commit_that_loses_its_id_to_a_record_that_it_does_not_list() -> None:
+    folder, storage = stale_folder()
+    folder.prepare(day(5), "late", run=run("other"))
+    folder.prepare(day(5), "first")
+    folder.coordinator.commit("first")
+    storage.unlisted = {paths.record(5)}
+    with pytest.raises(Fenced, match="checkpoint 5 was committed"):
+        folder.coordinator.commit("late")
+
+
+def test_a_log_whose_listed_end_is_shrunk_already_goes_on_behind_it() -> None:
+    storage = StaleListing()
+    folder = Folder(storage, policy=KeepLast(1))
+    for n in range(1, 4):
+        folder.run(day(n), f"a{n}")
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    assert isinstance(read_log(storage).entries[2], Tombstone)
+    storage.unlisted = {paths.record(3)}
+    assert read_log(storage).head_id == 3

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint.dropped import explain_drop
 from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
@@ -56,6 +57,26 @@ def test_the_highest_id_of_several_wins() -> None:
 def test_a_base_may_belong_to_an_interval_of_another_length() -> None:
     long = Interval(day(1).start, day(3).end)
     assert base_id(log_of(record(1, long)), day(4)) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "quarantined", "expected"),
+    [
+        (3, (), None),
+        (7, (), None),
+        (1, (), "Usable are 2, 3; the newest, 3, is the state at 2024-01-04T00:00:00Z. Read again from one of these"),
+        (1, (3,), "Usable are 2; the newest, 2, is the state at 2024-01-03T00:00:00Z. Read again from one of these"),
+        (1, (2,), "No checkpoint is usable now"),
+    ],
+)
+@pytest.mark.parametrize("shrunk", [(), (1,)])
+def test_a_dropped_checkpoint_is_told_with_those_that_are_there(
+    asked: int, quarantined: tuple[int, ...], expected: str | None, shrunk: tuple[int, ...]
+) -> None:
+    kept = replace(DAYS_1_TO_3[2], retained=DAYS_1_TO_3[2].retained[1:])
+    log = log_of(*DAYS_1_TO_3[:2], kept, quarantined=quarantined, dropped=shrunk)
+    dropped = "checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: retention dropped it, and its files with it."
+    assert explain_drop(log, asked) == (None if expected is None else f"{dropped} {expected}")
 
 
 def test_a_gap_names_the_nearest_restore_points_and_the_command() -> None:

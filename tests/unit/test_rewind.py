@@ -19,6 +19,7 @@ from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     BaseMoved,
+    CheckpointDropped,
     CorruptFile,
     Fenced,
     StaleStateError,
@@ -464,6 +465,6 @@ def test_a_source_that_retention_drops_meanwhile() -> None:
                 tight.coordinator.clean_up()
             return super().copy_from(source, handle, path)
 
-    with pytest.raises(CorruptFile, match="fork a newer one"):
+    with pytest.raises(CheckpointDropped, match=r"checkpoint 3, .* is no longer retained.* the newest, 5, "):
         split(folder, 3, Meanwhile(into, {}))
     assert not list(into.list(""))

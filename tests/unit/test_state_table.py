@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -14,26 +15,39 @@ from typing import Any
 import pytest
 
 from jobs.export import export_state
+from jobs.pipeline import Pipeline
 from jobs.read_plan import ReadPlan, parse_keys, parse_numbers, plan_read
+from jobs.validate import validate_checkpoint
 from jobs.which_checkpoint import find_state
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.describe import plain
+from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import version_log
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.formats.version_log import live_spans, without
 from state_backend.state.keyed_states import ListState, ValueState
+from state_backend.state_diff import manifests_of
 from state_backend.table import Part, StateSource, needed_for, read_table, table_schema
-from state_backend.values.errors import CorruptFile, StateGapError, UsageError
+from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
 from state_backend.values.records import SchemaVersion
-from tests.support.checkpoints import content, day
+from state_backend.verify import offering_sound
+from tests.support.checkpoints import PIPELINE, START, content, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
 from tests.support.shards import KEYS, STATES, struct
 from tests.support.state_sources import KEY, USERS, CountingStorage, Seen, StateChain, paths_of, random_changes
 
+COUNTING = Pipeline(
+    name=PIPELINE,
+    start=START,
+    source=lambda spark, interval: spark.range(0),
+    key=["k"],
+    processor=object,
+    output_schema="k string",
+)
 NAMES = [*(d.name for d in STATES), "$timers"]
 
 
@@ -105,6 +119,31 @@ def test_a_key_is_found_and_nothing_else(tmp_path: Path) -> None:
         for group in range(0, 16, 5):
             plan = plan_read(source.content, key_groups=[group])
             assert rows(source, "map", tmp_path, plan) == [r for r in everything["map"] if r["key_group"] == group]
+
+
+def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> None:
+    """It is not told as damage: by a reader of rows, by a savepoint or restore, and by a validation, which marks nothing."""
+    pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(1))
+    pipeline.run(1, "a1", {"a": 1, "b": 1})
+    record = pipeline.coordinator.record(1)
+    source = StateSource.of_record(str(pipeline.root / PIPELINE), record)
+    state, damaged = source.content.states[0].name, pipeline.coordinator.record(1).content.shards[0].manifest
+    pipeline.run(2, "a2", {"a": 2})
+    again = r"^checkpoint 1, the state at 2024-01-02T00:00:00Z, is no longer retained: .* Usable are 2; .* Read again"
+    with pytest.raises(CheckpointDropped, match=again):
+        rows(source, state, tmp_path)
+    with pytest.raises(CheckpointDropped, match=again):
+        manifests_of(source, pipeline.storage)
+    with pytest.raises(CheckpointDropped, match=again), offering_sound(pipeline.storage, record):
+        assert damaged is not None
+        pipeline.storage.download(damaged, tmp_path / "manifest")
+    with pytest.raises(CheckpointDropped, match=again):
+        validate_checkpoint(None, COUNTING, str(pipeline.root), record, mode="fast")
+    assert pipeline.coordinator.log().quarantined == {}
+    # Without a log that says so, what is missing is damage.
+    shutil.rmtree(pipeline.root / PIPELINE / "checkpoints")
+    with pytest.raises(CorruptFile, match="is missing"):
+        rows(source, state, tmp_path)
 
 
 def test_a_struct_without_fields_is_a_value(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobs.stop import AirflowCli, StopPlan, commit_prepared, plan_stop, stopped
-from state_backend.values.errors import StorageUnavailable, UsageError
+from state_backend.formats import paths
+from state_backend.values.errors import CorruptRecord, StorageUnavailable, UsageError
 from tests.support.checkpoints import Folder, day, run
 
 Runs = Mapping[str, Mapping[str, str | None]]
@@ -99,6 +100,29 @@ def test_the_last_try_of_a_run_is_committed_and_its_checkpoint_task_finds_it_don
     assert folder.coordinator.record(2).content.attempt == "second"
     assert folder.coordinator.commit("second").outcome == "already"
     assert commit_prepared(folder.coordinator, []) == []
+
+
+def test_a_refused_attempt_is_not_committed_and_stops_nothing() -> None:
+    """Of another run, of the one that is asked for, and its earlier try, which nobody meant to commit any more."""
+    folder = Folder()
+    folder.run(day(1), "a1")
+    folder.prepare(day(2), "tried", run=run("q", try_number=1))
+    folder.prepare(day(2), "wrong", run=run("q", try_number=2))
+    folder.coordinator.refuse("wrong", "validation refused it", ("two totals are negative",))
+    folder.prepare(day(2), "right", run=run("r"))
+    assert commit_prepared(folder.coordinator, ["q"]) == []
+    assert commit_prepared(folder.coordinator, ["q", "r"]) == [2]
+    assert folder.coordinator.record(2).content.attempt == "right"
+
+
+def test_without_runs_nothing_that_lies_prepared_is_looked_at() -> None:
+    folder = Folder()
+    folder.storage.create(paths.prepared("damaged"), b"{")
+    assert commit_prepared(folder.coordinator, []) == []
+    folder.prepare(day(1), "a1", run=run("r"))
+    with pytest.raises(CorruptRecord, match=r"attempts/damaged/prepared\.json"):
+        commit_prepared(folder.coordinator, ["r"])
+    assert folder.coordinator.log().head_id == 0
 
 
 # --- Airflow's command line ----------------------------------------------------------------------------------------------------

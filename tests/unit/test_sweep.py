@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +16,11 @@ import pytest
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.retention import KeepLast
-from state_backend.checkpoint.sweep import SweepResult, sweep
+from state_backend.checkpoint.rewind import fork
+from state_backend.checkpoint.sweep import SweepPlan, SweepResult, sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
@@ -28,6 +32,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
+from state_backend.values.handles import FileInfo
 from state_backend.values.records import Record, Savepoint, SweepRecord
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst
 
@@ -160,6 +165,18 @@ def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: Whe
             over.commit("silent")
 
 
+class Aged(LocalStorage):
+    """A disk whose files are as old as ``os.utime`` says: a real file is never older than its last link."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._folder = root
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        for info in super().list(prefix):
+            yield replace(info, modified_ms=(self._folder / info.path).stat().st_mtime_ns // 1_000_000)
+
+
 def test_a_crash_after_any_write_on_a_disk(tmp_path: Path) -> None:
     """Between two writes it makes no difference where: what is on the disk is the same."""
     clock = Clock()
@@ -169,16 +186,16 @@ def test_a_crash_after_any_write_on_a_disk(tmp_path: Path) -> None:
     for info in folder.storage.list(""):
         disk.create(info.path, folder.storage.read(info.path))
         os.utime(original / info.path, ns=(info.modified_ms * 1_000_000, info.modified_ms * 1_000_000))
-    whole = FaultyStorage(LocalStorage(Path(shutil.copytree(original, tmp_path / "whole"))), {})
+    whole = FaultyStorage(Aged(Path(shutil.copytree(original, tmp_path / "whole"))), {})
     make(whole, clock)
     writes = [at for at, (name, _) in enumerate(whole.calls) if name in ("create", "replace", "delete")]
     assert len(writes) > 20
     for at in writes:
         copy = Path(shutil.copytree(original, tmp_path / f"call-{at}"))
         with pytest.raises(StopHere):
-            make(FaultyStorage(LocalStorage(copy), stop_at(at, "after")), clock)
+            make(FaultyStorage(Aged(copy), stop_at(at, "after")), clock)
         assert needed <= {info.path for info in LocalStorage(copy).list("")}
-        make(LocalStorage(copy), clock)
+        make(Aged(copy), clock)
         assert {info.path for info in LocalStorage(copy).list("")} == needed | {paths.record(7)}
         shutil.rmtree(copy)
 
@@ -327,6 +344,29 @@ def test_a_checkpoint_that_is_dropped_while_its_manifest_is_read() -> None:
     assert result.record is not None
     assert result.record.abandoned == ("crashed",)
     assert {sst("a2"), paths.output(day(2), "a2", 0, 0)} <= folder.paths()
+
+
+def test_a_fork_that_links_old_files_is_not_abandoned(tmp_path: Path) -> None:
+    """On a disk: its files are those of the source, four days old; the sweep runs while it links them. A loop of symbolic links
+    in the root does not stop the sweep."""
+    source, into = LocalStorage(tmp_path / "source"), LocalStorage(tmp_path / "other")
+    folder = Folder(source)
+    folder.run(day(1), "a1")
+    old_s = time.time() - 4 * 86_400
+    for info in source.list(""):
+        os.utime(tmp_path / "source" / info.path, (old_s, old_s))
+    result: list[SweepResult] = []
+
+    class Meanwhile(FaultyStorage):
+        def create(self, path: str, data: bytes) -> Any:
+            if path == paths.prepared("forked"):
+                (tmp_path / "other" / "loop").symlink_to("loop")
+                result.append(sweep(into, "other", now_ms=time.time_ns() // 1_000_000))
+            return super().create(path, data)
+
+    other = Coordinator(Meanwhile(into, {}), "other")
+    assert fork(source, 1, other, run=run(), attempt="forked").outcome == "committed"
+    assert [r.plan for r in result] == [SweepPlan(abandon=(), delete=(), unknown=())]
 
 
 def test_two_sweeps_at_once() -> None:
