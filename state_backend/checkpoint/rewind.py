@@ -141,7 +141,7 @@ def rewind(
     Raises: as ``plan_rewind``; UsageError if it would discard more than was agreed, or if the attempt was begun for another
     target; Fenced or BaseMoved if somebody else committed that interval, dropped or changed the target meanwhile.
     """
-    begun = _begun(coordinator, attempt)
+    begun = begun_before(coordinator, attempt)
     if begun is None:
         now = coordinator.log()
         plan = plan_rewind(now, target, permissions)
@@ -185,7 +185,7 @@ def fork(
     is the source itself, or can't take that state; CorruptFile naming a file of the source that is missing or damaged.
     Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
     """
-    if _begun(into, attempt) is None:
+    if begun_before(into, attempt) is None:
         content = plan_fork(source, target, into, pipeline_start_ms=pipeline_start_ms, permissions=permissions)
         _, manifests = _source(source, target, into.storage.url, permissions)
         begun = into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
@@ -300,7 +300,7 @@ def _is_replaced(log: Log, candidate: Record, target: Record) -> bool:
     )
 
 
-def _begun(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
+def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
     """What an earlier call with this attempt prepared or committed. Swept if a sweep abandoned it: it is never committed."""
     now = coordinator.log()
     entry = now.of_attempt(attempt)
