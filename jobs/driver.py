@@ -128,7 +128,9 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline = load_pipeline(options.pipeline)
     spark = _connect(options, pipeline, "restore")
-    record = restore_savepoint(spark, pipeline, options.root, options.savepoint, claim=options.claim, attempt=options.attempt)
+    record = restore_savepoint(
+        spark, pipeline, options.root, options.savepoint, claim=options.claim, attempt=options.attempt
+    )
     return {
         "checkpoint": record.id,
         "interval": str(record.content.interval),

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from jobs.runtime.interval_task import rare_garbage_collection, work_folder
+from jobs.runtime.interval_task import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
 from state_backend.canonical import read_canonical
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import as_restored, take_over
@@ -96,7 +97,7 @@ class RestoreTask:
         content, owned = self.savepoint.content, range_of(shard, self.parallelism, self.max_parallelism)
         with (
             rare_garbage_collection(),
-            work_folder(f"restore-{shard}-") as work,
+            work_folder(f"restore-{shard}") as work,
             RocksStore(work / "db", self.engine) as store,
         ):
             states = read_canonical(
