@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.lineage import backfill_command, is_superseded, stale_marks
-from state_backend.checkpoint.log import Log, fingerprint, interval_of, read_log
+from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
 from state_backend.manifest import manifest_of, write_manifests
@@ -294,7 +294,7 @@ def _is_replaced(log: Log, candidate: Record, target: Record) -> bool:
     """Whether the interval's present result is the candidate and would be the target, with another state."""
     return (
         candidate.content.interval == target.content.interval
-        and fingerprint(candidate) != fingerprint(target)
+        and not left_same_state(candidate, target)
         and log.retained[candidate.id].stale_by is None
         and not is_superseded(log, candidate)
     )

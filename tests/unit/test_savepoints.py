@@ -617,6 +617,14 @@ def test_a_savepoint_by_another_key_is_refused() -> None:
         begin_restore(folder, 1)
 
 
+def test_a_savepoint_whose_key_has_a_comment_more_is_of_the_same_key() -> None:
+    folder, fields = Folder(), KEY_SCHEMA["fields"]
+    commented = [f | {"nullable": not f["nullable"], "metadata": {"comment": "who"}} for f in fields]
+    folder.run(day(1), "a1", key_schema=KEY_SCHEMA)
+    saved = content(day(1), "saved", key_schema=KEY_SCHEMA | {"fields": commented})
+    assert folder.coordinator.begin_restore(saved, pipeline_start_ms=start_ms(), attempt="a").h0 == 1
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_restore_is_fenced_by_what_was_committed_meanwhile(tmp_path: Path, format: Format) -> None:
     origin = SmallPipeline(tmp_path)
