@@ -315,7 +315,10 @@ def one(data_type, nullable=True, comment=None, name="k"):
 
 
 INNER = {"type": "struct", "fields": [field("a", array("string"))]}
-INNER_NOT_NULL = {"type": "struct", "fields": [{**field("a", array_without_nulls("string"), False), "metadata": {"comment": "x"}}]}
+INNER_NOT_NULL = {
+    "type": "struct",
+    "fields": [{**field("a", array_without_nulls("string"), False), "metadata": {"comment": "x"}}],
+}
 
 
 @pytest.mark.parametrize(
