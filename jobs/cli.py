@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -24,6 +22,7 @@ from jobs import moving_state
 from jobs.export import export_state
 from jobs.which_checkpoint import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.describe import describe_checkpoint, describe_difference, describe_log
 from state_backend.checkpoint.dropped import telling_drops
@@ -201,8 +200,8 @@ def _entry_diff(
     """Counts by state, and the first changes."""
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="cairn-diff-") as work:
-        for change in diff_states(sources[0], sources[1], Path(work), states=states or None):
+    with work_folder("diff") as work:
+        for change in diff_states(sources[0], sources[1], work, states=states or None):
             of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
             of_state[change.change] += 1
             if len(listed) < limit:
@@ -280,8 +279,8 @@ def verify(
     storage = open_storage(join_url(root, pipeline))
     _refuse_nothing(storage)
     which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
-    with tempfile.TemporaryDirectory(prefix="cairn-verify-") as work:
-        found = verify_pipeline(storage, which=which, work=None if fast else Path(work))
+    with work_folder("verify") as work:
+        found = verify_pipeline(storage, which=which, work=None if fast else work)
     if as_json:
         _print_json(_verification(found, fast))
         return 0 if found.success else FINDINGS

@@ -128,7 +128,9 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
 
     pipeline = load_pipeline(options.pipeline)
     spark = _connect(options, pipeline, "restore")
-    record = restore_savepoint(spark, pipeline, options.root, options.savepoint, claim=options.claim)
+    record = restore_savepoint(
+        spark, pipeline, options.root, options.savepoint, claim=options.claim, attempt=options.attempt
+    )
     return {
         "checkpoint": record.id,
         "interval": str(record.content.interval),
@@ -262,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     restore = command("restore", _restore)
     restore.add_argument("--savepoint", required=True)
     restore.add_argument("--claim", default="NO_CLAIM")
+    restore.add_argument("--attempt", help="a uuid: the same in every try, which complete one another")
     validate = command("validate", _validate)
     validate.add_argument("--checkpoint", default="latest")
     validate.add_argument("--attempt")

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths
 from state_backend.formats.canonical import CanonicalFiles, fits_parquet
 from state_backend.formats.types import parse_struct
@@ -96,8 +95,7 @@ def _check_fits(source: StateSource, state: str) -> None:
 def _export_shard(source: StateSource, states: Sequence[str], to: str, shard: int) -> list[ExportedFile]:
     storage, destination = open_storage(source.url), open_storage(to)
     exported: list[ExportedFile] = []
-    with tempfile.TemporaryDirectory(prefix=f"cairn-export-{shard}-") as folder:
-        work = Path(folder)
+    with work_folder(f"export-{shard}") as work:
         (work / "read").mkdir()
         writers: dict[str, CanonicalFiles] = {}
         for state, table in read_shard(source, states, shard, storage, work / "read"):

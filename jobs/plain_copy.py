@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import outputs_of, read_log
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
@@ -67,9 +66,9 @@ def _copy(source: Storage, handle: Handle, destination: Storage, path: str) -> N
         if not isinstance(source, LocalStorage):
             destination.copy_from(source, handle, path)
             return
-        with TemporaryDirectory(prefix="cairn-copy-") as folder:
-            source.download(handle, Path(folder, "file"))
-            destination.upload(path, Path(folder, "file"))
+        with work_folder("copy") as folder:
+            source.download(handle, folder / "file")
+            destination.upload(path, folder / "file")
     except AlreadyExists:
         pass  # another task publishes the same checkpoint: its bytes are these
 

@@ -15,6 +15,7 @@ from jobs.runtime.shipping import ship
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import stale_marks
+from state_backend.checkpoint.rewind import begun_before
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
     claim_savepoint,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
+# Of a uuid's 128 bits: the 48 in front of these begin the numbers of a try's tasks.
+_BITS_BEHIND_TASK = 80
 
 
 def restore_savepoint(
@@ -47,6 +50,7 @@ def restore_savepoint(
     savepoint_path: str,
     *,
     claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
+    attempt: str | None = None,
 ) -> Record:
     """Makes the savepoint's state the pipeline's state at the end of the savepoint's interval; returns the new record.
 
@@ -55,21 +59,35 @@ def restore_savepoint(
     no file of the savepoint: with NO_CLAIM that stays its owner's, untouched; with CLAIM it is this pipeline's, and is
     deleted. A CLAIM that stopped half-way is completed by the same call again.
 
-    Raises: UsageError for a savepoint that does not fit the pipeline or that another one has claimed; CorruptFile for one
-    that is damaged or not what it records; Fenced if the interval is committed meanwhile. Nothing is committed then.
+    ``attempt``: a uuid of this call; the same again completes what the call before began, and commits once. None: a new one.
+
+    Raises: UsageError for a savepoint that does not fit the pipeline or that another one has claimed, or if the attempt restored
+    another savepoint; CorruptFile for one that is damaged or not what it records; Fenced if the interval is committed meanwhile;
+    Swept if a sweep abandoned the attempt. Nothing is committed then.
     """
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
     owner = join_url(root, pipeline.name)
     if claim == "CLAIM" and (finished := _finish_claim(source, open_storage(owner).url, coordinator)) is not None:
         return finished
+    if attempt is not None and coordinator.log().of_attempt(attempt) is not None:
+        return _committed(coordinator, attempt)
+    begun = begun_before(coordinator, attempt) if attempt is not None else None
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
-    attempt = str(uuid.uuid4())
-    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt)
+    if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
+        raise UsageError(
+            f"attempt {attempt} restored savepoint {begun.restored_from}, and the one in {savepoint_path} is {savepoint.savepoint}; "
+            "take a new uuid"
+        )
+    # A try before this one, which may still run, has given names under this attempt: a name is given once.
+    first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
+    attempt = attempt or str(uuid.uuid4())
+    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt, first_task)
     if claim == "CLAIM":
         claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
-    _run(spark, task)
+    if begun is None:
+        _run(spark, task)
     try:
         coordinator.commit(attempt)
     except Fenced:
@@ -112,7 +130,7 @@ def plan_restore_savepoint(
     owner = join_url(root, pipeline.name)
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
-    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()))
+    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()), 0)
     content, now = savepoint.content, coordinator.log()
     stale = stale_marks(now, content, now.head_id + 1).keys()
     replaced = {c.id for c in now.completed() if c.content.interval == content.interval}
@@ -146,7 +164,13 @@ def _run(spark: SparkSession, task: RestoreTask) -> None:
 
 
 def _plan(
-    pipeline: Pipeline, coordinator: Coordinator, owner: str, source: str, savepoint: Savepoint, attempt: str
+    pipeline: Pipeline,
+    coordinator: Coordinator,
+    owner: str,
+    source: str,
+    savepoint: Savepoint,
+    attempt: str,
+    first_task: int,
 ) -> RestoreTask:
     content = savepoint.content
     _check_fits(pipeline, savepoint)
@@ -161,6 +185,7 @@ def _plan(
         pipeline_start_ms=to_ms(pipeline.start),
         run=RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1),
         attempt=attempt,
+        first_task=first_task,
         h0=begun.h0,
         parallelism=shape.parallelism,
         max_parallelism=shape.max_parallelism,

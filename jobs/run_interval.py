@@ -32,6 +32,8 @@ from jobs.source import arrow_schema_json, check_types, input_errors, read_sourc
 from jobs.spark import check_running
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.formats.types import DataType as KeyType
+from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import (
     CairnError,
@@ -185,10 +187,12 @@ def _process_interval(
     key_schema = key_schema_of(rows.schema, key)
     event_time = _event_time(pipeline, names, rows.schema, base)
     initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
+    initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
     # Before init runs on the driver, so that nothing that it does reaches the workers.
     processor = ship_processor(pipeline.processor, pipeline.name)
-    plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     _check_unchanged(pipeline, base, key_schema, names)
+    key_schema = _as_recorded(key_schema, initial_key_schema, base)
+    plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
     task = IntervalTask(
@@ -380,7 +384,7 @@ def _initial_state(
         )
     check_types(initial.schema, what)
     initial_key = key_schema_of(initial.schema, key)
-    if [f.dataType for f in initial_key] != [f.dataType for f in key_schema]:
+    if [t for _, t in _key_types(initial_key.jsonValue())] != [t for _, t in _key_types(key_schema.jsonValue())]:
         raise SourceError(
             f"{what}'s key is {initial_key.simpleString()}, the input's {key_schema.simpleString()}; cast one of them"
         )
@@ -432,13 +436,32 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
         ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
         ("time_mode", base.time.mode, pipeline.time_mode),
         ("start", base.pipeline_start_ms, to_ms(pipeline.start)),
-        ("key types", _types(base.key_schema, names), _types(key_schema.jsonValue(), names)),
     ):
         if recorded != now:
             raise UsageError(
                 f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change"
             )
+    before, now_types = (
+        [(names.folded(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
+    )
+    if before != now_types:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: key types is {parse_struct(key_schema.jsonValue())}, but its state was made with "
+            f"{parse_struct(base.key_schema)}; it can't change"
+        )
 
 
-def _types(schema: dict[str, Any], names: ColumnNames) -> list[tuple[str, Any]]:
-    return [(names.folded(f["name"]), f["type"]) for f in schema["fields"]]
+def _key_types(schema: dict[str, Any]) -> list[tuple[str, KeyType]]:
+    """Names and types of key columns, whatever comments they have and whether they are NOT NULL, at any depth."""
+    return [(f.name, names_and_types(f.type)) for f in parse_struct(schema).fields]
+
+
+def _as_recorded(key_schema: StructType, initial: StructType | None, base: Content | None) -> StructType:
+    """The key's schema, nullable where that of the initial state or of the base is: the state has their keys too, and who reads it
+    goes by what is recorded."""
+    key: KeyType = parse_struct(key_schema.jsonValue())
+    others = [*([initial.jsonValue()] if initial is not None else []), *([base.key_schema] if base is not None else [])]
+    made = key
+    for other in others:
+        made = with_nulls_of(made, parse_struct(other))
+    return key_schema if made == key else StructType.fromJson(made.to_json())

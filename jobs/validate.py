@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from jobs.over_time import OverTime
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped import check_retained, telling_drops
 from state_backend.checkpoint.savepoints import read_savepoint
@@ -203,8 +203,8 @@ def _validate(
     if mode not in MODES:
         raise UsageError(f"validation mode {mode!r} is not one of {', '.join(MODES)}")
     content = target.content
-    with tempfile.TemporaryDirectory(prefix="cairn-verify-") as work:
-        files = verify_files(content, open_storage(target.folder), work=Path(work), savepoint=target.savepoint)
+    with work_folder("verify") as work:
+        files = verify_files(content, open_storage(target.folder), work=work, savepoint=target.savepoint)
     found = Validation(
         what=target.name,
         checkpoint_id=None,

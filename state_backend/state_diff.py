@@ -28,7 +28,7 @@ from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.file_cache import FileCache
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
-from state_backend.formats.types import parse_struct
+from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.state import layout
@@ -78,7 +78,8 @@ def diff_states(
 
     Raises: UsageError if neither has its keys in the key groups of the other, or the keys are of other columns.
     """
-    if parse_struct(first.content.key_schema) != parse_struct(second.content.key_schema):
+    keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
+    if keys[0] != keys[1]:
         raise UsageError(f"the keys of {first} are not those of {second}")
     for state in states or ():
         if not any(state == d.name for s in (first, second) for d in s.content.states) and state != layout.TIMERS_NAME:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from jobs.runtime.interval_task import rare_garbage_collection, work_folder
+from jobs.runtime.interval_task import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.file_cache import open_cache
 from state_backend.manifest import needed_manifest, rewritten_refs
@@ -63,7 +64,7 @@ class ConsolidationTask:
         started_ns = time.monotonic_ns()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
         before = needed_manifest(content.shards[shard], storage)
-        with rare_garbage_collection(), work_folder(f"consolidate-{shard}-") as work:
+        with rare_garbage_collection(), work_folder(f"consolidate-{shard}") as work:
             restored = restore_shard(before.key_groups, [before], storage, work / "db", self.engine, cache)
             snapshot = None
             with restored.store as store:

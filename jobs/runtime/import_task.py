@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.runtime.interval_task import rare_garbage_collection, work_folder
+from jobs.runtime.interval_task import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
 from state_backend.canonical import EntryWriter
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats.spark_hash import key_groups as key_groups_of
@@ -68,7 +69,7 @@ class ImportTask:
         key_schema = parse_struct(content.key_schema)
         with (
             rare_garbage_collection(),
-            work_folder(f"import-{shard}-") as work,
+            work_folder(f"import-{shard}") as work,
             RocksStore(work / "db", self.engine) as store,
         ):
             writer = EntryWriter(store, content.states, key_schema, owned, content.max_parallelism)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +38,7 @@ from jobs.runtime.watermark import EventTime
 from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.consolidation import consolidate
 from state_backend.file_cache import open_cache
@@ -166,7 +165,7 @@ class IntervalTask:
         with (
             rare_garbage_collection(),
             local_zone(zone_of(self.zone)),
-            work_folder(f"{self.pipeline}-{shard}-") as work,
+            work_folder(f"{self.pipeline}-{shard}") as work,
         ):
             try:
                 with clock.phase("restore"):
@@ -519,13 +518,3 @@ def rare_garbage_collection() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-
-
-@contextmanager
-def work_folder(prefix: str) -> Iterator[Path]:
-    """A local folder of this task alone, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=f"cairn-{prefix}"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.runtime.interval_task import work_folder
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import read_log
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, CorruptFile, NotFound, StateUnusable, StorageUnavailable, UsageError
@@ -46,7 +46,7 @@ class KeyedOutput(DataSource):
             raise StateUnusable(
                 f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet"
             )
-        with work_folder("schema-") as work:
+        with work_folder("schema") as work:
             open_storage(self._root()).download(files[0].handle, work / "file.parquet")
             schema: StructType = from_arrow_schema(pq.read_schema(work / "file.parquet"))
         return schema
@@ -92,7 +92,7 @@ class _OutputReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _File):
             return  # Spark asks once, with nothing, when there are no partitions
-        with work_folder("output-") as work:
+        with work_folder("output") as work:
             local, storage = work / "file.parquet", open_storage(self._root)
             try:
                 storage.download(partition.handle, local)

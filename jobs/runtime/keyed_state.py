@@ -37,11 +37,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from jobs.read_plan import ReadPlan, parse_keys, parse_numbers, plan_read
-from jobs.runtime.interval_task import ShardAck, work_folder
+from jobs.runtime.interval_task import ShardAck
 from jobs.runtime.shipping import unship
 from jobs.which_checkpoint import find_state
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.work_folders import work_folder
 from state_backend.manifest import needed_manifest
 from state_backend.restore import restore_shard
 from state_backend.state.layout import TIMERS_NAME
@@ -181,7 +182,7 @@ class _TableReader(DataSourceReader):
             return
         arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
         storage = open_storage(self._source.url)
-        with work_folder(f"read-{partition.shard}-") as work:
+        with work_folder(f"read-{partition.shard}") as work:
             for table in read_table(self._source, self._state, partition.shard, storage, work, partition.part):
                 yield from table.select(arrow.names).cast(arrow).to_batches(_ROWS_PER_BATCH)
 
@@ -197,7 +198,7 @@ class _CheckReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Shard)
         arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
-        with work_folder(f"check-{partition.ref.shard}-") as work:
+        with work_folder(f"check-{partition.ref.shard}") as work:
             rows = list(_findings(partition, open_storage(self._source.url), work))
         columns = [pa.array(column, field.type) for field, column in zip(arrow, zip(*rows, strict=True), strict=True)]
         yield pa.RecordBatch.from_arrays(columns, schema=arrow)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from jobs.runtime.interval_task import rare_garbage_collection, work_folder
+from jobs.runtime.interval_task import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
 from state_backend.canonical import read_canonical
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import as_restored, take_over
@@ -52,7 +53,8 @@ class RestoreAck:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTask:
     """Travels to the workers. ``root`` is the folder of the pipeline that gets the state, ``source`` the savepoint's.
-    ``parallelism`` and ``max_parallelism`` are those of the shards that it makes."""
+    ``parallelism`` and ``max_parallelism`` are those of the shards that it makes. ``first_task``: Spark's task 0 is this number in the
+    names of files, since another try of the attempt has tasks of the same numbers."""
 
     root: str
     source: str
@@ -65,12 +67,13 @@ class RestoreTask:
     parallelism: int
     max_parallelism: int
     engine: EngineOptions
+    first_task: int = 0
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> RestoreAck:
         """Makes one shard. On disk if it stops: files of the attempt that no record names."""
         for _ in batches:
             pass
-        started_ns = time.monotonic_ns()
+        started_ns, task = time.monotonic_ns(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
         native = self.savepoint.format == "native"
         manifest = self._link(source, storage, shard, task) if native else self._read(source, storage, shard, task)
@@ -94,7 +97,7 @@ class RestoreTask:
         content, owned = self.savepoint.content, range_of(shard, self.parallelism, self.max_parallelism)
         with (
             rare_garbage_collection(),
-            work_folder(f"restore-{shard}-") as work,
+            work_folder(f"restore-{shard}") as work,
             RocksStore(work / "db", self.engine) as store,
         ):
             states = read_canonical(
@@ -146,7 +149,7 @@ class RestoreTask:
             attempt=self.attempt,
             base_id=None,
             permissions=Permissions(),
-            shards=write_manifests(manifests, self.attempt, storage),
+            shards=write_manifests(manifests, self.attempt, storage, task=self.first_task),
         )
         totals = replace(
             made.totals,

@@ -14,9 +14,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from jobs.runtime.interval_task import rare_garbage_collection, work_folder
+from jobs.runtime.interval_task import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
 from state_backend.canonical import write_canonical
 from state_backend.checkpoint.savepoints import remove_leftovers
 from state_backend.formats import paths, record_codec
@@ -60,7 +61,7 @@ class SavepointTask:
         manifest = needed_manifest(self.content.shards[shard], source)
         written: ShardManifest | None = None
         files: tuple[CanonicalFile, ...] = ()
-        with rare_garbage_collection(), work_folder(f"savepoint-{shard}-") as work:
+        with rare_garbage_collection(), work_folder(f"savepoint-{shard}") as work:
             restored = restore_shard(manifest.key_groups, [manifest], source, work / "db", self.engine)
             try:
                 if self.format == "canonical":

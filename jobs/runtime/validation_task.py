@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from jobs.runtime.interval_task import rare_garbage_collection, work_folder
+from jobs.runtime.interval_task import rare_garbage_collection
 from jobs.runtime.routing import ticks
 from jobs.runtime.shipping import ship, unship
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
 from state_backend.canonical import read_canonical
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import manifest_of
@@ -79,7 +80,7 @@ class ValidationTask:
 
     def run_shard(self, shard: int) -> ShardValidation:
         """One shard; what makes it unusable is a finding."""
-        with rare_garbage_collection(), work_folder(f"validate-{shard}-") as work:
+        with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
             try:
                 entries, digest, findings = (self._read if self.canonical else self._restore)(shard, work)
             except (StateUnusable, NotFound, StateTypeError) as error:

@@ -101,8 +101,7 @@ class RestoreStateOperator(DriverOperator):
 
     def _execute(self, context: Any) -> dict[str, Any]:
         if (done := self._into().log().of_attempt(self._attempt(context))) is not None:
-            self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", done.id)
-            return {"kind": "fork" if self.fork_as else "rewind", "checkpoint": done.id, "discarded": []}
+            return self._committed_before(context, done.id)
         plan = self._plan()
         self.log.info("%s", plan.text)
         store = context.get("task_state_store")
@@ -110,6 +109,21 @@ class RestoreStateOperator(DriverOperator):
         if self.ask and plan.discards and not plan.discards <= set(agreed or ()):
             self._ask(context, plan)
         return self._restore(context, plan)
+
+    def _committed_before(self, context: Any, checkpoint: int) -> dict[str, Any]:
+        from state_backend.adapters.open_storage import open_storage
+        from state_backend.checkpoint.savepoints import read_claim
+
+        which = parse_target(self.target)
+        savepoint = which if isinstance(which, str) and which != "latest" else None
+        if savepoint is not None and self.claim == "CLAIM":
+            claim = read_claim(open_storage(savepoint))
+            if claim is not None and claim.attempt == self._attempt(context):
+                # The earlier try may have died before it deleted all of the savepoint.
+                self._restore_savepoint(context, savepoint)
+        self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", checkpoint)
+        kind = "fork" if self.fork_as else "rewind" if savepoint is None else "savepoint"
+        return {"kind": kind, "checkpoint": checkpoint, "discarded": []}
 
     def after_answer(self, context: Any, event: dict[str, Any], agreed: list[int]) -> dict[str, Any]:
         """Airflow calls this with the person's answer. The plan is made anew: what was not agreed to is not discarded."""
@@ -213,8 +227,7 @@ class RestoreStateOperator(DriverOperator):
         from state_backend.values.records import RunRef
 
         if plan.checkpoint is None:
-            restored = self.run_driver("restore", "--savepoint", self.target, "--claim", self.claim)
-            return int(restored["checkpoint"])
+            return self._restore_savepoint(context, self.target)
         ti, dag_run = context["ti"], context["dag_run"]
         call: dict[str, Any] = {
             "run": RunRef(run_id=dag_run.run_id, clear_number=dag_run.clear_number or 0, try_number=ti.try_number),
@@ -229,6 +242,10 @@ class RestoreStateOperator(DriverOperator):
             return made.id
         except CairnError as error:
             raise failure(type(error).__name__, str(error)) from error
+
+    def _restore_savepoint(self, context: Any, folder: str) -> int:
+        how = ("--claim", self.claim, "--attempt", self._attempt(context))
+        return int(self.run_driver("restore", "--savepoint", folder, *how)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
         """The same in every try of this run until somebody clears it: a retry completes what an earlier try began."""

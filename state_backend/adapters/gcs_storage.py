@@ -26,7 +26,6 @@ from datetime import datetime
 from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -44,6 +43,7 @@ from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage import Blob, Bucket, Client
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
+from state_backend.adapters.work_folders import work_folder
 from state_backend.ports.storage import Storage, check_path, check_prefix
 from state_backend.values.errors import (
     AlreadyExists,
@@ -384,9 +384,9 @@ class GcsStorage:
         """See `Storage.copy_from`. By the server, if both are on it with the same credentials."""
         check_path(path)
         if not (isinstance(source, GcsStorage) and source._connections is self._connections):
-            with TemporaryDirectory(prefix="cairn-copy-") as folder:
-                source.download(handle, Path(folder, "file"))
-                return self.upload(path, Path(folder, "file"))
+            with work_folder("copy") as folder:
+                source.download(handle, folder / "file")
+                return self.upload(path, folder / "file")
         doing, write = f"copy {handle.path!r} of {source.url} to {path!r} of {self.url}", _Write()
         with self._connections.lent() as google:
             original = source._look(google, handle.path, doing)

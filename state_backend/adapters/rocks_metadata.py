@@ -6,22 +6,21 @@ if these files are. They go into a folder of their own in memory, and back besid
 
     <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
 
-Whoever has a store open holds a lock (flock) on its folder. A killed process leaves the folder, and the kernel drops the lock:
-whoever opens a store next removes folders that nobody has locked. Processes are not asked for by their ids, since containers may
-share the memory and not the ids. RocksDB's own lock on LOCK does not do: it is taken some time after the file is made, and a look at it
-from the same process would drop it.
+Whoever has a store open holds a lock on its folder (``folder_lock``). A killed process leaves the folder, and the kernel drops the lock:
+whoever opens a store next removes folders that nobody has locked. RocksDB's own lock on LOCK does not do: it is taken some time after
+the file is made, and a look at it from the same process would drop it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-# Work folders and caches, which begin with "cairn-" and have no such lock, lie beside these if TMPDIR is the same memory.
+from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
+
+# Other folders of ours, which begin with "cairn-", lie beside these if TMPDIR is the same memory.
 _PREFIX = ".cairn-rocksdb-"
 _NEEDED_BYTES = 64 * 1024 * 1024
 _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
@@ -54,7 +53,7 @@ def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | N
         if found.f_bavail * found.f_frsize < _NEEDED_BYTES:
             return None
         _remove_abandoned(Path(memory))
-        folder, lock = _locked_folder(memory)
+        folder, lock = make_locked_folder(memory, _PREFIX)
     except OSError:
         return None
     borrowed = BorrowedMetadata(directory, folder, lock)
@@ -72,37 +71,8 @@ def _metadata_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name in _SMALL or path.name.startswith("MANIFEST-")]
 
 
-def _locked_folder(memory: str) -> tuple[Path, int]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory))
-        try:
-            lock = _lock(folder)
-        except OSError:  # there are no locks in that memory
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if lock is not None:  # else somebody took it for an abandoned one: it had no lock yet
-            return folder, lock
-
-
-def _lock(folder: Path) -> int | None:
-    """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or the folder went
-    meanwhile. OSError if it can't be locked at all."""
-    descriptor, held = -1, False
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = folder.stat().st_ino == os.fstat(descriptor).st_ino
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    finally:
-        if not held and descriptor >= 0:
-            os.close(descriptor)
-    return descriptor if held else None
-
-
 def _remove_abandoned(memory: Path) -> None:
     for folder in memory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if folder.stat().st_uid == os.geteuid() and (lock := _lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+            if folder.stat().st_uid == os.geteuid():
+                remove_unlocked(folder)

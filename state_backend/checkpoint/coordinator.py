@@ -33,7 +33,7 @@ from state_backend.checkpoint.log import (
 )
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
-from state_backend.formats.types import parse_struct
+from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
@@ -162,10 +162,10 @@ class Coordinator:
                 "would start from it: set the pipeline's start to an earlier instant"
             )
         for entry in now.completed()[-1:]:
-            if parse_struct(entry.content.key_schema) != parse_struct(content.key_schema):
+            ours, theirs = parse_struct(entry.content.key_schema), parse_struct(content.key_schema)
+            if names_and_types(ours) != names_and_types(theirs):
                 raise UsageError(
-                    f"pipeline {self._pipeline!r} has state by {parse_struct(entry.content.key_schema)}, what is restored by "
-                    f"{parse_struct(content.key_schema)}; restore it under another name"
+                    f"pipeline {self._pipeline!r} has state by {ours}, what is restored by {theirs}; restore it under another name"
                 )
         return Begun(attempt=attempt, h0=now.head_id, base=None)
 

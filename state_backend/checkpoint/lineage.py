@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from state_backend.checkpoint.log import Log, fingerprint, interval_of, kind_of
+from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Permissions, Record, Tombstone
@@ -58,7 +58,7 @@ def is_superseded(log: Log, candidate: Record) -> bool:
         e.id > candidate.id
         and kind_of(e) in ("interval", "restore")
         and interval_of(e) == candidate.content.interval
-        and fingerprint(e) != fingerprint(candidate)
+        and not left_same_state(e, candidate)
         and log.quarantine_above(e.id) is None
         for e in log.commits()
     )
@@ -80,7 +80,7 @@ def reproduces(log: Log, content: Content) -> int | None:
     if content.kind != "interval" or not before:
         return None
     superseded = before[-1]
-    return superseded.id if fingerprint(superseded) == fingerprint(content) else None
+    return superseded.id if left_same_state(superseded, content) else None
 
 
 def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from state_backend.formats import paths, record_codec
+from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import FileInfo
@@ -144,21 +145,38 @@ def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
 
 
-def fingerprint(entry: Record | Tombstone | Content) -> tuple[int, int | None, int | None, str]:
-    """Digest, watermarks and descriptors: two commits of one interval that agree in these left the same state."""
+def left_same_state(one: Record | Tombstone | Content, other: Record | Tombstone | Content) -> bool:
+    """Whether two commits of one interval left the same state: they agree in digest, watermarks and descriptors."""
+    same = _digest_and_watermarks(one) == _digest_and_watermarks(other)
+    return same and not _descriptors_hashes(one).isdisjoint(_descriptors_hashes(other))
+
+
+def _digest_and_watermarks(entry: Record | Tombstone | Content) -> tuple[int, int | None, int | None]:
     if isinstance(entry, Tombstone):
-        return entry.digest, entry.watermark_ms, entry.late_watermark_ms, entry.descriptors_hash
+        return entry.digest, entry.watermark_ms, entry.late_watermark_ms
     content = entry.content if isinstance(entry, Record) else entry
-    return content.digest, content.time.watermark_ms, content.time.late_watermark_ms, descriptors_hash(content)
+    return content.digest, content.time.watermark_ms, content.time.late_watermark_ms
+
+
+def _descriptors_hashes(entry: Record | Tombstone | Content) -> frozenset[str]:
+    """Tombstones have one of two: roots hold some that were made before comments on the key were left out."""
+    if isinstance(entry, Tombstone):
+        return frozenset({entry.descriptors_hash})
+    content = entry.content if isinstance(entry, Record) else entry
+    return frozenset({descriptors_hash(content), _hash(content, content.key_schema)})
 
 
 def descriptors_hash(content: Content) -> str:
-    """16 hex digits over what the state is made of: names, kinds, schemas, expiry, and the key."""
+    """``t:`` and 16 hex digits over what the state is made of: names, kinds, schemas, expiry, and names and types of the key."""
+    return f"t:{_hash(content, names_and_types(parse_struct(content.key_schema)).to_json())}"
+
+
+def _hash(content: Content, key: Any) -> str:
     states = [
         [d.name, d.kind, d.ttl_ms, [[v.version, v.value, v.user_key] for v in d.versions]]
         for d in sorted(content.states, key=lambda d: d.name)
     ]
-    text = json.dumps([content.key_schema, states], sort_keys=True)
+    text = json.dumps([key, states], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

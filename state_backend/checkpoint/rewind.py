@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import backfill_command, is_superseded, stale_marks
-from state_backend.checkpoint.log import Log, fingerprint, interval_of, read_log
+from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
 from state_backend.manifest import manifest_of, write_manifests
@@ -142,7 +142,7 @@ def rewind(
     Raises: as ``plan_rewind``; UsageError if it would discard more than was agreed, or if the attempt was begun for another
     target; Fenced or BaseMoved if somebody else committed that interval, dropped or changed the target meanwhile.
     """
-    begun = _begun(coordinator, attempt)
+    begun = begun_before(coordinator, attempt)
     if begun is None:
         now = coordinator.log()
         plan = plan_rewind(now, target, permissions)
@@ -187,7 +187,7 @@ def fork(
     CheckpointDropped if retention dropped the checkpoint of the source meanwhile.
     Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
     """
-    if _begun(into, attempt) is None:
+    if begun_before(into, attempt) is None:
         content = plan_fork(source, target, into, pipeline_start_ms=pipeline_start_ms, permissions=permissions)
         _, manifests = _source(source, target, into.storage.url, permissions)
         begun = into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
@@ -296,13 +296,13 @@ def _is_replaced(log: Log, candidate: Record, target: Record) -> bool:
     """Whether the interval's present result is the candidate and would be the target, with another state."""
     return (
         candidate.content.interval == target.content.interval
-        and fingerprint(candidate) != fingerprint(target)
+        and not left_same_state(candidate, target)
         and log.retained[candidate.id].stale_by is None
         and not is_superseded(log, candidate)
     )
 
 
-def _begun(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
+def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
     """What an earlier call with this attempt prepared or committed. Swept if a sweep abandoned it: it is never committed."""
     now = coordinator.log()
     entry = now.of_attempt(attempt)

@@ -34,7 +34,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
 from typing import Any
@@ -224,6 +224,36 @@ def _unsupported(name: str, value: Json) -> UnsupportedType:
     elif name == "udt":
         why = "its class would have to be imported to read it; use its sqlType"
     return UnsupportedType(name, why, json.dumps(value))
+
+
+def names_and_types(data_type: DataType) -> DataType:
+    """The type with everything nullable and without comments. Two key schemas that are equal in this have the same key groups and the
+    same bytes for every key: NOT NULL and comments only say what values come."""
+    match data_type:
+        case ArrayType(element):
+            return ArrayType(names_and_types(element))
+        case MapType(key, value):
+            return MapType(names_and_types(key), names_and_types(value))
+        case StructType(fields):
+            return StructType(tuple(Field(f.name, names_and_types(f.type)) for f in fields))
+    return data_type
+
+
+def with_nulls_of(data_type: DataType, other: DataType) -> DataType:
+    """The type, nullable also wherever the other is. Both are equal in ``names_and_types``, but for the case of names."""
+    match data_type, other:
+        case ArrayType(element, contains_null), ArrayType(of, may_be_null):
+            return ArrayType(with_nulls_of(element, of), contains_null or may_be_null)
+        case MapType(key, value, contains_null), MapType(of_key, of, may_be_null):
+            return MapType(with_nulls_of(key, of_key), with_nulls_of(value, of), contains_null or may_be_null)
+        case StructType(fields), StructType(others):
+            return StructType(
+                tuple(
+                    replace(f, type=with_nulls_of(f.type, o.type), nullable=f.nullable or o.nullable)
+                    for f, o in zip(fields, others, strict=True)
+                )
+            )
+    return data_type
 
 
 def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:

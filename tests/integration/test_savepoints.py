@@ -27,7 +27,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
 from state_backend.values.records import Record, RunRef
-from tests.support.counting import COUNTING, DAYS, counting, day, read_days
+from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -323,9 +323,56 @@ def test_another_type_of_the_key_is_refused_before_the_first_row(spark: SparkSes
     def read(session: SparkSession, interval: Interval) -> DataFrame:
         return read_days(session, interval).selectExpr("length(user) AS user", "item", "amount")
 
-    with pytest.raises(errors.UsageError, match=r"key types is .*integer.* made with .*string"):
+    with pytest.raises(errors.UsageError, match=r"key types is struct<user: int>.* made with struct<user: string>"):
         run_interval(spark, counting(source=read), day(2), str(tmp_path / "new"))
     assert run_interval(spark, counting(), day(2), str(tmp_path / "new")).id == 2
+
+
+class ByUsers(Counting):
+    """Its initial state is the items' names."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._items.updateValue((initialState.item,), (1,))
+
+
+def test_a_key_column_may_become_not_null_and_get_a_comment(spark: SparkSession, tmp_path: Path) -> None:
+    """The key is an array. Days come from sources that say otherwise of its nulls, and so does the initial state. Every day goes on, the
+    first day run again is the same result, and what is recorded allows the nulls that the state has."""
+    plain = "array(user) AS user"
+    strict = "array(coalesce(user, 'nobody')) AS user"  # neither it nor what is in it is null
+
+    def reading(user: str, comment: str | None = None) -> Any:
+        def read(session: SparkSession, interval: Interval) -> DataFrame:
+            rows = read_days(session, interval).selectExpr(user, "item", "amount")
+            return rows if comment is None else rows.withMetadata("user", {"comment": comment})
+
+        return read
+
+    def initial(session: SparkSession) -> DataFrame:
+        return session.createDataFrame([(["ann"], "pear"), ([None], "fig")], "user array<string>, item string")
+
+    def process(n: int, source: Any) -> Record:
+        schema = "user array<string>, kind string, total long, items array<string>, last array<long>"
+        pipeline = counting(
+            source=source, processor=ByUsers, output_schema=schema, start=day(0).start, initial_state=initial
+        )
+        return run_interval(spark, pipeline, day(n), str(tmp_path))
+
+    def nulls(record: Record) -> list[bool]:
+        (key,) = record.content.key_schema["fields"]
+        return [key["nullable"], key["type"]["containsNull"]]
+
+    first = process(0, reading(strict))  # the initial state has a null in a key
+    assert nulls(first) == [True, True]
+    assert nulls(process(1, reading(plain))) == [True, True]
+    assert nulls(process(2, reading(strict, "who"))) == [True, True]
+    again = process(0, reading(strict, "who it was"))
+    assert again.reproduces == first.id and all(r.stale_by is None for r in again.retained)
+    assert process(3, reading(plain)).content.base_id == 3
+    validated = validate_checkpoint(
+        spark, counting(output_schema="x long"), str(tmp_path), again, with_expectations=False
+    )
+    assert validated.success, validated.findings
 
 
 def test_a_damaged_savepoint_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.types import parse_struct
+from state_backend.formats.spark_hash import key_group
+from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.values.errors import CorruptFile, KeyTypeError, StateTypeError
 
 D, INF, NAN = Decimal, math.inf, math.nan
@@ -299,3 +300,60 @@ def test_long_order_at_random():
     codec, rng = KeyCodec(schema("long")), random.Random(1)
     values = [rng.randrange(-(2**63), 2**63) for _ in range(500)]
     assert sorted(values, key=lambda v: codec.encode((v,))) == sorted(values)
+
+
+# --- what tells two keys apart -------------------------------------------------------------------------------------------------
+
+
+def array_without_nulls(element):
+    return {"type": "array", "elementType": element, "containsNull": False}
+
+
+def one(data_type, nullable=True, comment=None, name="k"):
+    metadata = {"comment": comment} if comment else {}
+    return parse_struct({"type": "struct", "fields": [{**field(name, data_type, nullable), "metadata": metadata}]})
+
+
+INNER = {"type": "struct", "fields": [field("a", array("string"))]}
+INNER_NOT_NULL = {
+    "type": "struct",
+    "fields": [{**field("a", array_without_nulls("string"), False), "metadata": {"comment": "x"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both", "value"),
+    [
+        (one("long"), one("long", comment="who"), one("long"), 7),
+        (one("long"), one("long", nullable=False), one("long"), 7),
+        (one("long", nullable=False), one("long"), one("long"), 7),
+        (one(array("long")), one(array_without_nulls("long")), one(array("long")), [1, 2]),
+        (one(INNER), one(INNER_NOT_NULL), one(INNER), (["x", "y"],)),
+        (one(INNER_NOT_NULL), one(INNER), one(INNER), (["x", "y"],)),
+        (one(INNER_NOT_NULL, False), one(INNER_NOT_NULL, False), one(INNER_NOT_NULL, False), (["x"],)),
+    ],
+)
+def test_comments_and_not_null_make_no_other_key(first, second, both, value):
+    """Neither bytes nor key groups are other ones; what may be null in one of them may be in both together."""
+    assert names_and_types(first) == names_and_types(second)
+    assert KeyCodec(first).encode((value,)) == KeyCodec(second).encode((value,)) == KeyCodec(both).encode((value,))
+    assert key_group((value,), first, 128) == key_group((value,), second, 128)
+    assert with_nulls_of(first, second) == both
+
+
+def test_what_may_be_null_keeps_the_comments_of_now():
+    made = with_nulls_of(one("long", nullable=False, comment="now"), one("long", comment="before"))
+    assert made.fields[0].nullable and made.fields[0].metadata == {"comment": "now"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (one("long"), one("integer")),
+        (one("long"), one("long", name="other")),
+        (one(array("long")), one(array("integer"))),
+        (one(INNER), one({"type": "struct", "fields": [field("b", array("string"))]})),
+    ],
+)
+def test_names_and_types_make_another_key(first, second):
+    assert names_and_types(first) != names_and_types(second)

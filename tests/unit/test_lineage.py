@@ -157,10 +157,65 @@ def test_whatever_differs_makes_it_none(what: str) -> None:
         "watermark": replace(same, time=replace(same.time, watermark_ms=0)),
         "late watermark": replace(same, time=replace(same.time, late_watermark_ms=0)),
         "descriptors": replace(same, states=()),
-        "key": replace(same, key_schema={"type": "struct", "fields": [1]}),
+        "key": replace(same, key_schema=key_schema("long")),
         "interval": replace(same, interval=Interval(day(2).start, day(2).end + DAY)),
     }[what]
     assert reproduces(log_of(*DAYS_1_TO_3), different) is None
+
+
+def array_of(element: Any, contains_null: bool) -> dict[str, Any]:
+    return {"type": "array", "elementType": element, "containsNull": contains_null}
+
+
+def key_schema(data_type: Any, nullable: bool = True, comment: str | None = None) -> dict[str, Any]:
+    metadata = {} if comment is None else {"comment": comment}
+    return {"type": "struct", "fields": [{"name": "k", "type": data_type, "nullable": nullable, "metadata": metadata}]}
+
+
+PLAIN_KEY = key_schema(array_of("string", True))
+
+
+@pytest.mark.parametrize("before", ["whole", "a tombstone"])
+@pytest.mark.parametrize(
+    ("key", "same"),
+    [
+        (PLAIN_KEY, True),
+        (key_schema(array_of("string", False)), True),
+        (key_schema(array_of("string", True), nullable=False), True),
+        (key_schema(array_of("string", True), comment="who"), True),
+        (key_schema(array_of("long", True)), False),
+    ],
+)
+def test_a_comment_or_not_null_on_the_key_is_no_other_result(before: str, key: dict[str, Any], same: bool) -> None:
+    """Day 2 is run again by a source that says the same of its key in other words."""
+    first, second = record(1, day(1)), record(2, day(2), 1, key_schema=PLAIN_KEY)
+    dropped = (2,) if before == "a tombstone" else ()
+    again = content(day(2), "b", 1, digest=second.content.digest, key_schema=key)
+    assert reproduces(log_of(first, second, dropped=dropped), again) == (2 if same else None)
+    # Where the later of the two was dropped, the earlier one is a base still.
+    third = record(3, day(2), 1, digest=again.digest, key_schema=key)
+    log = log_of(first, second, third, record(4, day(1), None, {1: None, 2: None, 4: None}), dropped=(3,))
+    if same:
+        assert base_id(log, day(3)) == 2
+    else:
+        with pytest.raises(StateGapError):
+            base_id(log, day(3))
+
+
+def test_a_tombstone_that_was_made_before_counts_as_it_did() -> None:
+    """Its hash is one of the key's JSON: of exactly that JSON the result is the same, of any other it can't be told."""
+    second = record(2, day(2), 1, key_schema=PLAIN_KEY)
+    before = replace(tombstone_of(second), descriptors_hash="efcf02b9bfea3a7a")
+    log = Log(entries={1: record(1, day(1)), 2: before, 3: record(3, day(3), 2, {1: None, 3: None})})
+    again = content(day(2), "b", 1, digest=second.content.digest, key_schema=PLAIN_KEY)
+    assert reproduces(log, again) == 2
+    assert reproduces(log, replace(again, key_schema=key_schema(array_of("string", False)))) is None
+    kept = record(2, day(2), 1, key_schema=PLAIN_KEY)
+    later = replace(before, id=3)
+    log = Log(
+        entries={1: record(1, day(1)), 2: kept, 3: later, 4: record(4, day(1), None, {1: None, 2: None, 4: None})}
+    )
+    assert base_id(log, day(3)) == 2
 
 
 def test_what_counts_is_the_last_result_of_the_interval_dropped_or_not() -> None:

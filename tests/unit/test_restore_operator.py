@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from cairn_operators import RestoreStateOperator, restore_pipeline
 from cairn_operators.restore_state import parse_target
+from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.values.records import Record
+from state_backend.checkpoint.savepoints import claim_savepoint
+from state_backend.values.records import Claim, Prepared, Record
 from tests.support.checkpoints import PIPELINE, Folder, content, day
 from tests.unit.test_operators import context as task_context
 from tests.unit.test_operators import run
@@ -185,8 +188,48 @@ def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
     assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": [2, 3, 4]}
     assert driver == [
         ("validate", "--savepoint", "/savepoints/day2"),
-        ("restore", "--savepoint", "/savepoints/day2", "--claim", "CLAIM"),
+        ("restore", "--savepoint", "/savepoints/day2", "--claim", "CLAIM", "--attempt", made._attempt(where)),
     ]
+
+
+@pytest.mark.parametrize("claim", ["NO_CLAIM", "CLAIM"])
+@pytest.mark.parametrize("half_deleted", [False, True])
+def test_a_retry_takes_what_an_earlier_try_restored_from_a_savepoint(
+    folder: Folder,
+    asked: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    claim: str,
+    half_deleted: bool,
+) -> None:
+    """The driver commits, and is killed before it says so. Nobody is asked to discard that result, and the savepoint may be gone by
+    now: with CLAIM the driver only deletes what is left of it."""
+    saved = SimpleNamespace(content=content(day(4), "saved", kind="restore"))
+    monkeypatch.setattr("state_backend.checkpoint.savepoints.read_savepoint", lambda storage: saved)
+    calls: list[tuple[str, ...]] = []
+
+    def run_driver(self: Any, *arguments: str, **_: Any) -> dict[str, Any]:
+        calls.append(arguments)
+        attempt = arguments[arguments.index("--attempt") + 1]
+        if folder.coordinator.log().of_attempt(attempt) is None:
+            folder.coordinator.prepare(Prepared(h0=4, content=content(day(4), attempt, kind="restore")))
+            folder.coordinator.commit(attempt)
+            raise RuntimeError("killed")
+        return {"checkpoint": 5}
+
+    monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
+    made, where = operator(str(tmp_path), claim=claim, validate=False), context()
+    parked = park(made, where)
+    with pytest.raises(RuntimeError, match="killed"):
+        made.after_answer(where, answer("Approve"), **parked.kwargs)
+    if half_deleted:
+        claim_savepoint(LocalStorage(tmp_path), Claim(savepoint="saved", owner="us", attempt=made._attempt(where)))
+    monkeypatch.undo()
+    monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
+    where["ti"].try_number += 1
+    assert run(made, where) == {"kind": "savepoint", "checkpoint": 5, "discarded": []}
+    assert len(asked) == 1 and folder.coordinator.log().head_id == 5
+    assert len(calls) == 1 + (half_deleted and claim == "CLAIM")
 
 
 @pytest.mark.parametrize(

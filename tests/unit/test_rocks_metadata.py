@@ -1,19 +1,24 @@
-"""RocksDB's metadata in memory: where they are while a store is open, and what a killed process leaves."""
+"""RocksDB's metadata in memory, and the work folders of tasks: where they are, and what a killed process leaves."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from state_backend.adapters import rocks_metadata
+from state_backend.adapters import rocks_metadata, work_folders
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import is_locked_by, kernel, work_folder
 from state_backend.values.errors import CorruptFile
 
 HOLDS_A_LOCK = """
@@ -185,3 +190,193 @@ def test_without_links_an_image_is_a_copy(tmp_path: Path, monkeypatch: pytest.Mo
         assert [sst.stat().st_nlink for sst in ssts] == [1]
     with RocksStore(tmp_path / "image", options(None)) as copy:
         assert list(copy.scan(b"", None)) == [(b"a", b"1")]
+
+
+# --- work folders ------------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+DAY_S = 86_400
+OTHER_KERNEL = "0123abcd"
+# A task in the middle of its work: the temp folder is argv[1], the memory for metadata argv[2], a file of the cache argv[3].
+WORKS = """
+import os, sys, tempfile
+from pathlib import Path
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
+tempfile.tempdir = sys.argv[1]
+with work_folder("p-3") as work, RocksStore(work / "db", EngineOptions(metadata_dir=sys.argv[2])) as store:
+    store.write([(b"a", b"1")])
+    store.sorted_runs()
+    os.link(sys.argv[3], work / "db" / "000099.sst")
+    print(work, flush=True)
+    sys.stdin.read()
+"""
+WORKS_OFTEN = """
+import sys, tempfile
+from state_backend.adapters.work_folders import work_folder
+tempfile.tempdir = sys.argv[1]
+for n in range(300):
+    with work_folder("p") as work:
+        (work / "db").mkdir()
+        (work / "db" / "file").touch()
+        assert (work / "db" / "file").exists()
+"""
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def parent(temp: Path) -> Path:
+    """Where this user's work folders are."""
+    with work_folder("first"):
+        pass
+    (made,) = temp.iterdir()
+    assert made.stat().st_mode & 0o777 == 0o700
+    return made
+
+
+@contextmanager
+def a_task(*arguments: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that is in the middle of its work, and its folder."""
+    command = [sys.executable, "-c", WORKS, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / "db").is_dir()
+        yield process, folder
+        process.stdin.close()
+
+
+def test_the_next_task_removes_what_a_killed_one_left(tmp_path: Path, temp: Path, memory: Path) -> None:
+    """Its state and its links to the cache. The cache's file is the same as before; a task that lives keeps its folder."""
+    cached = tmp_path / "cached"
+    cached.write_bytes(b"state")
+    os.utime(cached, ns=(10**18, 10**18))
+    with a_task(temp, memory, cached) as (_, alive), a_task(temp, memory, cached) as (task, killed):
+        assert killed.parent == alive.parent and cached.stat().st_nlink == 3
+        task.kill()
+        task.wait()
+        assert killed.exists()
+        with work_folder("next") as work, RocksStore(work / "db", options(memory)):
+            assert set(work.parent.iterdir()) == {work, alive} and len(list(memory.iterdir())) == 2
+            assert (alive / "db" / "000099.sst").read_bytes() == b"state"
+        found = cached.stat()
+        assert (found.st_nlink, found.st_mtime_ns) == (2, 10**18)
+        assert list(alive.parent.iterdir()) == [alive]
+    assert not any(alive.parent.iterdir()) and not any(memory.iterdir())
+
+
+def test_a_loop_of_killed_tasks_leaves_one_folder(tmp_path: Path, temp: Path, memory: Path) -> None:
+    cached = tmp_path / "cached"
+    cached.touch()
+    for _ in range(3):
+        with a_task(temp, memory, cached) as (task, folder):
+            task.kill()
+            task.wait()
+        assert list(folder.parent.iterdir()) == [folder] and len(list(memory.iterdir())) == 1
+
+
+def test_tasks_that_start_at_once_leave_each_other_alone(temp: Path) -> None:
+    command = [sys.executable, "-c", WORKS_OFTEN, str(temp)]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert [list(folder.iterdir()) for folder in temp.iterdir()] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "locked"),
+    [
+        ("89abcdef-p-0-x", "89abcdef", True),
+        ("0123abcd-p-0-x", "89abcdef", False),
+        ("unlocked-p-0-x", "89abcdef", False),
+        ("unlocked-p-0-x", "unlocked", False),
+        ("89abcdef", "89abcdef", True),
+        ("p-89abcdef-0-x", "89abcdef", False),
+    ],
+)
+def test_whose_lock_tells(name: str, ours: str, locked: bool) -> None:
+    assert is_locked_by(name, ours) == locked
+
+
+@pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.parametrize(
+    ("of", "age_days", "inner_age_days", "stays"),
+    [
+        (OTHER_KERNEL, 6, 6, True),
+        (OTHER_KERNEL, 8, 8, False),
+        (OTHER_KERNEL, 8, 6, True),
+        ("unlocked", 6, 6, True),
+        ("unlocked", 8, 8, False),
+        ("unlocked", 8, 6, True),
+    ],
+)
+def test_where_locks_say_nothing_the_age_does(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, of: str, age_days: int, inner_age_days: int, stays: bool, locks: bool
+) -> None:
+    """``inner_age_days``: since a file was made in the store, which lies in the folder."""
+    folder, now_s = parent / f"{of}-p-0-x", time.time()
+    (folder / "db").mkdir(parents=True)
+    for path, days in ((folder / "db", inner_age_days), (folder, age_days)):
+        os.utime(path, (now_s - days * DAY_S, now_s - days * DAY_S))
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EOPNOTSUPP, "no locks")))
+    with work_folder("next"):
+        assert folder.exists() == stays
+
+
+def test_a_task_without_a_lock_says_so(temp: Path, parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may be able to lock its folder, as when this process had no descriptor left: that must not count."""
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks left")))
+        made = work_folder("p")
+        work = made.__enter__()
+    assert work.name.startswith("unlocked-p-") and work.parent == parent
+    with work_folder("next"):
+        assert work.exists()
+    made.__exit__(None, None, None)
+    assert list(parent.iterdir()) == []
+    monkeypatch.setattr(work_folders, "kernel", lambda: "unlocked")  # no /proc
+    with work_folder("p") as work:
+        assert work.name.startswith("unlocked-p-")
+
+
+def test_one_start_removes_some_and_only_folders_of_ours(temp: Path, parent: Path, tmp_path: Path) -> None:
+    others = {temp / "cairn-p-0-abcdefgh", temp / f"{kernel()}-p-0-x", tmp_path / "linked"}
+    for folder in others:
+        folder.mkdir()
+        (folder / "file").touch()
+    (parent / f"{kernel()}-link").symlink_to(tmp_path / "linked")
+    (parent / "a file").touch()
+    for n in range(40):
+        (parent / f"{kernel()}-p-{n}").mkdir()
+    left = []
+    for _ in range(3):
+        with work_folder("next"):
+            left.append(len(list(parent.iterdir())) - 3)
+    assert left == [24, 8, 0]
+    assert all((folder / "file").exists() for folder in others)
+
+
+@pytest.mark.parametrize("what", ["a file", "a link", "another's"])
+def test_a_parent_that_is_not_ours_is_left_alone(
+    temp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    parent = temp / f"cairn-work-{os.geteuid()}"
+    if what == "a file":
+        parent.touch()
+    elif what == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        parent.symlink_to(tmp_path / "elsewhere")
+    else:
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+        parent = temp / "cairn-work-12345"
+        parent.mkdir()
+    with work_folder("p") as work:
+        assert work.is_dir() and work.parent == temp
+    assert list(temp.iterdir()) == [parent] and (what == "a file" or not any(parent.iterdir()))

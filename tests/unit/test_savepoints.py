@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import google_crc32c
@@ -464,6 +464,55 @@ def test_a_claim_that_dies_at_any_call_loses_nothing(tmp_path: Path, format: For
     assert outcomes == {1}  # a commit that took effect is never made twice
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("claim", ["NO_CLAIM", "CLAIM"])
+def test_the_same_attempt_restores_once_wherever_the_try_before_it_died(
+    tmp_path: Path, format: Format, claim: Literal["NO_CLAIM", "CLAIM"]
+) -> None:
+    """The first try wrote files, or prepared, or committed. Spark counts its tasks from 0 again."""
+    SmallPipeline(tmp_path / "origin", parallelism=1).take(tmp_path / "savepoint", format)
+    attempt = "0e0c9f2e-0000-4000-8000-000000000000"
+
+    def attempted(folder: Path, fault: dict[int, Fault]) -> tuple[int, dict[str, FaultyStorage]]:
+        with without_spark(folder, {}, fault) as storages:
+            made = restore_savepoint(
+                ANY, PIPELINE, str(folder / "new"), str(folder / "savepoint"), claim=claim, attempt=attempt
+            )
+        return made.id, storages
+
+    shutil.copytree(tmp_path / "savepoint", tmp_path / "count" / "savepoint")
+    _, storages = attempted(tmp_path / "count", {})
+    for at in range(len(storages["root"].calls)):
+        folder = tmp_path / str(at)
+        shutil.copytree(tmp_path / "savepoint", folder / "savepoint")
+        with pytest.raises(StopHere):
+            attempted(folder, stop_at(at, "after"))
+        prepared = (folder / "new" / "p" / paths.prepared(attempt)).exists()
+        with mock.patch("tests.unit.test_savepoints.prepare", side_effect=prepare) as computed:
+            assert attempted(folder, {})[0] == attempted(folder, {})[0] == 1
+        assert not (prepared and computed.called)
+        log = Coordinator(LocalStorage(folder / "new" / "p"), "p").log()
+        assert log.head_id == 1 and log.completed()[0].content.attempt == attempt
+        assert findings(folder / "new" / "p", log.completed()[0].content, folder) == []
+        assert (folder / "savepoint" / paths.SAVEPOINT_RECORD).exists() == (claim == "NO_CLAIM")
+        shutil.rmtree(folder)
+
+
+def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        SmallPipeline(tmp_path / f"origin-{name}").take(tmp_path / name, "native")
+
+    def stop(*_: Any) -> None:
+        raise StopHere
+
+    with mock.patch("jobs.restore._run", lambda spark, task: prepare(task)):
+        with mock.patch.object(Coordinator, "commit", stop), pytest.raises(StopHere):
+            restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a")
+        with pytest.raises(UsageError, match=r"attempt a restored savepoint .* take a new uuid"):
+            restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "two"), attempt="a")
+        assert restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a").id == 1
+
+
 def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
     """A re-run of the interval is committed before the restore: the savepoint is whole, and anybody's again."""
     origin = SmallPipeline(tmp_path / "origin")
@@ -566,6 +615,14 @@ def test_a_savepoint_by_another_key_is_refused() -> None:
     folder.run(day(1), "a1", key_schema=KEY_SCHEMA)
     with pytest.raises(UsageError, match="restore it under another name"):
         begin_restore(folder, 1)
+
+
+def test_a_savepoint_whose_key_has_a_comment_more_is_of_the_same_key() -> None:
+    folder, fields = Folder(), KEY_SCHEMA["fields"]
+    commented = [f | {"nullable": not f["nullable"], "metadata": {"comment": "who"}} for f in fields]
+    folder.run(day(1), "a1", key_schema=KEY_SCHEMA)
+    saved = content(day(1), "saved", key_schema=KEY_SCHEMA | {"fields": commented})
+    assert folder.coordinator.begin_restore(saved, pipeline_start_ms=start_ms(), attempt="a").h0 == 1
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -203,6 +203,11 @@ def test_other_key_groups_are_compared_by_way_of_a_canonical_savepoint(tmp_path:
     for other in (b, canonical):  # equal digests: nothing is read
         assert changes(a, other, tmp_path / "diff") == {} == changes(other, a, tmp_path / "diff")
     first.step(2, "full", lambda state, user: ValueState(state, "value").clear() if user == "a" else None)
+    key = first.source().content.key_schema
+    strict = [field | {"nullable": False, "metadata": {"comment": "who"}} for field in key["fields"]]
+    source = first.source()
+    same_key = replace(source, content=replace(source.content, key_schema=key | {"fields": strict}))
+    assert len(changes(a, same_key, tmp_path / "diff")) == 1
     with pytest.raises(UsageError, match=r"has 16 key groups, .* has 32; take a canonical savepoint"):
         changes(first.source(), b, tmp_path / "diff")
     (change,) = changes(canonical, first.source(), tmp_path / "diff").values()
