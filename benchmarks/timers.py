@@ -108,7 +108,7 @@ def run(keys: int, timers: int) -> None:
                 state,
                 codec,
                 output,
-                UserCode(interval),
+                UserCode(interval, "timers"),
                 time_mode="processing",
                 timer_values=values,
                 expired_values=values,

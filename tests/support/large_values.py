@@ -103,7 +103,7 @@ def main(keys: int, value_bytes: int, kind: Any) -> None:
                 state,
                 codec,
                 output,
-                UserCode(Interval(begin, begin + timedelta(hours=1))),
+                UserCode(Interval(begin, begin + timedelta(hours=1)), "large_values"),
                 time_mode="processing",
                 timer_values=TimerValues(1, 0),
                 expired_values=TimerValues(1, 0),
