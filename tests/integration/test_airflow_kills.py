@@ -80,7 +80,7 @@ def counts(dag_id, **process):
     )
 
 plain = counts("counts")
-with_timeout = counts("counts_with_timeout", execution_timeout=timedelta(seconds=6))
+with_timeout = counts("counts_with_timeout", execution_timeout=timedelta(seconds=25))
 """
 
 # Without Airflow, and nobody is killed.
@@ -274,7 +274,7 @@ def test_marked_failed_by_a_person(airflow: AirflowServer, folder: Path) -> None
 def test_execution_timeout(airflow: AirflowServer, folder: Path) -> None:
     """The driver and its operation end with the try that took too long; the next one is quicker."""
     day = Day(airflow, folder, DAG_WITH_TIMEOUT)
-    wait_until(lambda: not alive(day.driver), 40, "the driver is gone")
+    wait_until(lambda: not alive(day.driver), 70, "the driver is gone")
     day.let_go()
     day.succeed(tries=2)
     assert "AirflowTaskTimeout" in day.log_of_try(1)

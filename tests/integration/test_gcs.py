@@ -384,6 +384,8 @@ def test_a_file_rewritten_during_its_download_is_not_mixed(
 ) -> None:
     first, second = os.urandom(3_000_000), os.urandom(3_000_000)
     patient = calm(storage)
+    # Enough for a busy machine; the download ends when it sees another generation.
+    storage = GcsStorage(BUCKET, folder_of(storage), patience=changed(HURRY, deadline_s=10.0, request_s=2.0))
     handle = patient.create("a", first)
 
     def rewritten(r: Request) -> bool:
