@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -21,12 +22,17 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def left_in(temp: Path) -> list[Path]:
+    """All that lies there, but for the folder that a user's work folders share, which stays."""
+    return [path for path in temp.rglob("*") if path != temp / f"cairn-work-{os.geteuid()}"]
+
+
 @pytest.mark.parametrize("format", ["native", "canonical"])
 def test_nothing_is_left_of_a_task_that_ended(tmp_path: Path, temp: Path, format: Format) -> None:
     """F15: a savepoint is taken and restored; of stores, images and downloads nothing stays in the temporary folder."""
     SmallPipeline(tmp_path / "origin").take(tmp_path / "savepoint", format)
     restore(tmp_path / "root" / "q", tmp_path / "savepoint")
-    assert list(temp.iterdir()) == []
+    assert left_in(temp) == []
 
 
 @pytest.mark.parametrize("format", ["native", "canonical"])
@@ -43,4 +49,4 @@ def test_nothing_is_left_of_a_task_that_failed(
     )
     with pytest.raises(StorageUnavailable, match="no space"):
         origin.take(tmp_path / "savepoint", format)
-    assert full.calls and list(temp.iterdir()) == []
+    assert full.calls and left_in(temp) == []
