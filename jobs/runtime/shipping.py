@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import importlib
 import io
 import pickle
 import socket
@@ -25,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.machinery import ExtensionFileLoader, FileFinder, ModuleSpec
 from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -307,7 +306,11 @@ def import_as_shipped(modules: Sequence[UserModule]) -> None:
     Where one was imported in another version, all of the user's are forgotten: others may hold what they imported from it.
     Raises: UsageError for an installed module that is missing here or has other code.
     """
-    importlib.invalidate_caches()
+    for finder in sys.path_importer_cache.values():
+        # Folders alone: a zip would be read anew for each package in it, Spark's own too, which takes longer than many an interval.
+        # ``bytes_of`` reads a zip anew where it is asked for a module in it.
+        if isinstance(finder, FileFinder):
+            finder.invalidate_caches()
     for module in modules:
         if module.kind == "installed":
             _check_installed(module)
