@@ -43,7 +43,7 @@ soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS
 	@$(PYTHON) -m benchmarks.soak
 
 test: setup  ## all tests
-	@$(PYTHON) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-fast: setup  ## the tests that need neither Spark nor Airflow
 	@$(PYTHON) -m pytest -m "not spark and not airflow" $(PYTEST_ARGS)

@@ -90,6 +90,8 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "max_parallelism": content.max_parallelism,
         "time_mode": content.time.mode,
         "watermark": _instant(content.time.watermark_ms),
+        "late_watermark": _instant(content.time.late_watermark_ms),
+        "time_zone": content.time.zone,
         "source_position": content.source_position,
         "code_hash": content.code_hash,
         "digest": f"{content.digest:016x}",

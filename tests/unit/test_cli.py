@@ -17,12 +17,15 @@ from typer.testing import CliRunner, Result
 
 from jobs.cli import app
 from jobs.which_checkpoint import parse_duration
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.describe import describe_checkpoint
+from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.manifest import manifest_of
 from state_backend.values.errors import UsageError
-from state_backend.values.records import ShardRef
+from state_backend.values.records import LogicalTime, ShardRef
 from tests.support.checkpoints import PIPELINE, day
 from tests.support.real_shards import RealPipeline
 
@@ -111,6 +114,21 @@ def test_show_lists_every_file_of_the_state(root: Path) -> None:
     assert [o["late"] for o in shown["outputs"]] == [False, True]
     text = cairn(root, "show", "4", "--files").stdout
     assert all(path in text for path in files)
+
+
+def test_show_tells_the_clocks(root: Path) -> None:
+    """By which rows are late, and in which zone the processor ran."""
+    log = read_log(open_storage(f"{root}/{PIPELINE}"))
+    record = log.completed()[-1]
+    time = LogicalTime(
+        mode="event", processing_time_ms=0, watermark_ms=2000, late_watermark_ms=1000, zone="Asia/Kolkata"
+    )
+    told = describe_checkpoint(log, replace(record, content=replace(record.content, time=time, shards=())), [])
+    assert [told[name] for name in ("watermark", "late_watermark", "time_zone")] == [
+        "1970-01-01T00:00:02Z",
+        "1970-01-01T00:00:01Z",
+        "Asia/Kolkata",
+    ]
 
 
 def test_show_says_why_a_checkpoint_is_quarantined(root: Path) -> None:

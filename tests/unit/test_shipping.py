@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import zipfile
+import zipimport
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 
 from jobs.pipeline import Pipeline
-from jobs.runtime.shipping import code_hash, name_of, processor_on_driver, ship, ship_processor
+from jobs.runtime.shipping import code_hash, import_as_shipped, name_of, processor_on_driver, ship, ship_processor
 from jobs.runtime.user_modules import find_user_modules
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
@@ -233,6 +235,44 @@ def test_every_form_makes_a_new_processor_each_time(form: Any, arguments: tuple[
     assert all(a is not b for a, b in zip(made.arguments, another.arguments, strict=True) if isinstance(a, list))
     assert (shipped.name, name_of(form)) == (name, name)
     assert counting(processor=form).processor is form
+
+
+def test_the_documented_forms() -> None:
+    """Each line of the block in the docs makes a processor, in a worker too."""
+    text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
+    block = text.partition("## Arguments and modules\n```python\n")[2].partition("```")[0]
+    names = {
+        "Sessions": Plain,
+        "gap": timedelta(hours=2),
+        "prices": {"a": 1},
+        "partial": partial,
+        "timedelta": timedelta,
+    }
+    made = []
+    for line in block.splitlines():
+        scope: dict[str, Any] = dict(names)
+        exec(line, scope)
+        made.append(ship_processor(scope["processor"], "p")())
+    assert [(p.arguments, p.named) for p in made] == [
+        ((), {}),
+        ((timedelta(hours=2), {"a": 1}), {}),
+        ((), {"gap": timedelta(hours=1)}),
+    ]
+
+
+def test_no_zip_is_read_anew_for_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own packages lie in zips on a worker's path; each of them kept its task 0.3 s from work."""
+    read: list[object] = []
+
+    class Archive(zipimport.zipimporter):
+        def __init__(self) -> None: ...
+
+        def invalidate_caches(self) -> None:
+            read.append(self)
+
+    monkeypatch.setitem(sys.path_importer_cache, "pyspark.zip", Archive())
+    import_as_shipped([])
+    assert not read
 
 
 @pytest.mark.parametrize(
