@@ -12,7 +12,7 @@ import io
 import re
 import shutil
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,12 +197,12 @@ def _clip(store: RocksStore, target: KeyGroupRange) -> None:
         store.delete_range(end, b"\xff" * 64)
 
 
-def check_whole(manifests: Sequence[ShardManifest], max_parallelism: int) -> None:
+def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
     """That the shards of a checkpoint cover every key group exactly once; StateUnusable otherwise."""
     at = 0
-    for m in sorted(manifests, key=lambda m: m.key_groups.first):
-        if m.key_groups.first != at:
-            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {m.key_groups}")
-        at = m.key_groups.last + 1
+    for shard in sorted(ranges, key=lambda r: r.first):
+        if shard.first != at:
+            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {shard}")
+        at = shard.last + 1
     if at != max_parallelism:
         raise StateUnusable(f"shards of the checkpoint end at key group {at - 1}, expected {max_parallelism - 1}")

@@ -359,7 +359,7 @@ def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]
     if [ref.shard for ref in content.shards] != shards:
         yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"
     try:
-        check_whole(manifests, content.max_parallelism)
+        check_whole([m.key_groups for m in manifests], content.max_parallelism)
     except StateUnusable as error:
         yield str(error)
     names = {TIMERS_NAME, *(d.name for d in content.states)}

@@ -115,7 +115,7 @@ class ConsolidationTask:
         storage = open_storage(self.root)
         made = {ack.shard: ack.manifest for ack in acks if ack.manifest is not None}
         manifests = [made.get(ref.shard) or needed_manifest(ref, storage) for ref in content.shards]
-        check_whole(manifests, content.max_parallelism)
+        check_whole([m.key_groups for m in manifests], content.max_parallelism)
         digest = sum(m.digest for m in manifests) % 2**64
         if digest != content.digest:
             raise CorruptFile(

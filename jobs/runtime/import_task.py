@@ -139,7 +139,7 @@ class ImportTask:
             raise InvariantViolated(f"expected an ack of each of {self.content.parallelism} shards, got {len(acks)}")
         storage = open_storage(self.root)
         manifests = [ack.snapshot.manifest for ack in acks]
-        check_whole(manifests, self.content.max_parallelism)
+        check_whole([m.key_groups for m in manifests], self.content.max_parallelism)
         entries: dict[str, int] = {}
         for state in (s for m in manifests for s in m.key_group_states):
             for name, count in state.entries.items():

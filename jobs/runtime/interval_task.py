@@ -84,10 +84,35 @@ INLINE_SEGMENTS_BYTES, INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSummary:
+    """What the totals of a checkpoint need of one shard's manifest, so that the driver need not read those that did not change."""
+
+    key_groups: KeyGroupRange
+    entries: dict[str, int]
+    digest: int
+    size_bytes: int
+    files: int
+
+
+def summary_of(manifest: ShardManifest) -> ShardSummary:
+    entries: dict[str, int] = {}
+    for group in manifest.key_group_states:
+        for name, count in group.entries.items():
+            entries[name] = entries.get(name, 0) + count
+    return ShardSummary(
+        key_groups=manifest.key_groups,
+        entries=entries,
+        digest=manifest.digest,
+        size_bytes=manifest.size_bytes,
+        files=len(manifest.handles) + sum(f.name.endswith(".sst") for f in manifest.inline_files),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
     """What a shard did. Manifest None: the shard did not change, and its manifest in the base stays right. ``changes``: where
     that lies in a file and the new one has the same files, all that is different. ``in_segment``: the new one lies in the file of
-    its last segment.
+    its last segment. ``summary`` is of the manifest that counts now.
 
     ``late``: the file of its late rows. ``newest_event_us``: the latest event time it saw. ``durations_us`` by phase; ``pid``
     is the worker's process. Its base's bytes came from the storage (``downloaded_bytes``) or this host's cache.
@@ -95,6 +120,7 @@ class ShardAck:
 
     shard: int
     manifest: ShardManifest | None
+    summary: ShardSummary
     changes: ShardChanges | None
     output: OutputFile | None
     late: OutputFile | None
@@ -232,9 +258,13 @@ class IntervalTask:
             late_file = late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full":
                 snapshot = self._snapshot(restored, state, base, changes, storage, work, shard, task, owned)
+        manifest = snapshot.manifest if snapshot else restored.base
+        if manifest is None:
+            raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")
         return ShardAck(
             shard=shard,
             manifest=snapshot.manifest if snapshot else None,
+            summary=summary_of(manifest),
             changes=self._changes(shard, restored, snapshot.manifest) if same_layout and snapshot else None,
             in_segment=snapshot.in_segment if snapshot else None,
             output=output_file,
@@ -400,8 +430,8 @@ class IntervalTask:
             )
         storage = open_storage(self.root)
         previous = {ref.shard: ref for ref in self.base}
-        manifests = [ack.manifest or needed_manifest(previous[ack.shard], storage) for ack in acks]
-        check_whole(manifests, self.max_parallelism)
+        check_whole([ack.summary.key_groups for ack in acks], self.max_parallelism)
+        refs = self._refs(acks, previous, storage)
         outputs = tuple(file for ack in acks for file in (ack.output, ack.late) if file is not None)
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
         time_ = self.time
@@ -423,42 +453,45 @@ class IntervalTask:
             time=time_,
             source_position=self.source_position,
             code_hash=self.code_hash,
-            totals=self._totals(acks, manifests, outputs),
-            digest=sum(m.digest for m in manifests) % 2**64,
-            shards=self._refs(acks, manifests, previous, storage),
+            totals=self._totals(acks, outputs),
+            digest=sum(ack.summary.digest for ack in acks) % 2**64,
+            shards=refs,
             outputs=outputs,
             durations_us={"plan": self.plan_us, **_slowest(acks)},
             worker_pids=tuple(ack.pid for ack in acks),
         )
-        Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))
+        files = [h for ack in acks if ack.manifest is not None for h in ack.manifest.handles]
+        files += [*(ref.manifest for ref in refs if ref.manifest is not None), *(o.handle for o in outputs)]
+        written = tuple(h for h in dict.fromkeys(files) if paths.attempt_of(h.path) == self.attempt)
+        Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content, written=written))
 
-    def _refs(
-        self, acks: list[ShardAck], manifests: list[ShardManifest], previous: dict[int, ShardRef], storage: Storage
-    ) -> tuple[ShardRef, ...]:
-        encoded = [record_codec.encode(m) for m in manifests]
-        if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
-            return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
+    def _refs(self, acks: list[ShardAck], previous: dict[int, ShardRef], storage: Storage) -> tuple[ShardRef, ...]:
+        """What the record says of the shards. The file of a manifest that did not change is not read."""
+        before = [previous.get(ack.shard) for ack in acks]
+        known = [ack.manifest or (ref.inline if ref else None) for ack, ref in zip(acks, before, strict=True)]
+        encoded = [record_codec.encode(m) if m is not None else b"" for m in known]
+        if all(encoded) and sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
+            return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in known if m is not None)
         refs = []
-        for ack, manifest, data in zip(acks, manifests, encoded, strict=True):
-            before, kept = previous.get(ack.shard), None
-            if before is not None and before.manifest is not None and (ack.manifest is None or ack.changes is not None):
-                kept = before if ack.manifest is None else replace(before, changes=ack.changes)
-            ref = plan_ref(manifest, kept, self.parallelism)
-            if ref is None and ack.in_segment is not None:
+        for ack, ref, manifest, data in zip(acks, before, known, encoded, strict=True):
+            kept = None
+            if ref is not None and ref.manifest is not None and (ack.manifest is None or ack.changes is not None):
+                kept = ref if ack.manifest is None else replace(ref, changes=ack.changes)
+            new = kept if manifest is None else plan_ref(manifest, kept, self.parallelism)
+            if new is None and manifest is not None and ack.in_segment is not None:
                 last = manifest.segments[-1].handle
-                ref = ShardRef(shard=ack.shard, manifest=last, inline=None, in_segment=ack.in_segment)
-            if ref is None:
+                new = ShardRef(shard=ack.shard, manifest=last, inline=None, in_segment=ack.in_segment)
+            if new is None:
                 handle = storage.create(paths.shared(self.attempt, ack.shard, 0, 0, "manifest"), data)
-                ref = ShardRef(shard=ack.shard, manifest=handle, inline=None)
-            refs.append(ref)
+                new = ShardRef(shard=ack.shard, manifest=handle, inline=None)
+            refs.append(new)
         return tuple(refs)
 
-    def _totals(self, acks: list[ShardAck], manifests: list[ShardManifest], outputs: tuple[OutputFile, ...]) -> Totals:
+    def _totals(self, acks: list[ShardAck], outputs: tuple[OutputFile, ...]) -> Totals:
         entries: dict[str, int] = {}
-        for m in manifests:
-            for s in m.key_group_states:
-                for name, count in s.entries.items():
-                    entries[name] = entries.get(name, 0) + count
+        for ack in acks:
+            for name, count in ack.summary.entries.items():
+                entries[name] = entries.get(name, 0) + count
         values = [entries.get(d.name, 0) for d in self.states if d.kind == "value"]
         return Totals(
             input_rows=sum(a.input_rows for a in acks),
@@ -472,8 +505,8 @@ class IntervalTask:
             uploaded_files=sum(a.uploaded_files for a in acks),
             downloaded_bytes=sum(a.downloaded_bytes for a in acks),
             cached_bytes=sum(a.cached_bytes for a in acks),
-            state_bytes=sum(m.size_bytes for m in manifests),
-            state_files=sum(len(m.handles) + sum(f.name.endswith(".sst") for f in m.inline_files) for m in manifests),
+            state_bytes=sum(a.summary.size_bytes for a in acks),
+            state_files=sum(a.summary.files for a in acks),
         )
 
 

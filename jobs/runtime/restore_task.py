@@ -135,7 +135,7 @@ class RestoreTask:
             )
         storage, recorded = open_storage(self.root), self.savepoint.content
         manifests = [ack.manifest for ack in acks]
-        check_whole(manifests, self.max_parallelism)
+        check_whole([m.key_groups for m in manifests], self.max_parallelism)
         digest, entries = sum(m.digest for m in manifests) % 2**64, sum(m.entries for m in manifests)
         if (digest, entries) != (recorded.digest, recorded.totals.entries):
             raise CorruptFile(

@@ -2,6 +2,7 @@
 
     {"cairn": "<type>", "format": 1, "crc32c": "<8 hex digits>", "body": {...}}
 
+What speaks of many shards and files, a checkpoint or what is prepared for one, repeats names: beyond 16 KiB it is gzipped (``zcat``).
 ``crc32c`` is over the body as compact JSON with sorted keys. An unknown type or version, a wrong checksum, a missing,
 extra or twice-named field, a wrong type, a number that is none, a path that leaves its root, ids or shards that can't be: each is
 a ``CorruptRecord`` that names the file. JSON and not a pickle, because reading a bucket that somebody else can write must never
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
+import zlib
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -45,6 +48,9 @@ from state_backend.values.records import (
 
 FORMAT = 1
 MAX_BYTES = 64 * 1024 * 1024
+_PLAIN_BYTES = 16 * 1024
+# The whole header is ours, since gzip itself protects no bit of it.
+_GZIP_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\x03"
 
 _TYPES: dict[str, type] = {
     "checkpoint": Record,
@@ -90,7 +96,8 @@ def encode(value: object) -> bytes:
         "crc32c": f"{google_crc32c.value(compact):08x}",
         "body": body,
     }
-    return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    data = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return _gzipped(data) if len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared) else data
 
 
 def decode(data: bytes, path: str, *expected: type[T]) -> T:
@@ -101,6 +108,8 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
     if len(data) > MAX_BYTES:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
+        if data[:1] == _GZIP_HEADER[:1]:
+            data = _gunzipped(data)
         envelope = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
@@ -225,6 +234,24 @@ def _be_strict(hint: Any) -> None:
 
 def _compact(body: object) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _gzipped(data: bytes) -> bytes:
+    deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    end = struct.pack("<II", zlib.crc32(data), len(data))
+    return _GZIP_HEADER + deflate.compress(data) + deflate.flush() + end
+
+
+def _gunzipped(data: bytes) -> bytes:
+    """ValueError if it is not what ``_gzipped`` makes."""
+    inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        plain = inflate.decompress(data, MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"gzip: {error}") from None
+    if not data.startswith(_GZIP_HEADER) or not inflate.eof or inflate.unused_data:
+        raise ValueError(f"gzip: cut off, too large, or not ours; a record has at most {MAX_BYTES} bytes")
+    return plain
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

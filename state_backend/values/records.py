@@ -264,10 +264,12 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """All shards of an attempt have acked. ``h0`` is the highest id at its begin (0: none)."""
+    """All shards of an attempt have acked. ``h0`` is the highest id at its begin (0: none). ``written``: every state and output file
+    of the attempt, so that a commit need not read all manifests; None: not recorded."""
 
     h0: int
     content: Content
+    written: tuple[Handle, ...] | None = None
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------------------

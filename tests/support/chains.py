@@ -90,7 +90,7 @@ class Chain:
             taken.append(self._shard(shard, owned, mode, change))
         self.snapshots = taken
         self.manifests = [snapshot.manifest for snapshot in taken]
-        check_whole(self.manifests, self.max_parallelism)
+        check_whole([m.key_groups for m in self.manifests], self.max_parallelism)
         return self.manifests
 
     def _shard(self, shard: int, owned: KeyGroupRange, mode: Mode, change: Change | None) -> Snapshot:

@@ -34,7 +34,7 @@ def test_every_key_group_belongs_to_one_shard(max_parallelism: int, data: st.Dat
     """F68: ranges are contiguous, cover everything once, differ in size by at most one, and agree with ``shard_of``."""
     parallelism = data.draw(st.integers(1, max_parallelism))
     ranges = [range_of(shard, parallelism, max_parallelism) for shard in range(parallelism)]
-    check_whole([manifest(r.first, r.last) for r in ranges], max_parallelism)
+    check_whole(ranges, max_parallelism)
     assert max(len(r) for r in ranges) - min(len(r) for r in ranges) <= 1
     for shard, owned in enumerate(ranges):
         for key_group in range(owned.first, owned.last + 1):
@@ -167,7 +167,7 @@ def test_one_handle_is_clipped_only_if_it_holds_more() -> None:
 @pytest.mark.parametrize("ranges", [[(0, 3)], [(0, 3), (5, 7)], [(0, 4), (4, 7)], [(1, 7)]])
 def test_shards_that_leave_out_or_repeat_key_groups_are_refused(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(StateUnusable):
-        check_whole([manifest(*r) for r in ranges], 8)
+        check_whole([KeyGroupRange(first=first, last=last) for first, last in ranges], 8)
 
 
 def test_states_keep_their_ids() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from state_backend.formats import record_codec
+from state_backend.formats import paths, record_codec
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
@@ -224,6 +227,44 @@ def test_what_is_no_record_is_refused(data: bytes) -> None:
 def test_another_type_is_refused() -> None:
     with pytest.raises(CorruptRecord, match=r"expected a prepared record, found 'checkpoint'"):
         record_codec.decode(record_codec.encode(RECORD), "p", Prepared)
+
+
+def test_a_record_of_a_thousand_shards_stays_small() -> None:
+    """Shards of 40 attempts and an output of each shard take at most 64 KiB; every byte of it is protected."""
+    chance = random.Random(1)
+
+    def handle(path: str) -> Handle:
+        return Handle(path=path, size_bytes=chance.randrange(10**5, 10**6), crc32c=chance.getrandbits(32))
+
+    attempts = [str(uuid.UUID(int=chance.getrandbits(128))) for _ in range(40)]
+    files = [handle(paths.shared(chance.choice(attempts), shard, 7, 0, "manifest")) for shard in range(1000)]
+    large = record(
+        40,
+        day(1),
+        parallelism=1000,
+        max_parallelism=4096,
+        shards=tuple(ShardRef(shard=n, manifest=file, inline=None) for n, file in enumerate(files)),
+        outputs=tuple(
+            OutputFile(handle=handle(paths.output(day(1), attempts[-1], n, 7)), rows=chance.randrange(10**4))
+            for n in range(1000)
+        ),
+    )
+    data = record_codec.encode(large)
+    assert len(data) <= 64 * 1024
+    assert record_codec.decode(data, "p", *ALL) == large
+    assert json.loads(gzip.decompress(data))["cairn"] == "checkpoint"
+    for at in [*range(12), *chance.sample(range(len(data)), 40), *range(len(data) - 8, len(data))]:
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << chance.randrange(8)
+        for wrong in (bytes(damaged), data[:at]):
+            with pytest.raises(CorruptRecord):
+                record_codec.decode(wrong, "p", *ALL)
+
+
+def test_a_bomb_is_refused() -> None:
+    for bomb in (gzip.compress(bytes(65 * 2**20), mtime=0), record_codec._gzipped(bytes(65 * 2**20))):
+        with pytest.raises(CorruptRecord, match="too large"):
+            record_codec.decode(bomb, "p", *ALL)
 
 
 def test_a_tombstone_stays_small() -> None:
