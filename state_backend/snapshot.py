@@ -28,9 +28,15 @@ from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import InlineFile, InSegment, KeyGroupState, LocalFile, Segment, ShardManifest
 
 INLINE_FILE_BYTES = 20 * 1024
-INLINE_RECORD_BYTES = 256 * 1024
+INLINE_RECORD_BYTES, INLINE_SHARD_BYTES = 256 * 1024, 8 * 1024
 # So that a state that is small yet does not write files in every interval.
 _ALWAYS_BYTES = 256 * 1024
+
+
+def inline_budget_bytes(parallelism: int) -> int:
+    """How many bytes of small files one shard keeps in its manifest: its part of a record's, and never less than 8 KiB, since of
+    many shards each that changes writes a file for its manifest anyway."""
+    return max(INLINE_RECORD_BYTES // parallelism, INLINE_SHARD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.file_cache import open_cache
 from state_backend.manifest import needed_manifest, rewritten_refs
 from state_backend.restore import check_whole, restore_shard
-from state_backend.snapshot import INLINE_RECORD_BYTES, take_snapshot
+from state_backend.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.verify import verify_shard
 from state_backend.values.errors import CorruptFile, InvariantViolated
 from state_backend.values.records import Content, Permissions, Prepared, RunRef, ShardManifest
@@ -83,7 +83,7 @@ class ConsolidationTask:
                         opened=restored.opened,
                         opened_inline=restored.opened_inline,
                         full=False,
-                        inline_budget_bytes=INLINE_RECORD_BYTES // content.parallelism,
+                        inline_budget_bytes=inline_budget_bytes(content.parallelism),
                         cache=cache,
                     )
                     # The counts were taken over from the base; this says that they are true of what is on disk now.

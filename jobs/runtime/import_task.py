@@ -30,7 +30,7 @@ from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
 from state_backend.manifest import write_manifests
 from state_backend.restore import check_whole
-from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
+from state_backend.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.key_groups import range_of
@@ -94,7 +94,7 @@ class ImportTask:
                 opened=(),
                 opened_inline=frozenset(),
                 full=True,
-                inline_budget_bytes=INLINE_RECORD_BYTES // content.parallelism,
+                inline_budget_bytes=inline_budget_bytes(content.parallelism),
             )
         duration_us = (time.monotonic_ns() - started_ns) // 1000
         return ImportAck(shard=shard, snapshot=snapshot, rows=rows, duration_us=duration_us, pid=os.getpid())

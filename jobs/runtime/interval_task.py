@@ -50,10 +50,10 @@ from state_backend.manifest import INLINE_MANIFESTS_BYTES, changes_since, needed
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import (
-    INLINE_RECORD_BYTES,
     ChangelogOptions,
     Snapshot,
     append_segment,
+    inline_budget_bytes,
     plan_changelog,
     record_changes,
     take_snapshot,
@@ -329,7 +329,7 @@ class IntervalTask:
             opened=restored.opened,
             opened_inline=restored.opened_inline,
             full=self.mode == "full",
-            inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
+            inline_budget_bytes=inline_budget_bytes(self.parallelism),
             cache=open_cache(self.engine),
         )
 

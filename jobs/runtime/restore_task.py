@@ -26,7 +26,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.manifest import write_manifests
 from state_backend.ports.storage import Storage
 from state_backend.restore import check_whole
-from state_backend.snapshot import INLINE_RECORD_BYTES, take_snapshot
+from state_backend.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
@@ -123,7 +123,7 @@ class RestoreTask:
                 opened=(),
                 opened_inline=frozenset(),
                 full=True,
-                inline_budget_bytes=INLINE_RECORD_BYTES // self.parallelism,
+                inline_budget_bytes=inline_budget_bytes(self.parallelism),
             ).manifest
 
     def finish(self, acks: list[RestoreAck]) -> None:

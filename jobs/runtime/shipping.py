@@ -150,7 +150,7 @@ def name_of(processor: Any) -> str:
 
 def ship(task: object) -> str:
     """A task as an option of a data source."""
-    return base64.b64encode(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task)))).decode()
+    return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
 
 
 def _hash_code(processor: Any) -> tuple[str, list[UserModule]]:
@@ -277,7 +277,7 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 def unship(option: str) -> Any:
     """The task, in a worker. UsageError if the worker's runtime is another version."""
-    version, task = cloudpickle.loads(base64.b64decode(option))
+    version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(
             "the Spark server runs another version of this project than the driver; restart the server, so that its workers "

@@ -10,6 +10,7 @@ import pytest
 
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
@@ -29,6 +30,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import FileInfo
 from state_backend.values.records import (
+    OutputFile,
     Permissions,
     Prepared,
     Record,
@@ -99,6 +101,38 @@ def test_an_attempt_that_was_never_prepared_is_named() -> None:
 
 
 # --- commit ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_a_thousand_shards_makes_few_requests() -> None:
+    """A state file, a manifest and an output of each: they are looked at by folder, and no manifest is read."""
+    storage = MemoryStorage()
+    Folder(storage).run(day(1), "a1")
+    shards = range(1000)
+    state = [storage.create(paths.shared("a2", n, 7, 0, "sst"), b"state") for n in shards]
+    manifests = [storage.create(paths.shared("a2", n, 7, 0, "manifest"), b"not read") for n in shards]
+    outputs = [OutputFile(handle=storage.create(paths.output(day(2), "a2", n, 7), b"rows"), rows=1) for n in shards]
+    made = content(
+        day(2),
+        "a2",
+        1,
+        parallelism=1000,
+        max_parallelism=4096,
+        shards=tuple(ShardRef(shard=n, manifest=manifests[n], inline=None) for n in shards),
+        outputs=tuple(outputs),
+    )
+    written = (*state, *manifests, *(o.handle for o in outputs))
+    counted = FaultyStorage(storage, {})
+    coordinator = Coordinator(counted, PIPELINE)
+    coordinator.prepare(Prepared(h0=1, content=made, written=written))
+    assert coordinator.commit("a2").outcome == "committed"
+    # A store answers a listing with 1,000 names at a time.
+    pages = sum(1 + len([*storage.list(path)]) // 1000 for method, path in counted.calls if method == "list")
+    assert pages + sum(method != "list" for method, _ in counted.calls) <= 30
+    assert len(storage.read(paths.record(2))) <= 64 * 1024
+
+    storage.delete(manifests[500].path)
+    with pytest.raises(CorruptFile, match="500-7-0"):
+        coordinator._verify(Prepared(h0=1, content=made, written=written))
 
 
 def test_a_chain_of_commits() -> None:
