@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from state_backend.restore import restore_shard
 from state_backend.snapshot import ChangelogOptions, append_segment, record_changes, take_snapshot
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import OutputFile, Permissions, Prepared, ShardRef
 from tests.support.checkpoints import PIPELINE, content, day, run, start_ms
@@ -35,7 +37,7 @@ def output_of(n: int, values: dict[str, int], *, late: bool = False) -> bytes:
 
 class RealPipeline:
     """``root`` holds the folder of the pipeline ``counting``, unless that is another ``storage``, and local work.
-    ``inline``: manifests lie in the records."""
+    ``inline``: manifests lie in the records. ``interval_of``: the n-th interval, from 1; a day if it is not given."""
 
     def __init__(
         self,
@@ -44,8 +46,12 @@ class RealPipeline:
         inline: bool = False,
         policy: RetentionPolicy = DEFAULT_POLICY,
         storage: Storage | None = None,
+        interval_of: Callable[[int], Interval] = day,
+        engine: EngineOptions | None = None,
     ) -> None:
         self.root = root
+        self.interval_of = interval_of
+        self.engine = engine or EngineOptions()
         self.storage: Storage = storage if storage is not None else LocalStorage(root / PIPELINE)
         self.coordinator = Coordinator(self.storage, PIPELINE, policy=policy)
         self.inline = inline
@@ -62,7 +68,7 @@ class RealPipeline:
         self, n: int, attempt: str, values: dict[str, int], *, mode: Literal["incremental", "changelog"] = "incremental"
     ) -> Prepared:
         """What the process task does of the n-th day. A changelog's segments lie in files."""
-        interval = day(n)
+        interval = self.interval_of(n)
         begun = self.coordinator.begin(
             interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
         )
@@ -71,7 +77,7 @@ class RealPipeline:
         manifests = []
         for shard in range(PARALLELISM):
             owned = range_of(shard, PARALLELISM, MAX_PARALLELISM)
-            restored = restore_shard(owned, base, self.storage, work / f"db-{shard}", EngineOptions())
+            restored = restore_shard(owned, base, self.storage, work / f"db-{shard}", self.engine)
             with restored.store:
                 changes = None
                 if mode == "changelog" and restored.base is not None:

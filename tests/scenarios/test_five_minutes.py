@@ -1,0 +1,137 @@
+"""A week of intervals of five minutes, and what goes wrong in a week: what is left is the state of an undisturbed week, and of files
+exactly what the log names. 40 intervals; with CAIRN_LONG=1 the whole week of 2,016."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
+from state_backend.manifest import manifest_of
+from state_backend.values.errors import StorageUnavailable, UnknownOutcome, ValidationRefused
+from state_backend.values.handles import handles_in
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Record
+from state_backend.verify import verify_pipeline
+from tests.support.checkpoints import PIPELINE, START
+from tests.support.real_shards import RealPipeline
+
+WEEK = 2016 if os.environ.get("CAIRN_LONG") else 40
+A_DAY = 288 if WEEK == 2016 else 20
+KEYS = [f"key-{n}" for n in range(40)]
+FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
+
+
+def five_minutes(n: int) -> Interval:
+    return Interval(START + (n - 1) * timedelta(minutes=5), START + n * timedelta(minutes=5))
+
+
+def values_of(n: int) -> dict[str, int]:
+    chance = random.Random(n)
+    return {key: chance.randrange(1000) for key in chance.sample(KEYS, 5)}
+
+
+@dataclass
+class Week:
+    """A pipeline that is run try by try, each try a process of its own."""
+
+    root: Path
+    chance: random.Random | None
+    seen: dict[str, int] = field(default_factory=dict)
+    requests: list[int] = field(default_factory=list)
+
+    @property
+    def storage(self) -> LocalStorage:
+        return LocalStorage(self.root / PIPELINE)
+
+    @property
+    def memory(self) -> Path:
+        return self.root / "memory"
+
+    def interval(self, n: int) -> None:
+        """Runs an interval until a try of it has come to its end."""
+        for number in range(100):
+            what, plan = self._disturbance()
+            storage = FaultyStorage(self.storage, plan)
+            engine = EngineOptions(metadata_dir=str(self.memory))
+            pipeline = RealPipeline(
+                self.root, storage=storage, policy=KeepLast(12), interval_of=five_minutes, engine=engine
+            )
+            attempt = f"{n}-{number}"
+            try:
+                pipeline.prepare(n, attempt, values_of(n))
+                if what == "refused":
+                    pipeline.coordinator.refuse(attempt, "a test says so")
+                pipeline.coordinator.commit(attempt)
+                pipeline.coordinator.publish(lambda record: None)
+                pipeline.coordinator.clean_up()
+            except (StopHere, StorageUnavailable, UnknownOutcome, ValidationRefused) as error:
+                self.seen[type(error).__name__] = self.seen.get(type(error).__name__, 0) + 1
+                shutil.rmtree(self.root / "work", ignore_errors=True)
+                continue
+            if not plan and number == 0:
+                self.requests.append(len(storage.calls))
+            return
+        raise AssertionError(f"interval {n} never came to its end")
+
+    def _disturbance(self) -> tuple[str, dict[int, Fault]]:
+        if self.chance is None or self.chance.random() > 0.15:
+            return "nothing", {}
+        at, when = self.chance.randrange(60), self.chance.choice(["before", "after"])
+        what = self.chance.choice(["killed", "killed", "no answer", "full disk", "refused"])
+        plans: dict[str, dict[int, Fault]] = {
+            "killed": stop_at(at, when),  # type: ignore[arg-type]
+            "no answer": lost_answer_at(at, when),  # type: ignore[arg-type]
+            "full disk": {n: Fault(error=StorageUnavailable("no space"), when="before") for n in range(at, at + 1000)},
+            "refused": {},
+        }
+        return what, plans[what]
+
+
+def run_week(root: Path, chance: random.Random | None) -> Week:
+    week = Week(root, chance)
+    week.memory.mkdir(parents=True)
+    for n in range(1, WEEK + 1):
+        week.interval(n)
+        if chance is not None and chance.random() < 0.02:
+            week.interval(chance.randint(max(1, n - 11), n))  # cleared by somebody, and the same again
+        if n % A_DAY == 0:
+            sweep(week.storage, PIPELINE, now_ms=FAR_MS)
+    return week
+
+
+def test_a_week_of_five_minutes(tmp_path: Path) -> None:
+    undisturbed = run_week(tmp_path / "undisturbed", None)
+    week = run_week(tmp_path / "disturbed", random.Random(7))
+    assert week.seen.keys() == {"StopHere", "StorageUnavailable", "UnknownOutcome", "ValidationRefused"}
+
+    log, expected = (RealPipeline(w.root, storage=w.storage).coordinator.log() for w in (week, undisturbed))
+    newest, wanted = (max(found.completed(), key=lambda r: r.content.interval.end) for found in (log, expected))
+    assert newest.content.interval == wanted.content.interval == five_minutes(WEEK)
+    assert newest.content.digest == wanted.content.digest
+    assert newest.content.totals.entries == len(KEYS)
+    verified = verify_pipeline(week.storage, work=tmp_path / "verify")
+    assert verified.success, verified
+
+    files = {info.path for info in week.storage.list("")}
+    whole = [e for e in log.completed() if isinstance(e, Record)]
+    state = {h.path for r in whole for ref in r.content.shards for h in handles_in(ref)}
+    state |= {h.path for r in whole for ref in r.content.shards for h in manifest_of(ref, week.storage).handles}
+    outputs = {o.handle.path for _, found in log.current_outputs().values() for o in found}
+    assert len(log.current_outputs()) == WEEK
+    assert {path for path in files if path.startswith(paths.SHARED)} == state
+    assert {path for path in files if path.startswith(paths.OUTPUT)} == outputs
+    assert {path for path in files if path.startswith(paths.ATTEMPTS)} == {
+        paths.prepared(r.content.attempt) for r in whole
+    }
+    assert list(week.memory.iterdir()) == []
+    print(f"{week.seen}; requests of an interval {week.requests[:3]} at the start, {week.requests[-3:]} at the end")
