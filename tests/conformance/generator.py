@@ -7,7 +7,8 @@ program, one call per row (row API) or per frame (pandas API). Seeds that differ
 
 ``--zone`` sets the session's zone; TZ of the process is the caller's. Where they differ, Spark's naive values in state depend on
 the machine, and the programs turn them into instants. What even then depends on the machine is not generated: TIMESTAMP_NTZ, whose
-seconds since the epoch are asked for, and in frames any instant, which comes in the session's zone and goes into state by TZ.
+seconds since the epoch are asked for; in frames any instant, which comes in the session's zone and goes into state by TZ; and
+an instant as key where there are timers, whose handlers get it by TZ and put it out in the session's zone.
 
 What differs by design is not generated, and each of it stands in docs/processors.md: floats that are keys and -0.0 or NaN, null
 keys and nulls among integers in frames and their cells, the order of a map's entries, the fold of a repeated hour.
@@ -239,11 +240,11 @@ def make_case(seed: int, zone: str, process_zone: str) -> Case:
     timed = pick.choice(["none", "processing", "processing", "event"])
     mixed = ZoneInfo(zone) != ZoneInfo(process_zone)
 
-    def some(kinds: list[str]) -> str:
-        unsure = "timestamp" if frames else "timestamp_ntz"
+    def some(kinds: list[str], unsure: str = "timestamp" if frames else "timestamp_ntz") -> str:
         return pick.choice([kind for kind in kinds if not (mixed and unsure in kind)])
 
-    k0, k1 = some(KEY_TYPES), some(KEY_TYPES)
+    unsure_key = "timestamp" if frames or timed != "none" else "timestamp_ntz"
+    k0, k1 = some(KEY_TYPES, unsure_key), some(KEY_TYPES, unsure_key)
     x, y = (some([*SCALARS, *SCALARS, *NESTED]) for _ in "xy")
     user_key = some(USER_KEY_TYPES)
     make = SCALARS | NESTED
