@@ -40,7 +40,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.consolidation import consolidate
+from state_backend.consolidation import consolidate, counted, most_bytes
 from state_backend.file_cache import open_cache
 from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
@@ -264,7 +264,8 @@ class IntervalTask:
         owned: KeyGroupRange,
     ) -> Snapshot:
         key_group_states = state.key_group_states()
-        if base and changes and plan_changelog(base, changes.content_bytes(), self.changelog):
+        most = most_bytes(restored.store, key_group_states, self.engine) if base else None
+        if base and changes and plan_changelog(base, changes.content_bytes(), self.changelog, most_bytes=most):
             return append_segment(
                 changes,
                 storage,
@@ -278,10 +279,10 @@ class IntervalTask:
                     plan_ref(manifest, self._kept(shard, restored, manifest), self.parallelism) is not None
                 ),
             )
+        key_group_states = counted(restored.store, key_group_states)
         consolidate(
             restored.store,
             key_groups=key_group_states,
-            descriptors=self.states,
             options=self.engine,
             shard=shard,
             parallelism=self.parallelism,

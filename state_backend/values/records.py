@@ -85,11 +85,15 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroupState:
     """What one key group holds: entries by state name (values, list elements, map entries; timers are ``$timers``), and
-    the sum of the hashes of all of them."""
+    the sum of the hashes of all of them.
+
+    ``size_bytes``: keys and values of all its records, indexes and positions of lists included, before compression, as
+    ``layout.record_bytes`` counts them. None: never counted, since an older version wrote it."""
 
     key_group: int
     entries: dict[str, int]
     digest: int
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
