@@ -76,6 +76,7 @@ from state_backend.values.records import (
     StateDescriptor,
     Totals,
 )
+from state_backend.values.retention import RetentionPolicy
 from state_backend.values.zones import local_zone, zone_of
 
 # Of which about so much is for segments, and never less than this for a shard's: those of a few keys need no file, and where
@@ -146,6 +147,7 @@ class IntervalTask:
     processor: ShippedProcessor
     engine: EngineOptions
     changelog: ChangelogOptions
+    retention: RetentionPolicy
     plan_us: int
 
     @property
@@ -430,6 +432,7 @@ class IntervalTask:
             outputs=outputs,
             durations_us={"plan": self.plan_us, **_slowest(acks)},
             worker_pids=tuple(ack.pid for ack in acks),
+            retention=self.retention,
         )
         Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))
 
