@@ -4,7 +4,7 @@
 
 The long part updates 1 % of the keys, uniformly drawn, in each of many batches, each of which restores and checkpoints every
 shard as an interval does. The wide part measures one larger state: ten such batches, cold and warm restores, other
-parallelisms. Figures are ratios of things measured in the same run on the same files. ``--docs`` keeps the batches and the
+parallelisms. The part of sessions is three days of lists, maps, timers and expiry, with files and with a changelog. Figures are ratios of things measured in the same run on the same files. ``--docs`` keeps the batches and the
 plots as docs/history.csv and docs/history.png. ``--small`` shows that everything works; no target is judged.
 """
 
@@ -25,8 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.history_plots import Plot, draw
+from benchmarks.session_history import session_history
 from benchmarks.state_history import Batch, History
 from state_backend.file_cache import FileCache
+from state_backend.snapshot import ChangelogOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 1024**3
@@ -60,19 +62,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.history", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--docs", action="store_true", help="rewrite docs/history.csv and docs/history.png")
-    parser.add_argument("--only", choices=("long", "wide"))
+    parser.add_argument("--only", choices=("long", "wide", "sessions"))
     parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk")
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="cairn-history-", dir=options.work))
     figures: list[Figure] = []
     try:
-        if options.only != "wide":
+        if options.only in (None, "long"):
             long = run_long(work / "long", *(20_000, 120) if options.small else (200_000, 1000))
             figures += long_figures(long)
             if options.docs:
                 keep(long, ROOT / "docs")
-        if options.only != "long":
+        if options.only in (None, "wide"):
             figures += run_wide(work / "wide", 50_000 if options.small else 1_000_000)
+        if options.only in (None, "sessions"):
+            for changelog in (None, ChangelogOptions()):
+                folder = work / ("sessions-changelog" if changelog else "sessions")
+                figures += run_sessions(folder, *(1000, 26) if options.small else (10_000, 72), changelog)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     missed = [f.name for f in figures if f.most is not None and f.value > f.most]
@@ -271,6 +277,25 @@ def run_wide(folder: Path, keys: int) -> list[Figure]:
             value=split.uploaded_bytes / merged_bytes,
             most=0.01,
         ),
+    ]
+
+
+def run_sessions(folder: Path, users: int, hours: int, changelog: ChangelogOptions | None) -> list[Figure]:
+    """Hours of sessions in four shards. Every checkpoint is compared with a copy of it that has nothing obsolete."""
+    history = session_history(folder, users, 4, changelog)
+    ratios = [history.hour().checkpoint_bytes / history.compacted_bytes() for _ in range(hours)]
+    batches = history.batches
+    what = f"{hours} hours of sessions, {'changelog' if changelog else 'files'}"
+    return [
+        Figure(name=f"{what}: checkpoint to its compacted copy, worst hour", value=max(ratios), most=2.5),
+        Figure(name=f"{what}: checkpoint to its compacted copy, mean", value=statistics.mean(ratios)),
+        Figure(
+            name=f"{what}: uploaded to changed bytes",
+            value=sum(b.uploaded_bytes for b in batches) / sum(b.changed_bytes for b in batches),
+            most=1.0,
+        ),
+        Figure(name=f"{what}: most live files", value=max(b.live_files for b in batches)),
+        Figure(name=f"{what}: largest checkpoint, MB", value=max(b.checkpoint_bytes for b in batches) / 1e6),
     ]
 
 

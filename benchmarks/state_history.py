@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,14 +20,22 @@ import numpy as np
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
-from state_backend.consolidation import Consolidation, consolidate
+from state_backend.consolidation import Consolidation, consolidate, counted, most_bytes
 from state_backend.file_cache import FileCache
 from state_backend.restore import RestoredShard, restore_shard
-from state_backend.snapshot import INLINE_RECORD_BYTES, Snapshot, take_snapshot
+from state_backend.snapshot import (
+    INLINE_RECORD_BYTES,
+    ChangelogOptions,
+    Snapshot,
+    append_segment,
+    plan_changelog,
+    record_changes,
+    take_snapshot,
+)
 from state_backend.state.layout import prefix
 from state_backend.state.shard_state import ShardState
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import SchemaVersion, ShardManifest, StateDescriptor
+from state_backend.values.records import KeyGroupState, SchemaVersion, ShardManifest, StateDescriptor
 
 STATE_ID = 1
 STATE = StateDescriptor(
@@ -71,6 +79,8 @@ class History:
     seed: int = 7
     options: EngineOptions = field(default_factory=lambda: EngineOptions(cache_dir=None))
     cache: FileCache | None = None
+    states: tuple[StateDescriptor, ...] = (STATE,)
+    changelog: ChangelogOptions | None = None
     manifests: list[ShardManifest] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
 
@@ -94,64 +104,71 @@ class History:
     def run(self, keys: Any, *, parallelism: int | None = None) -> Batch:
         """An interval that writes a new random value to each of these keys, if ``parallelism`` says so in another layout."""
         parallelism = parallelism or self.parallelism
+        of_shard = (keys % MAX_PARALLELISM) * parallelism // MAX_PARALLELISM
+
+        def change(state: ShardState, shard: int) -> None:
+            for key in keys[of_shard == shard].tolist():
+                stored = prefix(key % MAX_PARALLELISM, STATE_ID) + key.to_bytes(8, "big")
+                state.write(stored, b"\x01" + self._rng.bytes(self.entry_bytes - len(stored) - 1))
+
+        return self.run_interval(change, parallelism=parallelism)
+
+    def run_interval(
+        self, change: Callable[[ShardState, int], None], *, now_ms: int = 0, parallelism: int | None = None
+    ) -> Batch:
+        """An interval in which ``change`` is told each shard's state and number."""
+        parallelism = parallelism or self.parallelism
         number = len(self.batches)
         started, cpu_started = time.perf_counter(), time.process_time()
-        of_shard = (keys % MAX_PARALLELISM) * parallelism // MAX_PARALLELISM
-        snapshots: list[Snapshot | None] = []
-        manifests, changed_bytes, downloaded_bytes, cached_bytes, merged = [], 0, 0, 0, []
+        snapshots: list[Snapshot] = []
+        merged: list[Consolidation] = []
+        manifests, changed_bytes, downloaded_bytes, cached_bytes = [], 0, 0, 0
         for shard in range(parallelism):
+            work = self._work(shard)
             with self.restored(shard, parallelism, cache=self.cache) as restored:
-                state = ShardState(restored.store, key_groups=restored.key_group_states, descriptors=(STATE,), now_ms=0)
-                for key in keys[of_shard == shard].tolist():
-                    stored = prefix(key % MAX_PARALLELISM, STATE_ID) + key.to_bytes(8, "big")
-                    state.write(stored, b"\x01" + self._rng.bytes(self.entry_bytes - len(stored) - 1))
-                states = state.key_group_states()
-                owned = range_of(shard, parallelism, MAX_PARALLELISM)
-                same_layout = parallelism == len(self.manifests)
-                if state.changed_bytes or not same_layout:
-                    if same_layout or not self.manifests:
-                        merged.append(
-                            consolidate(
-                                restored.store,
-                                key_groups=states,
-                                descriptors=(STATE,),
-                                options=self.options,
-                                shard=shard,
-                                parallelism=parallelism,
-                                sequence=number,
-                            )
-                        )
-                    snapshot = take_snapshot(
-                        restored.store,
-                        self._storage,
-                        image=self._work(shard) / "image",
-                        attempt=f"batch-{number}",
-                        shard=shard,
-                        task=0,
-                        key_groups=owned,
-                        key_group_states=states,
-                        opened=restored.opened,
-                        opened_inline=restored.opened_inline,
-                        full=False,
-                        inline_budget_bytes=INLINE_RECORD_BYTES // parallelism,
-                        cache=self.cache,
-                    )
-                    snapshots.append(snapshot)
-                    manifests.append(snapshot.manifest)
-                else:
-                    manifests.append(self.manifests[shard])
-                changed_bytes += state.changed_bytes
                 downloaded_bytes += restored.downloaded_bytes
                 cached_bytes += restored.cached_bytes
+                base, options = restored.base, self.changelog
+                changes = record_changes(restored.store, base, work / "changes", options) if base and options else None
+                state = ShardState(
+                    restored.store, key_groups=restored.key_group_states, descriptors=self.states, now_ms=now_ms
+                )
+                change(state, shard)
+                states = state.key_group_states()
+                if not state.changed_bytes and parallelism == len(self.manifests):
+                    manifests.append(self.manifests[shard])
+                    continue
+                most = most_bytes(restored.store, states, self.options)
+                if (
+                    base
+                    and changes
+                    and options
+                    and plan_changelog(base, changes.content_bytes(), options, most_bytes=most)
+                ):
+                    snapshot = append_segment(
+                        changes,
+                        self._storage,
+                        base=base,
+                        local=work / "segment",
+                        attempt=f"batch-{number}",
+                        task=0,
+                        key_group_states=states,
+                        inline_budget_bytes=2048,
+                    )
+                else:
+                    snapshot = self._captured(restored, states, shard, parallelism, merged)
+                snapshots.append(snapshot)
+                manifests.append(snapshot.manifest)
+                changed_bytes += state.changed_bytes
         self.parallelism, self.manifests = parallelism, manifests
-        files = {f.handle.path: f.handle.size_bytes for m in manifests for f in m.files}
+        files = {handle.path: handle.size_bytes for m in manifests for handle in m.handles}
         inline_bytes = sum(m.size_bytes for m in manifests) - sum(files.values())
         self._retain(files)
         new = [size_bytes for path, size_bytes in files.items() if path.startswith(f"shared/batch-{number}/")]
         batch = Batch(
             changed_bytes=changed_bytes,
-            uploaded_bytes=sum(s.uploaded_bytes for s in snapshots if s),
-            uploaded_files=sum(s.uploaded_files for s in snapshots if s),
+            uploaded_bytes=sum(s.uploaded_bytes for s in snapshots),
+            uploaded_files=sum(s.uploaded_files for s in snapshots),
             downloaded_bytes=downloaded_bytes,
             cached_bytes=cached_bytes,
             live_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
@@ -164,6 +181,44 @@ class History:
         )
         self.batches.append(batch)
         return batch
+
+    def _captured(
+        self,
+        restored: RestoredShard,
+        states: tuple[KeyGroupState, ...],
+        shard: int,
+        parallelism: int,
+        merged: list[Consolidation],
+    ) -> Snapshot:
+        """The shard's files, consolidated first where the layout stays; ``merged`` is told how."""
+        number = len(self.batches)
+        states = counted(restored.store, states)
+        if not self.manifests or parallelism == len(self.manifests):
+            merged.append(
+                consolidate(
+                    restored.store,
+                    key_groups=states,
+                    options=self.options,
+                    shard=shard,
+                    parallelism=parallelism,
+                    sequence=number,
+                )
+            )
+        return take_snapshot(
+            restored.store,
+            self._storage,
+            image=self._work(shard) / "image",
+            attempt=f"batch-{number}",
+            shard=shard,
+            task=0,
+            key_groups=range_of(shard, parallelism, MAX_PARALLELISM),
+            key_group_states=states,
+            opened=restored.opened,
+            opened_inline=restored.opened_inline,
+            full=False,
+            inline_budget_bytes=INLINE_RECORD_BYTES // parallelism,
+            cache=self.cache,
+        )
 
     def _retain(self, files: dict[str, int]) -> None:
         """Files that only a checkpoint beyond the retained ones names are deleted, as the clean-up of a commit does."""

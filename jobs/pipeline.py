@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from jobs.over_time import OverTime
 from jobs.runtime.column_names import plain_name
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.retention import DEFAULT_POLICY
 from state_backend.formats.paths import check_name
 from state_backend.snapshot import ChangelogOptions
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
+from state_backend.values.retention import (
+    AllOf,
+    AnyOf,
+    KeepLast,
+    KeepPerDay,
+    KeepYounger,
+    RetentionPolicy,
+    check_retention,
+)
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 
     from jobs.arrow_processor import ArrowProcessor
 
-__all__ = ["Interval", "OverTime", "Pipeline"]
+__all__ = ["AllOf", "AnyOf", "Interval", "KeepLast", "KeepPerDay", "KeepYounger", "OverTime", "Pipeline"]
 
 Processor: TypeAlias = "type | Callable[[], Any] | StatefulProcessor | ArrowProcessor"
 Source = Callable[["SparkSession", Interval], "DataFrame | tuple[DataFrame, dict[str, Any]]"]
@@ -59,6 +69,8 @@ class Pipeline:
     parallelism, max_parallelism: shards now, and key groups for ever.
     sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
+    retention: which checkpoints stay: ``KeepLast``, ``KeepPerDay`` or ``KeepYounger``, put together by ``AnyOf`` and ``AllOf``. Each
+        interval's commit records it, and everybody else's commits go by the newest record.
     engine: memory of each shard's RocksDB, when its files are merged, and the host's cache of them.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
     expectations_over_time: ``() -> {state name: OverTime}``: what each state may have become since the checkpoint before.
@@ -85,6 +97,7 @@ class Pipeline:
     expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
+    retention: RetentionPolicy = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -112,6 +125,7 @@ class Pipeline:
                 raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
         if self.api == "arrow" and self.initial_state is not None:
             raise UsageError(f"pipeline {self.name!r}: initial_state needs api='row' or 'pandas'")
+        check_retention(self.retention, f"pipeline {self.name!r}: retention")
         if self.time_zone is not None:
             zone_of(self.time_zone)
         self._check_event_time()

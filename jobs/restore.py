@@ -190,6 +190,7 @@ def _plan(
         parallelism=shape.parallelism,
         max_parallelism=shape.max_parallelism,
         engine=pipeline.engine,
+        retention=pipeline.retention,
     )
 
 

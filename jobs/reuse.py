@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from jobs.runtime.shipping import code_hash
 from state_backend.checkpoint.commit import plan_commit
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.retention import DEFAULT_POLICY
 from state_backend.values.errors import AttemptLost, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, RunRef
@@ -89,7 +88,7 @@ def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
     if content.source_position != now.source_position:
         return Recompute(reason="the source's position is another: the input has changed")
     try:
-        plan_commit(now.log, earlier.prepared, DEFAULT_POLICY)
+        plan_commit(now.log, earlier.prepared)
     except AttemptLost as error:
         return Recompute(reason=f"it can't be committed any more: {error}")
     return Reuse(attempt=earlier.attempt)
@@ -107,6 +106,7 @@ def options_of(task: IntervalTask, order_by: tuple[str, ...], source: str, runti
         "time": [task.time, task.event_time],
         "engine": task.engine,
         "changelog": task.changelog,
+        "retention": task.retention,
         "order_by": order_by,
     }
     plain = {

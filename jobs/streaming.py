@@ -126,6 +126,7 @@ def from_streaming_checkpoint(
         outputs=(),
         durations_us={},
         worker_pids=(),
+        retention=pipeline.retention,
     )
     begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
     task = ImportTask(

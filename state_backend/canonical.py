@@ -183,7 +183,7 @@ class EntryWriter:
             heads = located.rests.take(begins[kept])
             keys = [head[:-9] + layout.LIST_META for head in heads.to_pylist()]
             positions = map(layout.pack_positions, firsts[kept].tolist(), nexts[kept].tolist())
-            self.state.put_many(
+            self.state.put_positions(
                 stored_keys(groups[begins[kept]], descriptor.state_id, pa.array(keys, pa.binary())), list(positions)
             )
         expiring = is_expiring(entries)
@@ -207,8 +207,8 @@ class EntryWriter:
 
     def _account(self, name: str, groups: Array, rests: pa.Array, entries: pa.Array) -> None:
         nothing = pa.nulls(len(entries), pa.binary())
-        for group, digest, count in changes_by_key_group(layout.seed_of(name), groups, rests, nothing, entries):
-            self.state.account(group, name, digest, count)
+        for group, *changes in changes_by_key_group(name, groups, rests, nothing, entries):
+            self.state.account(group, name, *changes)
 
     def _index(self, index: int, groups: Array, times: Array, behind: bytes, rests: pa.Array) -> None:
         keys = index_keys(groups, index, times, behind, rests)

@@ -79,14 +79,21 @@ def changelog_limit(base: ShardManifest, options: ChangelogOptions) -> int:
     return min(options.max_bytes, max(_ALWAYS_BYTES, int(base.files_bytes * options.max_share_of_state)))
 
 
-def plan_changelog(base: ShardManifest, content_bytes: int | None, options: ChangelogOptions) -> bool:
+def plan_changelog(
+    base: ShardManifest, content_bytes: int | None, options: ChangelogOptions, *, most_bytes: int | None = None
+) -> bool:
     """Whether an interval's changes become a segment; else the checkpoint writes files. ``content_bytes``: of the changes,
-    and of an inline segment that they take over; None: more than the limit."""
+    and of an inline segment that they take over; None: more than the limit. ``most_bytes``: for files and segments together, since
+    only files can be rewritten without what is obsolete; 256 KiB are always allowed."""
     held = kept_segments(base)
     return (
         content_bytes is not None
         and len(held) < options.max_segments
         and sum(s.content_bytes for s in held) + content_bytes <= changelog_limit(base, options)
+        and (
+            most_bytes is None
+            or base.files_bytes + sum(s.size_bytes for s in held) + content_bytes <= max(most_bytes, _ALWAYS_BYTES)
+        )
     )
 
 

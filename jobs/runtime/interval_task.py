@@ -40,7 +40,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.consolidation import consolidate
+from state_backend.consolidation import consolidate, counted, most_bytes
 from state_backend.file_cache import open_cache
 from state_backend.formats import paths, record_codec
 from state_backend.formats.key_codec import KeyCodec
@@ -76,6 +76,7 @@ from state_backend.values.records import (
     StateDescriptor,
     Totals,
 )
+from state_backend.values.retention import RetentionPolicy
 from state_backend.values.zones import local_zone, zone_of
 
 # Of which about so much is for segments, and never less than this for a shard's: those of a few keys need no file, and where
@@ -172,6 +173,7 @@ class IntervalTask:
     processor: ShippedProcessor
     engine: EngineOptions
     changelog: ChangelogOptions
+    retention: RetentionPolicy
     plan_us: int
 
     @property
@@ -294,7 +296,8 @@ class IntervalTask:
         owned: KeyGroupRange,
     ) -> Snapshot:
         key_group_states = state.key_group_states()
-        if base and changes and plan_changelog(base, changes.content_bytes(), self.changelog):
+        most = most_bytes(restored.store, key_group_states, self.engine) if base else None
+        if base and changes and plan_changelog(base, changes.content_bytes(), self.changelog, most_bytes=most):
             return append_segment(
                 changes,
                 storage,
@@ -308,10 +311,10 @@ class IntervalTask:
                     plan_ref(manifest, self._kept(shard, restored, manifest), self.parallelism) is not None
                 ),
             )
+        key_group_states = counted(restored.store, key_group_states)
         consolidate(
             restored.store,
             key_groups=key_group_states,
-            descriptors=self.states,
             options=self.engine,
             shard=shard,
             parallelism=self.parallelism,
@@ -459,6 +462,7 @@ class IntervalTask:
             outputs=outputs,
             durations_us={"plan": self.plan_us, **_slowest(acks)},
             worker_pids=tuple(ack.pid for ack in acks),
+            retention=self.retention,
         )
         files = [h for ack in acks if ack.manifest is not None for h in ack.manifest.handles]
         files += [*(ref.manifest for ref in refs if ref.manifest is not None), *(o.handle for o in outputs)]

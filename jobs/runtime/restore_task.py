@@ -36,6 +36,7 @@ from state_backend.values.records import (
     Savepoint,
     ShardManifest,
 )
+from state_backend.values.retention import RetentionPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class RestoreTask:
     parallelism: int
     max_parallelism: int
     engine: EngineOptions
+    retention: RetentionPolicy | None = None
     first_task: int = 0
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> RestoreAck:
@@ -167,5 +169,6 @@ class RestoreTask:
             durations_us={"restore": max(a.duration_us for a in acks)},
             worker_pids=tuple(a.pid for a in acks),
             restored_from=self.savepoint.savepoint,
+            retention=self.retention,
         )
         Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))

@@ -36,7 +36,7 @@ _RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
-_COUNTS = re.compile(r"# (entries|deletions)=(\d+)")
+_TABLE_PROPERTIES = re.compile(r"(# entries|# deletions|# range deletions|raw key size|raw value size)=(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +122,16 @@ class Recorder(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRun:
     """Files of which no two hold the same key: one of level 0, or a whole deeper level. ``entries`` counts puts and
-    ``deletions``."""
+    ``deletions``, those of ranges included.
+
+    raw_bytes: keys and values before compression, with 8 bytes for each. RocksDB says so of all runs in level 0 together; each
+        has its part of them by its size.
+    """
 
     size_bytes: int
     entries: int
     deletions: int
+    raw_bytes: int
 
 
 class RocksStore:
@@ -316,32 +321,52 @@ class RocksStore:
         except Exception as error:
             raise _translated(error, f"can't copy from {self.directory} to {destination.directory}") from error
 
-    def sorted_runs(self) -> list[SortedRun]:
-        """What a read has to look through, newest first, after a flush."""
+    def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
+        """What a read has to look through, newest first, after a flush, or besides what is not flushed."""
         runs = []
         try:
-            self._db.flush()
+            if flushed:
+                self._db.flush()
             for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
+                # The counts of files that were there at the open are not all at hand; their sum is.
+                counts = self._table_properties(f"-at-level{level}")
+                raw_bytes = counts["raw key size"] + counts["raw value size"]
+                of_level = list(files)
+                size_bytes = sum(f["size"] for f in of_level)
                 if level == 0:
                     runs += [
-                        SortedRun(size_bytes=f["size"], entries=f["num_entries"], deletions=f["num_deletions"])
-                        for f in files
+                        SortedRun(
+                            size_bytes=f["size"],
+                            entries=f["num_entries"],
+                            deletions=f["num_deletions"],
+                            raw_bytes=raw_bytes * f["size"] // size_bytes,
+                        )
+                        for f in of_level
                     ]
                 else:
-                    size_bytes = sum(f["size"] for f in files)
-                    # The counts of files that were there at the open are not all at hand; their sum is.
-                    table = self._db.property_value(f"rocksdb.aggregated-table-properties-at-level{level}") or ""
-                    counts = dict(_COUNTS.findall(table))
                     runs.append(
                         SortedRun(
                             size_bytes=size_bytes,
-                            entries=int(counts["entries"]),
-                            deletions=int(counts["deletions"]),
+                            entries=counts["# entries"],
+                            deletions=counts["# deletions"],
+                            raw_bytes=raw_bytes,
                         )
                     )
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return runs
+
+    def range_deletions(self) -> int:
+        """How many deleted ranges the files hold; none once everything was merged."""
+        try:
+            return self._table_properties("")["# range deletions"]
+        except Exception as error:
+            raise _translated(error, f"can't read the state in {self.directory}") from error
+
+    def _table_properties(self, level: str) -> dict[str, int]:
+        """Sums over the files of a level, or over all."""
+        table = self._db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
+        return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
 
     def merge_newest(self, count: int) -> None:
         """Merges the newest ``count`` of the sorted runs, at least two and not all, into one, and waits for it.

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.lineage import is_forgiven, plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
-from state_backend.checkpoint.retention import RetentionPolicy, plan_retention
+from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
 from state_backend.formats import paths
 from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept
 from state_backend.values.records import Content, Prepared, Record, RunRef, SweepRecord, Tombstone
+from state_backend.values.retention import RetentionPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +44,9 @@ class Adopted:
 
 
 def plan_commit(
-    log: Log, prepared: Prepared, policy: RetentionPolicy, protected: frozenset[int] = frozenset()
+    log: Log, prepared: Prepared, policy: RetentionPolicy | None = None, protected: frozenset[int] = frozenset()
 ) -> Create | AlreadyCommitted | Adopted:
-    """What to do next. Raises Swept, Fenced (the caller deletes the attempt's files), BaseMoved, or CorruptRecord for a log that
+    """What to do next. ``policy``: None for the one that is recorded. Raises Swept, Fenced (the caller deletes the attempt's files), BaseMoved, or CorruptRecord for a log that
     lost its newest record since the attempt began."""
     content = prepared.content
     if log.head_id < prepared.h0:
@@ -70,14 +71,18 @@ def plan_commit(
     _check_base(log, prepared)
     new_id = log.head_id + 1
     reproduced = reproduces(log, content)
-    new = Record(id=new_id, retained=(), reproduces=reproduced, content=content)
+    new = Record(id=new_id, retained=(), reproduces=reproduced, content=with_retention(log, content))
     marks = {} if reproduced is not None else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # What made the reproduced checkpoint stale makes its equal stale.
         inherited = log.retained[reproduced].stale_by if content.kind == "consolidate" else None
         if inherited is not None:
             marks[new_id] = inherited
-    return Create(record=replace(new, retained=plan_retention(log, new, marks, policy, protected)))
+    return Create(
+        record=replace(
+            new, retained=plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
+        )
+    )
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:

@@ -31,7 +31,6 @@ from state_backend.checkpoint.log import (
     read_on,
     vouched_base_of,
 )
-from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.manifest import manifest_of
@@ -66,6 +65,7 @@ from state_backend.values.records import (
     Validated,
     ValidationMode,
 )
+from state_backend.values.retention import RetentionPolicy
 
 log = logging.getLogger("cairn")
 
@@ -101,14 +101,14 @@ class CleanUp:
 
 class Coordinator:
     """Checkpoints of one pipeline, over the storage of its own folder. Holds no state between calls; any number of
-    processes may use one pipeline at a time."""
+    processes may use one pipeline at a time. ``policy``: None for the one that the pipeline's records say."""
 
     def __init__(
         self,
         storage: Storage,
         pipeline: str,
         *,
-        policy: RetentionPolicy = DEFAULT_POLICY,
+        policy: RetentionPolicy | None = None,
         protected: frozenset[int] = frozenset(),
     ) -> None:
         self._storage = storage

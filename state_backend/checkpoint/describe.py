@@ -14,7 +14,7 @@ from typing import Any
 from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
 from state_backend.values.handles import Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.records import Record, ShardManifest, StateDescriptor, SweepRecord, Tombstone
+from state_backend.values.records import KeyGroupState, Record, ShardManifest, StateDescriptor, SweepRecord, Tombstone
 
 
 def describe_log(log: Log, written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
@@ -86,6 +86,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "attempt": content.attempt,
         "run": _plain(content.run),
         "permissions": _plain(content.permissions),
+        "retention": None if content.retention is None else repr(content.retention),
         "parallelism": content.parallelism,
         "max_parallelism": content.max_parallelism,
         "time_mode": content.time.mode,
@@ -146,7 +147,7 @@ def describe_difference(
                 "second": groups_after[g].entries if g in groups_after else {},
             }
             for g in sorted(groups.keys() | groups_after.keys())
-            if groups.get(g) != groups_after.get(g)
+            if _content(groups.get(g)) != _content(groups_after.get(g))
         ]
         if comparable
         else None,
@@ -195,6 +196,11 @@ def _state(descriptor: StateDescriptor) -> dict[str, Any]:
 
 def _instant(ms: int | None) -> str | None:
     return None if ms is None else format_instant(from_ms(ms))
+
+
+def _content(group: KeyGroupState | None) -> tuple[dict[str, int], int] | None:
+    """What two checkpoints are compared by; an older version did not record how many bytes it takes."""
+    return None if group is None else (group.entries, group.digest)
 
 
 def _plain(value: Any) -> dict[str, Any]:

@@ -1,86 +1,37 @@
-"""Which checkpoints stay. Policies are pure and compose, as unions and intersections.
-
-There is none by bytes: checkpoints share files, and a head does not say which, so that the bytes which dropping one would free are
-not known where this is decided.
-"""
+"""Which checkpoints stay, and by whose choice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
 
 from state_backend.checkpoint.log import Log
-from state_backend.values.records import Record, Retained
+from state_backend.values.records import Content, Record, Retained
+from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger, RetentionPolicy
 
-
-class RetentionPolicy(Protocol):
-    """Chooses among the checkpoints that count: completed and not quarantined, by id."""
-
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
-        """The ids to keep."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeepLast:
-    """The last ``count`` committed."""
-
-    count: int
-
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
-        return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class KeepPerDay:
-    """The last one of each day for ``days`` days before the newest interval's end. Days are of interval ends, in UTC, so
-    that a backfill of an old month is thinned as the month itself was."""
-
-    days: int
-
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
-        newest = max((c.content.interval.end for c in checkpoints), default=None)
-        by_day = {}
-        for c in checkpoints:
-            end = c.content.interval.end
-            if newest is not None and newest - end < timedelta(days=self.days):
-                by_day[end.date()] = c.id
-        return frozenset(by_day.values())
-
-
-@dataclass(frozen=True, slots=True)
-class KeepYounger:
-    """Those whose interval ended less than ``age`` before the newest interval's end."""
-
-    age: timedelta
-
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
-        newest = max((c.content.interval.end for c in checkpoints), default=None)
-        return frozenset(c.id for c in checkpoints if newest is not None and newest - c.content.interval.end < self.age)
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """What any of the policies keeps; nothing if there is none."""
-
-    policies: tuple[RetentionPolicy, ...]
-
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
-        return frozenset().union(*(p.keep(checkpoints) for p in self.policies))
-
-
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """What all of the policies keep; everything if there is none."""
-
-    policies: tuple[RetentionPolicy, ...]
-
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
-        return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.policies))
-
+__all__ = [
+    "DEFAULT_POLICY",
+    "AllOf",
+    "AnyOf",
+    "KeepLast",
+    "KeepPerDay",
+    "KeepYounger",
+    "RetentionPolicy",
+    "plan_retention",
+    "with_retention",
+]
 
 DEFAULT_POLICY: RetentionPolicy = AnyOf((KeepLast(10), KeepPerDay(35)))
+
+
+def with_retention(log: Log, content: Content) -> Content:
+    """The content with the policy that holds from its commit on: what its pipeline's code says, for an interval; else the newest
+    record's, since a rewind or a consolidation takes its content from an older one, whose policy may have been another. The default,
+    where nobody chose."""
+    newest = next((c.content.retention for c in reversed(log.completed())), None)
+    own = content.retention
+    chosen = own or newest if content.kind == "interval" else newest or own
+    return replace(content, retention=chosen or DEFAULT_POLICY)
 
 
 def plan_retention(

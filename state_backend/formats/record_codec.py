@@ -191,7 +191,8 @@ def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> No
     groups = [owned.first - 1, *(s.key_group for s in states), owned.last + 1]
     _require(all(a < b for a, b in pairwise(groups)), f"its key groups are not ascending and within {owned}")
     counts, digests = [n for s in states for n in s.entries.values()], [s.digest for s in states]
-    for name, numbers in (("entries", counts), ("digest", digests)):
+    sizes = [s.size_bytes for s in states if s.size_bytes is not None]
+    for name, numbers in (("entries", counts), ("digest", digests), ("size_bytes", sizes)):
         for number in (min(numbers, default=0), max(numbers, default=0)):
             _check_number(name, number)
 

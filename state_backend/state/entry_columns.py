@@ -38,10 +38,11 @@ def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]
 
 
 def changes_by_key_group(
-    seed: int, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
-) -> Iterator[tuple[int, int, int]]:
-    """(key group, change of its digest, change of its count) of entries of one state that were replaced; null is none.
+    name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
+) -> Iterator[tuple[int, int, int, int]]:
+    """(key group, change of its digest, of its count, of its bytes) of entries of one state that were replaced; null is none.
     Key groups ascend. ``rests``: stored keys without key group and state id."""
+    seed = layout.seed_of(name)
     gone, come = (entries.is_valid().to_numpy(zero_copy_only=False) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)
     for entries, there, combine in ((old, gone, np.subtract), (new, come, np.add)):
@@ -53,7 +54,25 @@ def changes_by_key_group(
     starts = np.concatenate([[0], np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1])
     counts = np.add.reduceat(come.astype(np.int64) - gone, starts)
     digests = np.add.reduceat(change, starts)
-    yield from zip(key_groups[starts].tolist(), digests.tolist(), counts.tolist(), strict=True)
+    key_sizes = 3 + np.diff(binary_views(rests)[0]).astype(np.int64)
+    sizes = np.add.reduceat(_entry_bytes(name, key_sizes, new) - _entry_bytes(name, key_sizes, old), starts)
+    yield from zip(key_groups[starts].tolist(), digests.tolist(), counts.tolist(), sizes.tolist(), strict=True)
+
+
+def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array) -> npt.NDArray[np.int64]:
+    """``layout.entry_bytes`` of each; 0 for null. ``key_sizes``: of the stored keys."""
+    there = entries.is_valid().to_numpy(zero_copy_only=False)
+    if not there.any():
+        return np.zeros(len(entries), np.int64)
+    sizes = (
+        pc.fill_null(pc.binary_length(entries), 0).to_numpy(zero_copy_only=False) + key_sizes + layout.SEQUENCE_BYTES
+    )
+    if name == layout.TIMERS_NAME:
+        sizes += key_sizes + layout.SEQUENCE_BYTES
+    else:
+        sizes += is_expiring(entries) * (key_sizes + layout.EXPIRY_BYTES + layout.SEQUENCE_BYTES)
+    counted: npt.NDArray[np.int64] = sizes * there
+    return counted
 
 
 def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:

@@ -34,6 +34,9 @@ MAX_STATE_ID = 0xFA
 TIMERS_NAME = "$timers"
 PLAIN, EXPIRING = 1, 2
 MIN_TIME_MS, MAX_TIME_MS = -(1 << 63), (1 << 63) - 1
+SEQUENCE_BYTES = 8
+# By which a key in the expiry index is longer than that of its entry.
+EXPIRY_BYTES = 9
 LIST_META, LIST_ELEMENT = b"\x00", b"\x01"
 
 _PREFIX = struct.Struct(">HB")
@@ -132,6 +135,19 @@ def expiry_of(entry: bytes) -> int | None:
 
 def row_of(entry: bytes) -> bytes:
     return entry[9:] if entry[0] == EXPIRING else entry
+
+
+def record_bytes(stored_key: bytes, data: bytes) -> int:
+    """What RocksDB counts for one record: key, value, and 8 bytes of sequence number and type."""
+    return len(stored_key) + len(data) + SEQUENCE_BYTES
+
+
+def entry_bytes(stored_key: bytes, entry: bytes) -> int:
+    """``record_bytes`` of an entry and of its record in an index, if it has one."""
+    size_bytes = len(stored_key) + len(entry) + SEQUENCE_BYTES
+    if stored_key[2] == TIMERS:
+        return size_bytes + len(stored_key) + SEQUENCE_BYTES
+    return size_bytes + (len(stored_key) + EXPIRY_BYTES + SEQUENCE_BYTES if entry[0] == EXPIRING else 0)
 
 
 def seed_of(state_name: str) -> int:

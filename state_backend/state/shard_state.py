@@ -134,7 +134,13 @@ class ShardState:
         self._digests: dict[int, int] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
+        # Bytes of each key group's records; only what changed of those that were never counted.
+        self._sizes: dict[int, int] = {}
+        self._uncounted: set[int] = set()
         for s in key_groups:
+            self._sizes[s.key_group] = s.size_bytes or 0
+            if s.size_bytes is None:
+                self._uncounted.add(s.key_group)
             self._digests[s.key_group] = s.digest
             for name, count in s.entries.items():
                 self._counts[s.key_group, name] = count
@@ -342,7 +348,9 @@ class ShardState:
             if entry is not None:
                 change += layout.entry_hash(seed, key[3:], entry)
             count = (entry is not None) - (entry_before is not None)
-            self.account(int.from_bytes(key[:2], "big"), name, change, count)
+            size_bytes = -layout.entry_bytes(key, entry_before) if entry_before is not None else 0
+            size_bytes += layout.entry_bytes(key, entry) if entry is not None else 0
+            self.account(int.from_bytes(key[:2], "big"), name, change, count, size_bytes)
             if key[2] == layout.TIMERS:
                 index[layout.timer_index_key(key)] = entry
             else:
@@ -356,13 +364,13 @@ class ShardState:
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
         for state_id in np.unique(state_ids).tolist():
-            name, seed = self._accounts[state_id]
+            name, _ = self._accounts[state_id]
             rows = state_ids == state_id
             columns = [rests, old_entries, new_entries]
             if not rows.all():
                 columns = [column.filter(pa.array(rows)) for column in columns]
-            for change in changes_by_key_group(seed, groups[rows], *columns):
-                self.account(change[0], name, change[1], change[2])
+            for group, *changes in changes_by_key_group(name, groups[rows], *columns):
+                self.account(group, name, *changes)
         index: dict[bytes, bytes | None] = {}
         for at in np.flatnonzero(is_expiring(old_entries) | is_expiring(new_entries)).tolist():
             _index_expiry(index, keys[at], old[at], new[at])
@@ -384,11 +392,22 @@ class ShardState:
                 self.store.write(zip(keys[begin:end], entries[begin:end], strict=True))
                 begin, size_bytes = end, 0
 
-    def account(self, key_group: int, name: str, digest_change: int, count_change: int) -> None:
-        """Adds to what the digest and the entry count of a key group are."""
+    def put_positions(self, keys: Sequence[bytes], positions: Sequence[bytes]) -> None:
+        """Writes the positions of lists that have none yet."""
+        for key, packed in zip(keys, positions, strict=True):
+            self.resize(int.from_bytes(key[:2], "big"), layout.record_bytes(key, packed))
+        self.put_many(keys, positions)
+
+    def account(self, key_group: int, name: str, digest_change: int, count_change: int, size_change_bytes: int) -> None:
+        """Adds to what the digest, the entry count and the bytes of a key group are."""
+        self.resize(key_group, size_change_bytes)
         self._digests[key_group] = self._digests.get(key_group, 0) + digest_change
         self._counts[key_group, name] = self._counts.get((key_group, name), 0) + count_change
         self._totals[name] = self._totals.get(name, 0) + count_change
+
+    def resize(self, key_group: int, change_bytes: int) -> None:
+        """Adds to the bytes that a key group's records take."""
+        self._sizes[key_group] = self._sizes.get(key_group, 0) + change_bytes
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
         """Counts and digests of the non-empty key groups, ascending, after all changes."""
@@ -403,7 +422,12 @@ class ShardState:
             if key_group not in counts and digest % 2**64:
                 raise InvariantViolated(f"key group {key_group} is empty, but its digest is {digest % 2**64:016x}")
         return tuple(
-            KeyGroupState(key_group=key_group, entries=entries, digest=self._digests.get(key_group, 0) % 2**64)
+            KeyGroupState(
+                key_group=key_group,
+                entries=entries,
+                digest=self._digests.get(key_group, 0) % 2**64,
+                size_bytes=None if key_group in self._uncounted else self._sizes.get(key_group, 0),
+            )
             for key_group, entries in counts.items()
         )
 
@@ -442,7 +466,11 @@ class ShardState:
         self.write(stored_key, entry)
 
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
-        """Writes what is no entry: positions, indexes."""
+        """Writes what is no entry: the positions of a list."""
+        before = self.read(stored_key)
+        change_bytes = layout.record_bytes(stored_key, data) if data is not None else 0
+        change_bytes -= layout.record_bytes(stored_key, before) if before is not None else 0
+        self.resize(int.from_bytes(stored_key[:2], "big"), change_bytes)
         self.cache[stored_key] = data
         self._unaccounted[stored_key] = data
 
@@ -560,8 +588,11 @@ class ShardState:
         apart: dict[bytes, bytes | None] = {}
         for stored_key, packed in self.store.scan(start, end):
             if packed:  # else it was written just now
+                timers = [start + timer for timer in layout.timers_in(stored_key[3:], packed)]
+                self.resize(key_group, sum(layout.record_bytes(timer, b"") for timer in timers))
+                self.resize(key_group, -layout.record_bytes(stored_key, packed))
                 apart[stored_key] = None
-                apart |= dict.fromkeys([start + timer for timer in layout.timers_in(stored_key[3:], packed)], b"")
+                apart |= dict.fromkeys(timers, b"")
             if len(apart) > _FLUSH_ENTRIES:
                 self._put_sorted(apart)
                 apart.clear()
@@ -631,9 +662,10 @@ class ShardState:
             start = layout.prefix(key_group, descriptor.state_id)
             end = layout.after(start)
             assert end is not None
-            change = 0
+            change = size_bytes = 0
             for stored_key, entry in self.store.scan(start, end):
                 self.changed_bytes += len(stored_key)
+                size_bytes += layout.entry_bytes(stored_key, entry)
                 if descriptor.kind == "list" and layout.is_positions(entry):
                     continue
                 change -= layout.entry_hash(seed, stored_key[3:], entry)
@@ -641,7 +673,7 @@ class ShardState:
                     self._unaccounted[_expiry_key(stored_key, entry)] = None
                 if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
                     self.flush()
-            self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name])
+            self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name], -size_bytes)
             self.store.delete_range(start, end)
         self.flush()
 

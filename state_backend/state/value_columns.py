@@ -44,7 +44,6 @@ class ValueColumns:
         self._descriptor = descriptor
         self._codec = RowColumns(descriptor.name, parse_struct(version.value), version.version)
         self._decode = columns_reader(descriptor.name, descriptor.versions)
-        self._seed = layout.seed_of(descriptor.name)
         self.schema: pa.Schema = self._codec.arrow_schema
         self._groups: Groups = np.zeros(0, np.uint16)
         self._keys: pa.Array = pa.array([], pa.binary())
@@ -98,8 +97,9 @@ class ValueColumns:
             mask = pa.array(changed)
             groups, keys, old, new = groups[changed], keys.filter(mask), old.filter(mask), new.filter(mask)
             located = [located[i] for i in np.flatnonzero(changed).tolist()]
-        for group, digest, count in changes_by_key_group(self._seed, groups, keys, old, new):
-            self._shard.account(group, self._descriptor.name, digest, count)
+        name = self._descriptor.name
+        for group, *changes in changes_by_key_group(name, groups, keys, old, new):
+            self._shard.account(group, name, *changes)
         self._shard.put_many(located, new.to_pylist())
         for entries, data in ((old, None), (new, b"")):
             indexed = list(self._expiry_index(groups, keys, entries))

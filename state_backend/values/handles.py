@@ -65,10 +65,13 @@ def handles_in(value: object) -> Iterator[Handle]:
 
 @cache
 def _fields_with_handles(cls: type) -> tuple[str, ...]:
-    return tuple(name for name, hint in get_type_hints(cls).items() if _holds_handles(hint))
+    return tuple(name for name, hint in get_type_hints(cls).items() if _holds_handles(hint, frozenset((cls,))))
 
 
-def _holds_handles(hint: Any) -> bool:
-    if hint is Handle or any(_holds_handles(inner) for inner in get_args(hint)):
+def _holds_handles(hint: Any, above: frozenset[type]) -> bool:
+    """``above``: the classes whose fields are being looked at, since a class may have fields of its own kind."""
+    if hint is Handle or any(_holds_handles(inner, above) for inner in get_args(hint)):
         return True
-    return isinstance(hint, type) and is_dataclass(hint) and bool(_fields_with_handles(hint))
+    if not isinstance(hint, type) or not is_dataclass(hint) or hint in above:
+        return False
+    return any(_holds_handles(inner, above | {hint}) for inner in get_type_hints(hint).values())

@@ -13,6 +13,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.retention import RetentionPolicy
 
 Kind = Literal["interval", "consolidate", "restore", "sweep"]
 StateKind = Literal["value", "list", "map", "timers"]
@@ -85,11 +86,15 @@ class Segment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroupState:
     """What one key group holds: entries by state name (values, list elements, map entries; timers are ``$timers``), and
-    the sum of the hashes of all of them."""
+    the sum of the hashes of all of them.
+
+    ``size_bytes``: keys and values of all its records, indexes and positions of lists included, before compression, as
+    ``layout.record_bytes`` counts them. None: never counted, since an older version wrote it."""
 
     key_group: int
     entries: dict[str, int]
     digest: int
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +240,8 @@ class Content:
 
     ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase; ``code_hash`` is over the
     sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
-    ``restored_from``: the id of the savepoint whose state a ``restore`` record is.
+    ``restored_from``: the id of the savepoint whose state a ``restore`` record is. ``retention``: the policy by which the commit chose
+    what stays, and by which later ones do until an interval brings another; None: the default of before it was recorded.
     """
 
     kind: Kind
@@ -260,6 +266,7 @@ class Content:
     durations_us: dict[str, int]
     worker_pids: tuple[int, ...]
     restored_from: str | None = None
+    retention: RetentionPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +351,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """A checkpoint that validation found right: its files, or its restored state too. Retention keeps the newest one."""
+    """A checkpoint that validation found right: its files, or its restored state too. RetentionPolicy keeps the newest one."""
 
     id: int
     mode: ValidationMode

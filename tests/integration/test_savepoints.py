@@ -19,14 +19,16 @@ from jobs import driver
 from jobs.cli import app
 from jobs.pipeline import Interval, Pipeline
 from jobs.restore import restore_savepoint
-from jobs.run_interval import coordinator_of, run_interval
+from jobs.run_interval import coordinator_of, process_interval, run_interval
 from jobs.runtime.keyed_state import KeyedState
-from jobs.savepoint import take_savepoint
+from jobs.savepoint import consolidate_checkpoint, take_savepoint
 from jobs.validate import validate_checkpoint
-from state_backend.adapters.open_storage import join_url
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
-from state_backend.values.records import Record, RunRef
+from state_backend.values.records import Permissions, Record, RunRef
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 
 if TYPE_CHECKING:
@@ -454,3 +456,35 @@ def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path
     assert not (Path(folder) / "savepoint.json").exists()
     assert run_interval(spark, counting(), day(3), str(tmp_path / "new")).content.base_id == 1
     assert run_interval(spark, counting(), day(3), str(root)).content.base_id == 4
+
+
+def test_the_chosen_retention_goes_with_the_records(spark: SparkSession, tmp_path: Path) -> None:
+    """Intervals bring it; a consolidation and a commit that knows only the attempt go by the newest record; a pipeline that is
+    restored from a savepoint has its own."""
+    root, home = str(tmp_path / "a"), join_url(str(tmp_path / "a"), "counting")
+
+    def retained() -> list[int]:
+        return sorted(Coordinator(open_storage(home), "counting").log().retained)
+
+    chosen = counting(retention=KeepLast(2))
+    for n in range(3):
+        newest = run_interval(spark, chosen, day(n), root)
+    assert (retained(), newest.content.retention) == ([2, 3], KeepLast(2))
+    newest = consolidate_checkpoint(spark, counting(), root, newest)
+    assert (retained(), newest.content.retention) == ([3, 4], KeepLast(2))
+    process_interval(
+        spark,
+        counting(retention=KeepLast(1)),
+        day(3),
+        root,
+        "incremental",
+        attempt="four",
+        run=RunRef(run_id="four", clear_number=0, try_number=1),
+        permissions=Permissions(),
+    )
+    Coordinator(open_storage(home), "counting").commit("four")
+    assert retained() == [5]
+    newest = Coordinator(open_storage(home), "counting").record("latest")
+    take_savepoint(spark, counting(), home, newest, str(tmp_path / "s"), "native")
+    restored = restore_savepoint(spark, counting(retention=KeepLast(3)), str(tmp_path / "new"), str(tmp_path / "s"))
+    assert (newest.content.retention, restored.content.retention) == (KeepLast(1), KeepLast(3))

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.consolidation import counted
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
 from state_backend.restore import RestoredShard, restore_shard
@@ -276,6 +277,8 @@ class StateMachine(RuleBasedStateMachine):
             state.expire()
             manifests.append(self._checkpoint(shard, mode).manifest)
             assert verify_shard(state.store, manifests[-1], STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
+            states = manifests[-1].key_group_states
+            assert counted(state.store, [replace(s, size_bytes=None) for s in states]) == states
             state.store.close()
         digest = sum(m.digest for m in manifests) % 2**64
         self.manifests = manifests

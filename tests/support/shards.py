@@ -52,5 +52,8 @@ def lay_timers_together(state: ShardState) -> None:
         if len(stored_key) > 3 and stored_key[2] == layout.TIMERS and not entry:
             packed[stored_key] = None
             packed[stored_key[:-8]] = (packed.get(stored_key[:-8]) or b"") + stored_key[-8:]
+    for stored_key, times in packed.items():
+        size_bytes = -layout.record_bytes(stored_key, b"") if times is None else layout.record_bytes(stored_key, times)
+        state.resize(int.from_bytes(stored_key[:2], "big"), size_bytes)
     state.put_many(list(packed), list(packed.values()))
     state._timers_apart.clear()

@@ -5,43 +5,46 @@ from __future__ import annotations
 import random
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.session_history import session_history
 from benchmarks.state_history import History
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
-from state_backend.consolidation import consolidate, most_records, obsolete_bytes, plan_consolidation
+from state_backend.consolidation import consolidate, counted, live_bytes, most_bytes, plan_consolidation
 from state_backend.file_cache import FileCache
 from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.snapshot import ChangelogOptions, take_snapshot
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import KeyGroupState
-from tests.support.shards import STATES, descriptor
+from tests.support.shards import STATES
 
 MIB = 1024 * 1024
 OPTIONS = EngineOptions(most_sorted_runs=4, most_obsolete_percent=80, consolidation_bytes=GIB)
 
 
-def run(size_mib: float, *, entries: int | None = None, deletions: int = 0) -> SortedRun:
-    """By default with an entry per KiB."""
+def run(size_mib: float, *, deletions: int = 0, raw_mib: float | None = None) -> SortedRun:
+    """With an entry per KiB, by default not compressed."""
     return SortedRun(
         size_bytes=int(size_mib * MIB),
-        entries=int(size_mib * 1024) if entries is None else entries,
+        entries=int(size_mib * 1024),
         deletions=deletions,
+        raw_bytes=int((size_mib if raw_mib is None else raw_mib) * MIB),
     )
 
 
 def plan(runs: list[SortedRun], **changes: Any) -> tuple[int, str | None]:
     """What is merged and what is put off. By default all puts of the newer runs replace some of the oldest."""
     given = {
-        "most_records": runs[-1].entries if runs else 0,
+        "live_raw_bytes": runs[-1].raw_bytes if runs else 0,
+        "ranges_deleted": False,
         "options": OPTIONS,
         "shard": 0,
         "parallelism": 1,
@@ -69,7 +72,7 @@ def plan(runs: list[SortedRun], **changes: Any) -> tuple[int, str | None]:
 )
 def test_the_newest_runs_are_merged_where_that_costs_least_per_run(sizes: list[int], merged: int) -> None:
     """Nothing is obsolete here: every put is of a new key."""
-    assert plan([run(size) for size in sizes], most_records=10**9) == (merged, None)
+    assert plan([run(size) for size in sizes], live_raw_bytes=GIB) == (merged, None)
 
 
 @pytest.mark.parametrize(("newer_mib", "merged"), [(79, 0), (81, 2), (120, 2)])
@@ -78,29 +81,41 @@ def test_a_shard_is_rewritten_when_too_much_of_it_is_obsolete(newer_mib: int, me
 
 
 def test_new_keys_are_no_reason_to_rewrite() -> None:
-    assert plan([run(500), run(100)], most_records=600 * 1024) == (0, None)
+    assert plan([run(500), run(100)], live_raw_bytes=600 * MIB) == (0, None)
 
 
 def test_deleted_entries_count_as_much_as_they_held() -> None:
     """TTL: half of the entries deleted by small records. What is left would fit in half the bytes."""
-    deletions = run(1, entries=50 * 1024, deletions=50 * 1024)
-    assert plan([deletions, run(100)], most_records=50 * 1024) == (2, None)
-    fewer = run(1, entries=40 * 1024, deletions=40 * 1024)
-    assert plan([fewer, run(100)], most_records=60 * 1024) == (0, None)
+    assert plan([run(1, deletions=1024), run(100)], live_raw_bytes=50 * MIB) == (2, None)
+    assert plan([run(1, deletions=1024), run(100)], live_raw_bytes=60 * MIB) == (0, None)
 
 
-def test_hot_counters_beside_large_values_are_weighed_by_bytes() -> None:
-    """As many records rewritten as there are, but small ones: 10 MiB obsolete, not half of a GiB."""
-    hot = run(10, entries=1_000_000)
-    assert obsolete_bytes([hot, run(1000, entries=1_000_000)], 1_000_000) == 10 * MIB
+def test_a_few_deletions_of_what_is_large() -> None:
+    """Lists of large rows between many small timers: a hundredth of the records, and nearly all of the bytes."""
+    assert plan([run(0.1, deletions=1024), run(100)], live_raw_bytes=2 * MIB) == (2, None)
 
 
-def test_a_dropped_range_is_obsolete_without_any_deletion() -> None:
-    """One shard becomes two: each holds the files of both. Not rewritten before its own changes are worth it."""
-    half = run(100).entries // 2
-    assert plan([run(0.1), run(100)], most_records=half) == (0, None)
-    assert obsolete_bytes([run(0.1), run(100)], half) >= 50 * MIB
-    assert plan([run(20), run(100)], most_records=half) == (2, None)
+@pytest.mark.parametrize(
+    ("runs", "live_mib"),
+    [
+        # Keys and values of 30 MiB are live.
+        ([run(10), run(90)], 30),
+        # Compressed as far as the oldest run is: newer files are small, and hardly compressed.
+        ([run(30, raw_mib=30), run(10, raw_mib=100)], 3),
+        # As far as all runs are, where the oldest holds the worse half.
+        ([run(5, raw_mib=50), run(45, raw_mib=50)], 15),
+    ],
+)
+def test_what_live_records_will_take(runs: list[SortedRun], live_mib: int) -> None:
+    assert live_bytes(runs, 30 * MIB) == pytest.approx(live_mib * MIB, abs=1)
+
+
+def test_a_deleted_range_waits_until_changes_are_worth_a_rewriting() -> None:
+    """One shard becomes two: each holds the files of both."""
+    half = {"live_raw_bytes": 50 * MIB, "ranges_deleted": True}
+    assert plan([run(0.1), run(100)], **half) == (0, None)
+    assert plan([run(20), run(100)], **half) == (2, None)
+    assert plan([run(0.1), run(100)], **(half | {"ranges_deleted": False})) == (2, None)
 
 
 def test_shards_take_turns() -> None:
@@ -137,7 +152,8 @@ def test_nothing_begins_without_room_on_the_disk() -> None:
 def test_the_plan_tells_what_it_writes() -> None:
     made = plan_consolidation(
         [run(90), run(100)],
-        most_records=run(100).entries,
+        live_raw_bytes=100 * MIB,
+        ranges_deleted=False,
         options=OPTIONS,
         shard=0,
         parallelism=1,
@@ -145,19 +161,6 @@ def test_the_plan_tells_what_it_writes() -> None:
         free_bytes=GIB,
     )
     assert made.written_bytes == 100 * MIB
-
-
-def test_records_that_entries_make() -> None:
-    """A value is one record; an expiring one has an index, a list its positions, a timer both lists of it."""
-    states = [
-        descriptor("v", "value", 1),
-        descriptor("t", "map", 2, ttl_ms=1),
-        descriptor("l", "list", 3),
-        descriptor("lt", "list", 4, ttl_ms=1),
-    ]
-    for name, records in (("v", 1), ("t", 2), ("l", 2), ("lt", 3), ("$timers", 2)):
-        group = KeyGroupState(key_group=0, entries={name: 10}, digest=0)
-        assert most_records([group, group], states) == 20 * records
 
 
 def write(store: RocksStore, keys: list[int], rng: random.Random) -> dict[bytes, bytes]:
@@ -185,7 +188,7 @@ def test_exactly_the_newest_runs_are_merged(tmp_path: Path, reopened: bool) -> N
         before = store.sorted_runs()
         store.merge_newest(width)
         after = store.sorted_runs()
-        assert after[1:] == before[width:]
+        assert [(r.size_bytes, r.entries) for r in after[1:]] == [(r.size_bytes, r.entries) for r in before[width:]]
         assert after[0].entries <= sum(r.entries for r in before[:width])
     assert len(after) == 2
     assert dict(store.scan(b"", None)) == state
@@ -219,6 +222,38 @@ def test_a_history_stays_flat(tmp_path: Path) -> None:
     assert len(merged) >= 6
     assert history.update(0).uploaded_bytes == 0
     check_state(history)
+
+
+@pytest.mark.parametrize("changelog", [None, ChangelogOptions()])
+def test_what_sessions_leave_behind_stays_bounded(tmp_path: Path, changelog: ChangelogOptions | None) -> None:
+    """Lists, maps, timers and expiry: what is written is deleted some hours later, and at night state shrinks to a tenth. A
+    changelog's interval writes files as soon as too much of them is obsolete."""
+    history = session_history(tmp_path, 1500, 1, changelog)
+    for hour in range(26):
+        batch = history.hour()
+        assert batch.checkpoint_bytes <= max(2.5 * history.compacted_bytes(), 256 * 1024), hour
+    batches = history.batches
+    assert sum(b.uploaded_bytes for b in batches) <= 0.8 * sum(b.changed_bytes for b in batches)
+
+
+def test_state_of_an_older_version_is_counted_once(tmp_path: Path) -> None:
+    """Its key groups have no bytes: they are counted in the next interval that writes files, and are changed from then on."""
+    history = session_history(tmp_path, 200, 2)
+    history.hour()
+    exact = [m.key_group_states for m in history.manifests]
+    history.manifests = [
+        replace(m, key_group_states=tuple(replace(s, size_bytes=None) for s in m.key_group_states))
+        for m in history.manifests
+    ]
+    for shard, states in enumerate(exact):
+        with history.restored(shard, 2, cache=None) as restored:
+            assert most_bytes(restored.store, restored.key_group_states, EngineOptions()) is None
+            assert counted(restored.store, restored.key_group_states) == states
+    history.hour()
+    for shard, manifest in enumerate(history.manifests):
+        with history.restored(shard, 2, cache=None) as restored:
+            uncounted = [replace(s, size_bytes=None) for s in manifest.key_group_states]
+            assert counted(restored.store, uncounted) == manifest.key_group_states
 
 
 def check_state(history: History) -> None:
@@ -273,7 +308,6 @@ def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
         consolidate(
             restored.store,
             key_groups=groups,
-            descriptors=STATES,
             options=EngineOptions(),
             shard=0,
             parallelism=1,

@@ -127,6 +127,15 @@ def test_records_of_before_there_were_two_watermarks(value: Any) -> None:
     assert decoded == (replace(value, late_watermark_ms=None) if isinstance(value, Tombstone) else value)
 
 
+def test_records_of_before_bytes_of_key_groups_and_retention_were_recorded() -> None:
+    def as_before(body: dict[str, Any]) -> None:
+        assert body["content"].pop("retention") is None
+        for group in body["content"]["shards"][0]["inline"]["key_group_states"]:
+            assert group.pop("size_bytes") is None
+
+    assert record_codec.decode(resealed(as_before), "p", Record) == RECORD
+
+
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])
 def test_no_flipped_byte_goes_unnoticed(mask: int) -> None:
     """F50, S32: a damaged record is an error, never another value."""
@@ -166,6 +175,13 @@ def test_no_truncation_goes_unnoticed() -> None:
             "either in a file or inline",
         ),
         (lambda b: b["content"]["shards"][0]["inline"].pop("segments"), "segments"),
+        (
+            lambda b: b["content"]["shards"][0]["inline"]["key_group_states"][0].update(size_bytes=-1),
+            "size_bytes is -1",
+        ),
+        (lambda b: b["content"].update(retention={"count": -1}), "expected a whole number"),
+        (lambda b: b["content"].update(retention={"count": 1, "days": 1}), "content.retention"),
+        (lambda b: b["content"].update(retention={"any_of": [{"weeks": 1}]}), "content.retention"),
         (lambda b: b.update(id=None), "id"),
         (lambda b: b["content"]["interval"].update(end="2024-01-01T00:00:00"), "no time zone"),
         (lambda b: b["content"]["interval"].update(end=b["content"]["interval"]["start"]), "start < end"),

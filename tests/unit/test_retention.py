@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import (
     DEFAULT_POLICY,
@@ -19,10 +21,14 @@ from state_backend.checkpoint.retention import (
     KeepYounger,
     RetentionPolicy,
     plan_retention,
+    with_retention,
 )
+from state_backend.formats import record_codec
+from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Quarantine, Record, Retained
-from tests.support.checkpoints import START, day, record
+from tests.support.checkpoints import PIPELINE, START, Folder, content, day, record
+from tests.support.counting import counting
 
 
 def ids(retained: tuple[Retained, ...]) -> list[int]:
@@ -135,3 +141,74 @@ def test_what_is_kept_is_sorted_bounded_and_holds_the_new_one(n: int, last: int,
     assert kept == sorted(set(kept))
     assert kept[-1] == n + 1
     assert len(kept) <= last + per_day
+
+
+POLICIES = [
+    KeepLast(0),
+    KeepLast(1_000_000),
+    KeepPerDay(35),
+    KeepYounger(timedelta(days=999_999, hours=1, microseconds=7)),
+    AnyOf(()),
+    AllOf((KeepLast(3), AnyOf((KeepPerDay(2), AllOf(()), KeepYounger(timedelta(0)))))),
+    DEFAULT_POLICY,
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_policy_is_recorded_as_it_is(policy: RetentionPolicy) -> None:
+    made = record(1, day(1), retention=policy)
+    assert record_codec.decode(record_codec.encode(made), "r", Record) == made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KeepLast(-1),
+        lambda: KeepLast(True),
+        lambda: KeepLast("3"),  # type: ignore[arg-type]
+        lambda: KeepPerDay(1.5),  # type: ignore[arg-type]
+        lambda: KeepPerDay(10**9),
+        lambda: KeepYounger(3),  # type: ignore[arg-type]
+        lambda: KeepYounger(timedelta(seconds=-1)),
+        lambda: KeepYounger(timedelta.max),
+        lambda: AnyOf([KeepLast(1)]),  # type: ignore[arg-type]
+        lambda: AllOf((KeepLast(1), 5)),  # type: ignore[arg-type]
+        lambda: AnyOf(KeepLast(1)),  # type: ignore[arg-type]
+        lambda: counting(retention=10),
+        lambda: counting(retention=None),
+    ],
+)
+def test_what_could_not_be_recorded_is_refused(make: Any) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        make()
+
+
+@pytest.mark.parametrize("kind", ["interval", "restore", "consolidate"])
+@pytest.mark.parametrize("own", [None, KeepLast(1)])
+@pytest.mark.parametrize("newest", [None, KeepLast(2)])
+def test_an_interval_brings_its_policy_and_all_else_goes_by_the_newest_record(
+    newest: RetentionPolicy | None, own: RetentionPolicy | None, kind: Any
+) -> None:
+    """A rewind takes its content from an older record, whose policy no longer holds."""
+    older = [record(1, day(1), retention=KeepLast(9)), record(2, day(2), 1, retention=newest)]
+    log = Log(entries={r.id: r for r in older})
+    expected = (own or newest) if kind == "interval" else (newest or own)
+    made = with_retention(log, content(day(3), "a3", 2, kind=kind, retention=own))
+    assert made.retention == (expected or DEFAULT_POLICY)
+    assert replace(made, retention=own) == content(day(3), "a3", 2, kind=kind, retention=own)
+
+
+def test_a_commit_by_whoever_goes_by_what_is_recorded() -> None:
+    """The coordinator of an Airflow task knows no pipeline. An attempt that an older version prepared has no policy."""
+    folder = Folder()
+    kept = []
+    for n, policy in enumerate([None, None, KeepLast(3), None, KeepLast(1), None, AnyOf((KeepLast(2),))], 1):
+        folder.prepare(day(n), f"a{n}", retention=policy)
+        made = Coordinator(folder.storage, PIPELINE).commit(f"a{n}").record
+        assert made is not None
+        kept.append((len(made.retained), made.content.retention))
+    one, two, three = KeepLast(1), AnyOf((KeepLast(2),)), KeepLast(3)
+    assert kept == [(1, DEFAULT_POLICY), (2, DEFAULT_POLICY), (3, three), (3, three), (1, one), (1, one), (2, two)]
+    folder.prepare(day(8), "a8", retention=KeepLast(9))
+    given = Coordinator(folder.storage, PIPELINE, policy=KeepLast(1)).commit("a8").record
+    assert given is not None and [r.id for r in given.retained] == [8]

@@ -1,0 +1,121 @@
+"""Which checkpoints stay: policies as values, which a checkpoint records. They compose, as unions and intersections.
+
+There is none by bytes: checkpoints share files, and a head does not say which, so that the bytes which dropping one would free are
+not known where this is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeAlias
+
+from state_backend.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from state_backend.values.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast:
+    """The last ``count`` committed."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _check_number("KeepLast", self.count)
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPerDay:
+    """The last one of each day for ``days`` days before the newest interval's end. Days are of interval ends, in UTC, so
+    that a backfill of an old month is thinned as the month itself was."""
+
+    days: int
+
+    def __post_init__(self) -> None:
+        _check_number("KeepPerDay", self.days)
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        newest = max((c.content.interval.end for c in checkpoints), default=None)
+        by_day = {}
+        for c in checkpoints:
+            end = c.content.interval.end
+            if newest is not None and newest - end < timedelta(days=self.days):
+                by_day[end.date()] = c.id
+        return frozenset(by_day.values())
+
+
+@dataclass(frozen=True, slots=True)
+class KeepYounger:
+    """Those whose interval ended less than ``age`` before the newest interval's end."""
+
+    age: timedelta
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.age, timedelta) or not timedelta(0) <= self.age < timedelta(days=_MOST):
+            raise UsageError(
+                f"KeepYounger({self.age!r}): expected a timedelta from 0 to {_MOST} days, as in KeepYounger(timedelta(days=3))"
+            )
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        newest = max((c.content.interval.end for c in checkpoints), default=None)
+        return frozenset(c.id for c in checkpoints if newest is not None and newest - c.content.interval.end < self.age)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """What any of the policies keeps; nothing if there is none."""
+
+    any_of: tuple[RetentionPolicy, ...]
+
+    def __post_init__(self) -> None:
+        _check_policies("AnyOf", self.any_of)
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """What all of the policies keep; everything if there is none."""
+
+    all_of: tuple[RetentionPolicy, ...]
+
+    def __post_init__(self) -> None:
+        _check_policies("AllOf", self.all_of)
+
+    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
+
+
+# In records no two have the same fields: these tell which policy it is.
+RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
+# More than a million days or checkpoints is a slip, and too many days are no timedelta.
+_MOST = 1_000_000
+
+
+def check_retention(retention: object, what: str) -> None:
+    """UsageError if that is no policy that can be recorded."""
+    if not isinstance(retention, RetentionPolicy):
+        raise UsageError(
+            f"{what}: expected KeepLast, KeepPerDay, KeepYounger, AnyOf or AllOf, since checkpoints record it; found {retention!r}"
+        )
+
+
+def _check_number(what: str, number: object) -> None:
+    if type(number) is not int or not 0 <= number <= _MOST:
+        raise UsageError(f"{what}({number!r}): expected a whole number from 0 to {_MOST}")
+
+
+def _check_policies(what: str, policies: object) -> None:
+    if not isinstance(policies, tuple):
+        raise UsageError(
+            f"{what}({policies!r}): expected a tuple of policies, as in {what}((KeepLast(10), KeepPerDay(35)))"
+        )
+    for policy in policies:
+        check_retention(policy, what)
