@@ -123,7 +123,8 @@ def sound_before(storage: Storage, damaged: Content) -> Record | None:
     for end in sorted(ends, reverse=True):
         following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
         with suppress(StateUnusable):  # stale, or quarantined
-            base = plan_base(log, damaged.pipeline, following, Permissions(), damaged.pipeline_start_ms)
+            allowed = Permissions(replace_overlapping=True)  # what output there is says nothing about the state
+            base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
             if base is not None and not _checkpoint(base, storage, files, None).findings:
                 return base
     return None

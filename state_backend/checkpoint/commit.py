@@ -3,6 +3,8 @@
 Why each check is made at commit, and not only at begin:
 
 - The base is planned anew: interval 3 begins on c2, interval 1 is run again and commits, and 3 would commit a dead branch.
+- So is what output the interval overlaps: an interval is run again as before, which fences nobody, and its output becomes current
+  again while one of another cut is computed.
 - Ids are never freed: a writer that paused would create a dropped id again and win on deleted files.
 - ``retained`` is part of the record: else one commit's retention could delete the base of another between check and commit.
 - Only ``Fenced`` allows an attempt to delete its own files: whoever merely does not find itself may have been committed,
@@ -130,7 +132,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         )
     except CairnError as error:
         raise BaseMoved(
-            f"{_who(content)}: the checkpoint that it started from can't be used any more: {error}"
+            f"{_who(content)}: the interval can't go on any more from what it started from: {error}"
         ) from error
     now = base.id if base is not None else None
     while base is not None and now != content.base_id and base.content.kind == "consolidate":

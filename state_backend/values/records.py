@@ -175,11 +175,13 @@ class RunRef:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
     """What the caller allowed at begin; recorded, since it explains the state. ``allow_quarantined`` is for rewinds and forks:
-    somebody vouches for the state, so that marks on what it was made from count no more."""
+    somebody vouches for the state, so that marks on what it was made from count no more. ``replace_overlapping``: output of
+    intervals that overlap this one, cut otherwise, is no longer current once this one is committed."""
 
     allow_gap: bool = False
     allow_stale_base: bool = False
     allow_quarantined: bool = False
+    replace_overlapping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +308,7 @@ class SweepRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
-    is None also where its marks count no more."""
+    is None also where its marks count no more. ``replace_overlapping`` is its permission."""
 
     id: int
     kind: Kind
@@ -320,6 +322,7 @@ class Tombstone:
     reproduces: int | None
     outputs: tuple[OutputFile, ...]
     late_watermark_ms: int | None = None
+    replace_overlapping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
