@@ -66,17 +66,22 @@ def run_interval(
     *,
     allow_gap: bool = False,
     allow_stale_base: bool = False,
+    replace_overlapping: bool = False,
     run: RunRef | None = None,
 ) -> Record:
     """Processes one interval and commits it; returns the committed checkpoint's record.
 
     root: ``file:///...`` or an absolute path; the pipeline's folder is made below it.
     mode: "incremental", "full" or "changelog": what the checkpoint writes. Any may follow any.
+    replace_overlapping: output of intervals that overlap this one, cut otherwise, is not current any more once this one is
+        committed; without it such an interval is refused.
     Raises: the errors of ``state_backend.values.errors``; nothing is committed then, unless it was the sink that failed.
     """
     attempt = str(uuid.uuid4())
     run = run or RunRef(run_id=f"direct__{attempt}", clear_number=0, try_number=1)
-    permissions = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base)
+    permissions = Permissions(
+        allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping
+    )
     coordinator = coordinator_of(pipeline, root)
     process_interval(
         spark,
