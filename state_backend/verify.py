@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def verify_pipeline(
         if checkpoint_id not in log.retained
         for finding in _files(storage, [o.handle for o in outputs], files, work)
     ]
+    findings += _overlaps(log)
     checkpoints = []
     for record in log.completed():
         if which is None or record.id in which:
@@ -113,6 +115,17 @@ def verify_pipeline(
                 continue  # it was dropped, and its files with it, while we looked
             checkpoints.append(verified)
     return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints))
+
+
+def _overlaps(log: Log) -> Iterator[str]:
+    """Current outputs that overlap, committed by code that let them: whoever reads them has the same rows twice."""
+    current = sorted((interval, n) for interval, (n, _) in log.current_outputs().items())
+    for (before, n), (interval, other) in pairwise(current):
+        if before.overlaps(interval):
+            yield (
+                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap; run one of them again with "
+                "replace_overlapping"
+            )
 
 
 def sound_before(storage: Storage, damaged: Content) -> Record | None:

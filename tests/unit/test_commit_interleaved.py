@@ -266,7 +266,11 @@ def output_of_another_cut_is_looked_for_at_begin_only() -> Iterator[None]:
 @bug("which may replace what is there")
 def a_permission_covers_what_came_later() -> Iterator[None]:
     real = committing.plan_base
-    with mock.patch.object(committing, "plan_base", lambda *rest, as_of: real(*rest)):
+
+    def at_any_time(*rest: Any, as_of: int) -> Any:
+        return real(*rest)
+
+    with mock.patch.object(committing, "plan_base", at_any_time):
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import datetime, timedelta
+from itertools import pairwise
 from unittest import mock
 from zoneinfo import ZoneInfo
 
@@ -12,6 +13,7 @@ import pytest
 from jobs.pipeline import Pipeline
 from state_backend import verify
 from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint import lineage
 from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import KeepLast
@@ -211,7 +213,7 @@ def test_an_unaligned_manual_run_is_refused() -> None:
 def test_days_on_which_clocks_change(at: tuple[int, int, int], length: int) -> None:
     """Local days of 23 and 25 hours touch and do not overlap. A day of UTC among them does."""
     midnights = [datetime(*at, tzinfo=NEW_YORK) + n * DAY for n in (-1, 0, 1, 2)]  # wall time
-    local = [Interval(a, b) for a, b in zip(midnights, midnights[1:], strict=False)]
+    local = [Interval(a, b) for a, b in pairwise(midnights)]
     assert (local[1].end - local[1].start) // HOUR == length
     log = Log({n: record(n, interval) for n, interval in enumerate(local, start=1)})
     assert [overlapping_outputs(log, interval) for interval in local] == [[], [], []]
@@ -251,6 +253,15 @@ def test_sound_before_asks_for_state_only() -> None:
     with mock.patch.object(verify, "_checkpoint", lambda *_: sound):
         found = verify.sound_before(folder.storage, damaged)
     assert found is not None and found.id == 2
+
+
+def test_verify_tells_of_overlapping_output_from_before() -> None:
+    folder = days_of(2)
+    assert not [f for f in verify.verify_pipeline(folder.storage).findings if "overlap" in f]
+    with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
+        folder.run(halves(1)[0], "am")
+    (found,) = [f for f in verify.verify_pipeline(folder.storage).findings if "overlap" in f]
+    assert "checkpoint 1" in found and "checkpoint 3" in found and "replace_overlapping" in found
 
 
 def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sweep() -> None:
