@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.lineage import is_forgiven, plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
+from state_backend.checkpoint.output_schemas import next_schemas
 from state_backend.checkpoint.retention import RetentionPolicy, plan_retention
 from state_backend.formats import paths
-from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept
+from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept, UsageError
 from state_backend.values.records import Content, Prepared, Record, RunRef, SweepRecord, Tombstone
 
 
@@ -72,7 +73,7 @@ def plan_commit(
     _check_base(log, prepared)
     new_id = log.head_id + 1
     reproduced = reproduces(log, content)
-    new = Record(id=new_id, retained=(), reproduces=reproduced, content=content)
+    new = _with_schemas(log, Record(id=new_id, retained=(), reproduces=reproduced, content=content))
     marks = {} if reproduced is not None else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # What made the reproduced checkpoint stale makes its equal stale.
@@ -80,6 +81,18 @@ def plan_commit(
         if inherited is not None:
             marks[new_id] = inherited
     return Create(record=replace(new, retained=plan_retention(log, new, marks, policy, protected)))
+
+
+def _with_schemas(log: Log, record: Record) -> Record:
+    """The record with all schemas of output, and its files with the number of theirs; its own is not said twice."""
+    content = record.content
+    try:
+        schemas = next_schemas(log, content)
+    except UsageError as error:
+        raise BaseMoved(f"{_who(content)}: another commit changed the output's schema meanwhile: {error}") from error
+    version = len(schemas) if content.output_schema is not None else None
+    outputs = tuple(f if f.late else replace(f, schema_version=version) for f in content.outputs)
+    return replace(record, content=replace(content, outputs=outputs, output_schema=None), output_schemas=schemas)
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:

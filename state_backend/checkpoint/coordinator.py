@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
@@ -31,6 +31,7 @@ from state_backend.checkpoint.log import (
     read_on,
     vouched_base_of,
 )
+from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
@@ -55,6 +56,7 @@ from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
+    OutputFile,
     Permissions,
     Prepared,
     Published,
@@ -74,11 +76,13 @@ _COMMIT_ROUNDS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state)."""
+    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state). ``output``: what
+    ``output_so_far`` says."""
 
     attempt: str
     h0: int
     base: Record | None
+    output: dict[str, Any] | OutputFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ class Coordinator:
             if further is now:
                 raise
             now, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
-        return Begun(attempt=attempt, h0=now.head_id, base=base)
+        return Begun(attempt=attempt, h0=now.head_id, base=base, output=output_so_far(now))
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
         """Begins to restore state with this content, a savepoint's or another pipeline's, as that at its interval's end. Nothing

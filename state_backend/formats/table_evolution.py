@@ -32,7 +32,9 @@ def batch_converter(chain: Sequence[StructType], target: pa.Schema) -> ConvertBa
     return convert
 
 
-def _children(arrays: Sequence[pa.Array], rows: int, chain: Sequence[StructType], target: pa.StructType) -> list[pa.Array]:
+def _children(
+    arrays: Sequence[pa.Array], rows: int, chain: Sequence[StructType], target: pa.StructType
+) -> list[pa.Array]:
     by_name = [{f.name: f.type for f in schema.fields} for schema in chain]
     places = {name: i for i, name in enumerate(chain[0].names)}
     columns = []

@@ -186,11 +186,13 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """One immutable Parquet file of an attempt; late rows lie apart."""
+    """One immutable Parquet file of an attempt; late rows lie apart. ``schema_version``: which of the ``output_schemas`` of its
+    record, from 1; None: not recorded (late rows, attempts that are not committed, files of older releases)."""
 
     handle: Handle
     rows: int
     late: bool = False
+    schema_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +239,9 @@ class Content:
 
     ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase; ``code_hash`` is over the
     sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
-    ``restored_from``: the id of the savepoint whose state a ``restore`` record is.
+    ``restored_from``: the id of the savepoint whose state a ``restore`` record is. ``output_schema``: that of output rows, as
+    Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
+    ``output_schemas`` have it.
     """
 
     kind: Kind
@@ -262,6 +266,7 @@ class Content:
     durations_us: dict[str, int]
     worker_pids: tuple[int, ...]
     restored_from: str | None = None
+    output_schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,12 +291,14 @@ class Retained:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``. ``reproduces``:
-    the commit of the same interval that left the same state; then nothing became stale."""
+    the commit of the same interval that left the same state; then nothing became stale. ``output_schemas``: all that output of the
+    pipeline has had up to here, oldest first; the newest commit's count for all files."""
 
     id: int
     retained: tuple[Retained, ...]
     reproduces: int | None
     content: Content
+    output_schemas: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ import pytest
 
 from jobs.pipeline import Pipeline
 from state_backend import verify
-from state_backend.checkpoint.coordinator import tombstone_of
 from state_backend.checkpoint import lineage
+from state_backend.checkpoint.coordinator import tombstone_of
 from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import KeepLast
