@@ -214,6 +214,13 @@ SCENARIOS = (
         actors=(task("s", policy=KeepLast(5)), whole_interval("next", day(3), "y", KeepLast(5))),
     ),
     Scenario(
+        name="an attempt, a re-run that widens the output otherwise, and a rewind",
+        scene=partial(
+            scene, 2, [X, DAY_1_AGAIN], columns={"a1": "integer", "a2": "integer", "x": "long", "s": "double"}
+        ),
+        actors=(task("x", policy=KeepLast(5)), task("s", policy=KeepLast(5)), rewinder("back", 1, "b", KeepLast(5))),
+    ),
+    Scenario(
         name="a rewind, an attempt, and a re-run",
         scene=partial(scene, 3, [("x", day(4), run("rx"), None)]),
         actors=(task("x"), rewinder("back", 2, "b", TIGHT), whole_interval("again", day(3), "y", TIGHT)),

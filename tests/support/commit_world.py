@@ -6,10 +6,12 @@ The rules are those of sections 5 and 6 of the design, written a second time: no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import google_crc32c
@@ -116,8 +118,9 @@ def prepare(
     inline: bool = True,
     outputs: bool = True,
     permissions: Permissions = Permissions(),  # noqa: B008
+    column: str | None = None,
 ) -> None:
-    """One new file of state beside the base's, one of output, then *prepared*."""
+    """One new file of state beside the base's, one of output, then *prepared*. ``column``: the type of the output's only one."""
     begun = coordinator(storage, DEFAULT_POLICY).begin(
         interval, run=who, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt
     )
@@ -129,7 +132,7 @@ def prepare(
         file = storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
         ref = ShardRef(shard=0, manifest=file, inline=None)
     options: dict[str, Any] = {} if digest is None else {"digest": digest}
-    options["permissions"] = permissions
+    options |= {"permissions": permissions, "output_schema": None if column is None else one_column(column)}
     base_id = begun.base.id if begun.base else None
     files = ()
     if outputs:
@@ -137,6 +140,10 @@ def prepare(
         files = (OutputFile(handle=output, rows=1),)
     made_content = content(interval, attempt, base_id, run=who, shards=(ref,), outputs=files, **options)
     coordinator(storage, DEFAULT_POLICY).prepare(Prepared(h0=begun.h0, content=made_content))
+
+
+def one_column(type_: str) -> dict[str, Any]:
+    return {"type": "struct", "fields": [{"name": "a", "type": type_, "nullable": True, "metadata": {}}]}
 
 
 def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy) -> Actor:
@@ -292,6 +299,7 @@ def check(contents: Contents) -> None:
         check_commit(history, record)
     check_retained(history)
     check_outputs(history)
+    check_schemas(history)
     check_files(contents, history)
     check_recovery(contents, history)
 
@@ -393,6 +401,25 @@ def check_outputs(history: History) -> None:
     for i, one in enumerate(current):
         for other in current[i + 1 :]:
             must(one.end <= other.start, "no two current outputs overlap", one, other)
+
+
+READ_AS = {("integer", "long"), ("integer", "double")}
+
+
+def check_schemas(history: History) -> None:
+    """No schema of output is lost, every file knows its own, and rows can be read from each to the newest."""
+    known: tuple[Any, ...] = ()
+    for record in history.commits():
+        schemas = record.output_schemas
+        must(schemas[: len(known)] == known, "no output schema is lost", record.id)
+        known = schemas
+        types = [schema["fields"][0]["type"] for schema in schemas]
+        must({*pairwise(types)} <= READ_AS, "older rows can be read", record.id, types)
+        made = history.prepared.get(record.content.attempt)
+        declared = made.content.output_schema if made is not None else None
+        if declared is not None and made is not None and made.content.kind == "interval":
+            mine = {schemas[(f.schema_version or 0) - 1]["fields"][0]["type"] for f in record.content.outputs}
+            must(mine == {declared["fields"][0]["type"]}, "a file knows its schema", record.id, mine)
 
 
 def check_files(contents: Contents, history: History) -> None:
@@ -528,13 +555,16 @@ def scene(
     outputs: bool = True,
     recut: Iterable[tuple[str, Interval]] = (),
     may_replace: Container[str] = (),
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> MemoryStorage:
     """Days that were committed as ``a1``, ``a2``, ... and then intervals of other cuts (name, interval) that replace what they
-    overlap, all published, and attempts (name, interval, run, digest) prepared since; those of ``may_replace`` may replace too."""
+    overlap, all published, and attempts (name, interval, run, digest) prepared since; those of ``may_replace`` may replace too.
+    ``columns``: the output's type, by attempt."""
     storage = _Sink()
     made = coordinator(storage, DEFAULT_POLICY)
     for n in range(1, days + 1):
-        prepare(storage, day(n), f"a{n}", run(f"run-{n}"), inline=inline, outputs=outputs)
+        name, who = f"a{n}", run(f"run-{n}")
+        prepare(storage, day(n), name, who, inline=inline, outputs=outputs, column=columns.get(name))
         made.commit(f"a{n}")
     for name, interval in recut:
         allowed = Permissions(replace_overlapping=True, allow_stale_base=True)
@@ -545,5 +575,6 @@ def scene(
         storage.create(path, data)
     for attempt, interval, who, digest in attempts:
         allowed = Permissions(replace_overlapping=attempt in may_replace)
-        prepare(storage, interval, attempt, who, digest=digest, inline=inline, outputs=outputs, permissions=allowed)
+        how: dict[str, Any] = {"inline": inline, "outputs": outputs, "column": columns.get(attempt)}
+        prepare(storage, interval, attempt, who, digest=digest, permissions=allowed, **how)
     return storage

@@ -16,6 +16,7 @@ from state_backend.checkpoint import lineage
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, interval_of
+from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
@@ -295,6 +296,28 @@ def a_sink_is_not_told_what_was_replaced() -> Iterator[None]:
 @bug("its own former result")
 def what_replaces_passes_for_a_reproduction() -> Iterator[None]:
     with mock.patch.object(committing, "reproduces", lambda log, content: 1 if content.attempt == "s" else None):
+        yield
+
+
+@bug("widens the output otherwise")
+def output_schemas_are_compared_at_begin_only() -> Iterator[None]:
+    def next_schemas(log: Log, content: Any) -> Any:
+        known, declared = recorded_schemas(log), content.output_schema
+        return known if declared is None or known[-1:] == (declared,) else (*known, declared)
+
+    with mock.patch.object(committing, "next_schemas", next_schemas):
+        yield
+
+
+@bug("widens the output otherwise")
+def a_rewind_takes_the_schemas_back() -> Iterator[None]:
+    real = committing.next_schemas
+
+    def next_schemas(log: Log, content: Any) -> Any:
+        target = log.entries[content.base_id] if content.kind == "restore" else None
+        return target.output_schemas if isinstance(target, Record) else real(log, content)
+
+    with mock.patch.object(committing, "next_schemas", next_schemas):
         yield
 
 

@@ -20,7 +20,7 @@ from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.values.errors import BaseMoved, Fenced, StaleStateError, UsageError
+from state_backend.values.errors import BaseMoved, Fenced, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.verify import VerifiedCheckpoint
@@ -219,6 +219,20 @@ def test_days_on_which_clocks_change(at: tuple[int, int, int], length: int) -> N
     assert [overlapping_outputs(log, interval) for interval in local] == [[], [], []]
     of_utc = Interval(datetime(*at, tzinfo=ZoneInfo("UTC")), datetime(*at, tzinfo=ZoneInfo("UTC")) + DAY)
     assert overlapping_outputs(log, of_utc) == [(local[0], 1), (local[1], 2)]
+
+
+@pytest.mark.parametrize("hours_to_the_next_midnight", [5, 19])
+def test_another_time_zone_of_the_schedule(hours_to_the_next_midnight: int) -> None:
+    """West and east of the old one: the days begin elsewhere. Once the hours between were run, the new days follow."""
+    folder = days_of(3)
+    midnight = day(4).start + hours_to_the_next_midnight * HOUR
+    with pytest.raises(UsageError, match="cut otherwise"):
+        folder.run(Interval(midnight - DAY, midnight), "overlaps")
+    with pytest.raises(StateGapError):
+        folder.run(Interval(midnight, midnight + DAY), "leaves a gap")
+    folder.run(Interval(day(4).start, midnight), "between")
+    folder.run(Interval(midnight, midnight + DAY), "new")
+    assert len(current(folder)) == 5
 
 
 # --- what else the log is used for --------------------------------------------------------------------------------------------
