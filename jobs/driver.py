@@ -82,7 +82,11 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         options.mode,
         attempt=options.attempt,
         run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
-        permissions=Permissions(allow_gap=options.allow_gap, allow_stale_base=options.allow_stale_base),
+        permissions=Permissions(
+            allow_gap=options.allow_gap,
+            allow_stale_base=options.allow_stale_base,
+            replace_overlapping=options.replace_overlapping,
+        ),
         earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
         on_begin=on_begin,
     )
@@ -256,6 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("--mode", default="incremental")
     process.add_argument("--allow-gap", action="store_true")
     process.add_argument("--allow-stale-base", action="store_true")
+    process.add_argument("--replace-overlapping", action="store_true")
     savepoint = command("savepoint", _savepoint)
     savepoint.add_argument("--checkpoint", default="latest")
     savepoint.add_argument("--to", required=True)

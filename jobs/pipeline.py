@@ -68,6 +68,7 @@ class Pipeline:
         key, as Spark takes it; used in the interval that starts at ``start``, and only there.
     parallelism, max_parallelism: shards now, and key groups for ever.
     sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
+        No paths: the interval has no output, or none any more, since an interval that is cut otherwise replaced it.
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
     retention: which checkpoints stay: ``KeepLast``, ``KeepPerDay`` or ``KeepYounger``, put together by ``AnyOf`` and ``AllOf``. Each
         interval's commit records it, and everybody else's commits go by the newest record.

@@ -23,6 +23,7 @@ from jobs.runtime.column_names import ColumnNames, grouping_names
 from jobs.runtime.first_cause import first_cause
 from jobs.runtime.interval_task import IntervalTask
 from jobs.runtime.keyed_state import KeyedState
+from jobs.runtime.output_schema import recorded_schema, schema_of_file
 from jobs.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from jobs.runtime.routing import key_schema_of, route
 from jobs.runtime.shipping import name_of, processor_on_driver, runtime_version, ship, ship_processor
@@ -31,7 +32,9 @@ from jobs.runtime.watermark import EventTime, event_time_of
 from jobs.source import arrow_schema_json, check_types, input_errors, read_source
 from jobs.spark import check_running
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.output_schemas import check_output_schema
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.state.plan_states import StatePlan, plan_states
@@ -44,7 +47,16 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.intervals import to_ms
-from state_backend.values.records import Content, LogicalTime, Permissions, Prepared, Record, RunRef, StateDescriptor
+from state_backend.values.records import (
+    Content,
+    LogicalTime,
+    OutputFile,
+    Permissions,
+    Prepared,
+    Record,
+    RunRef,
+    StateDescriptor,
+)
 from state_backend.values.zones import Zone, zone_of
 from state_backend.verify import offering_sound
 
@@ -66,17 +78,22 @@ def run_interval(
     *,
     allow_gap: bool = False,
     allow_stale_base: bool = False,
+    replace_overlapping: bool = False,
     run: RunRef | None = None,
 ) -> Record:
     """Processes one interval and commits it; returns the committed checkpoint's record.
 
     root: ``file:///...`` or an absolute path; the pipeline's folder is made below it.
     mode: "incremental", "full" or "changelog": what the checkpoint writes. Any may follow any.
+    replace_overlapping: output of intervals that overlap this one, cut otherwise, is not current any more once this one is
+        committed; without it such an interval is refused.
     Raises: the errors of ``state_backend.values.errors``; nothing is committed then, unless it was the sink that failed.
     """
     attempt = str(uuid.uuid4())
     run = run or RunRef(run_id=f"direct__{attempt}", clear_number=0, try_number=1)
-    permissions = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base)
+    permissions = Permissions(
+        allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping
+    )
     coordinator = coordinator_of(pipeline, root)
     process_interval(
         spark,
@@ -181,6 +198,7 @@ def _process_interval(
     )
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
     output_schema = _output_schema(spark, pipeline)
+    _check_output(pipeline, coordinator, begun.output, output_schema)
     rows, position = read_source(spark, pipeline, interval)
     names = _names_of(spark, rows, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
@@ -347,6 +365,17 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
     if twice:
         raise UsageError(f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once")
     return schema
+
+
+def _check_output(
+    pipeline: Pipeline, coordinator: Coordinator, so_far: dict[str, Any] | OutputFile | None, declared: StructType
+) -> None:
+    """UsageError if output that is there could not be read with what is declared now."""
+    if isinstance(so_far, OutputFile):
+        with work_folder("schema") as work:
+            so_far = schema_of_file(coordinator.storage, so_far.handle, work / "file.parquet")
+    if so_far is not None:
+        check_output_schema(pipeline.name, so_far, recorded_schema(declared.jsonValue()))
 
 
 def _names_of(spark: SparkSession, rows: DataFrame, what: str) -> ColumnNames:

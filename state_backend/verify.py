@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def verify_pipeline(
         if checkpoint_id not in log.retained
         for finding in _files(storage, [o.handle for o in outputs], files, work)
     ]
+    findings += _overlaps(log)
     checkpoints = []
     for record in log.completed():
         if which is None or record.id in which:
@@ -115,6 +117,17 @@ def verify_pipeline(
     return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints))
 
 
+def _overlaps(log: Log) -> Iterator[str]:
+    """Current outputs that overlap, committed by code that let them: whoever reads them has the same rows twice."""
+    current = sorted((interval, n) for interval, (n, _) in log.current_outputs().items())
+    for (before, n), (interval, other) in pairwise(current):
+        if before.overlaps(interval):
+            yield (
+                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap; run one of them again with "
+                "replace_overlapping"
+            )
+
+
 def sound_before(storage: Storage, damaged: Content) -> Record | None:
     """The newest restore point up to the start of the damaged checkpoint's interval that an interval would start from and whose
     files verify by metadata; None if there is none. The log has to be readable."""
@@ -123,7 +136,8 @@ def sound_before(storage: Storage, damaged: Content) -> Record | None:
     for end in sorted(ends, reverse=True):
         following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
         with suppress(StateUnusable):  # stale, or quarantined
-            base = plan_base(log, damaged.pipeline, following, Permissions(), damaged.pipeline_start_ms)
+            allowed = Permissions(replace_overlapping=True)  # what output there is says nothing about the state
+            base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
             if base is not None and not _checkpoint(base, storage, files, None).findings:
                 return base
     return None

@@ -8,7 +8,6 @@ runs a task twice, both write under different names, and only the successful one
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import time
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
@@ -29,6 +27,7 @@ from jobs.runtime.input_rows import KeyedInput, row_slices
 from jobs.runtime.keyed_runner import KeyedRunner
 from jobs.runtime.output_file import LocalParquet
 from jobs.runtime.output_rows import OutputRows
+from jobs.runtime.output_schema import arrow_schema, recorded_schema, struct_of
 from jobs.runtime.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
 from jobs.runtime.processor_handle import row_maker
 from jobs.runtime.routing import INITIAL, INPUT
@@ -238,8 +237,8 @@ class IntervalTask:
         )
         for descriptor in self.dropped:
             state.drop(descriptor)
-        output = LocalParquet(_arrow_schema(self.output_schema), work / "output.parquet")
-        late = LocalParquet(_arrow_schema(self.input_schema), work / "late.parquet")
+        output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
+        late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
         inputs = InputBatches(batches, owned, self.event_time, late)
         with clock.phase("process"):
             runner, keys = self._run_processor(inputs, state, output)
@@ -370,8 +369,8 @@ class IntervalTask:
             columnar = ArrowRunner(
                 self.processor,
                 state,
-                _struct_of(self.key_schema),
-                _struct_of(self.input_schema),
+                struct_of(self.key_schema),
+                struct_of(self.input_schema),
                 output,
                 user_code,
                 self._timer_values(self.time.watermark_ms),
@@ -380,7 +379,7 @@ class IntervalTask:
             return columnar, columnar.keys
         zone, frames = zone_of(self.zone), self.api == "pandas"
         slices_of = {
-            kind: frame_slices(zone.name) if frames else row_slices(_struct_of(schema))
+            kind: frame_slices(zone.name) if frames else row_slices(struct_of(schema))
             for kind, schema in ((INPUT, self.input_schema), (INITIAL, self.initial_schema))
             if schema is not None
         }
@@ -463,6 +462,7 @@ class IntervalTask:
             durations_us={"plan": self.plan_us, **_slowest(acks)},
             worker_pids=tuple(ack.pid for ack in acks),
             retention=self.retention,
+            output_schema=recorded_schema(self.output_schema),
         )
         files = [h for ack in acks if ack.manifest is not None for h in ack.manifest.handles]
         files += [*(ref.manifest for ref in refs if ref.manifest is not None), *(o.handle for o in outputs)]
@@ -512,15 +512,6 @@ class IntervalTask:
             state_bytes=sum(a.summary.size_bytes for a in acks),
             state_files=sum(a.summary.files for a in acks),
         )
-
-
-def _struct_of(schema: dict[str, Any]) -> StructType:
-    """PySpark changes the JSON of collated strings that it reads, and then can't read it again; so it gets a copy."""
-    return StructType.fromJson(copy.deepcopy(schema))
-
-
-def _arrow_schema(schema: dict[str, Any]) -> pa.Schema:
-    return to_arrow_schema(_struct_of(schema), timezone="UTC", prefers_large_types=False)
 
 
 def _slowest(acks: list[ShardAck]) -> dict[str, int]:

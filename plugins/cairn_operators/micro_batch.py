@@ -38,6 +38,7 @@ interval's rows, uploads what changed. Nothing is committed; that is for the nex
   last checkpoint. The log says which, and why.
 * **Clear** (with downstream): the interval is computed again from the checkpoint before it. If the result differs, later days are
   stale, and refused with the command that runs them again.
+* **Output of another cut** (the schedule changed): refused until the run's parameter `replace_overlapping` says to replace it.
 * **StateGapError, StaleStateError**: no retry helps; the last lines of the log have the command that does.
 """
 
@@ -48,8 +49,9 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     ``pipeline_name``: the name in the `Pipeline`, whose folder under ``root`` is looked at before Spark is started.
     ``mode``: incremental, full or changelog. ``allow_gap`` starts from the latest checkpoint before the interval if none
-    ends where it starts; ``allow_stale_base`` starts from a checkpoint that a later re-run made stale. Both may be
-    templates, so that one run can be given the permission and not all.
+    ends where it starts; ``allow_stale_base`` starts from a checkpoint that a later re-run made stale;
+    ``replace_overlapping`` takes the place of output of intervals that overlap this one, cut otherwise. All may be templates, so
+    that one run can be given the permission and not all.
 
     While the run of the interval before is queued, running or being run again, the task defers until that one's checkpoint
     is there, for ``wait_timeout`` at most. ``start_patience``: how long a queued one is waited for that nothing but this
@@ -65,6 +67,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         "mode",
         "allow_gap",
         "allow_stale_base",
+        "replace_overlapping",
     )
 
     def __init__(
@@ -74,6 +77,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         mode: Literal["incremental", "full", "changelog"] = "incremental",
         allow_gap: bool | str = False,
         allow_stale_base: bool | str = False,
+        replace_overlapping: bool | str = False,
         wait_timeout: timedelta = timedelta(days=1),
         start_patience: timedelta = timedelta(minutes=2),
         poll: timedelta = timedelta(seconds=5),
@@ -93,6 +97,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         self.mode = mode
         self.allow_gap = allow_gap
         self.allow_stale_base = allow_stale_base
+        self.replace_overlapping = replace_overlapping
         self.wait_timeout = wait_timeout
         self.start_patience = start_patience
         self.poll = poll
@@ -128,6 +133,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         permissions = Permissions(
             allow_gap=_granted("allow_gap", self.allow_gap),
             allow_stale_base=_granted("allow_stale_base", self.allow_stale_base),
+            replace_overlapping=_granted("replace_overlapping", self.replace_overlapping),
         )
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
@@ -220,6 +226,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         arguments += ["--try-number", str(ti.try_number), "--attempt", attempt]
         arguments += ["--allow-gap"] if _granted("allow_gap", self.allow_gap) else []
         arguments += ["--allow-stale-base"] if _granted("allow_stale_base", self.allow_stale_base) else []
+        arguments += ["--replace-overlapping"] if _granted("replace_overlapping", self.replace_overlapping) else []
         earlier = store.get(_ATTEMPT_KEY) if store is not None and self.reuse_prepared else None
         if earlier:
             arguments += ["--earlier", json.dumps(earlier)]

@@ -64,6 +64,9 @@ def stateful_pipeline(
         "allow_stale_base": Param(
             False, type="boolean", description="Start from a checkpoint that a re-run made stale"
         ),
+        "replace_overlapping": Param(
+            False, type="boolean", description="Replace output of intervals that overlap this one, cut otherwise"
+        ),
     }
     arguments = {"catchup": False, "max_active_runs": 1, "params": permissions, **dag_arguments}
     with DAG(dag_id, schedule=schedule, start_date=start_date, **arguments) as dag:
@@ -74,6 +77,7 @@ def stateful_pipeline(
             pipeline_name=name,
             allow_gap="{{ params.allow_gap }}",
             allow_stale_base="{{ params.allow_stale_base }}",
+            replace_overlapping="{{ params.replace_overlapping }}",
             **where,
             **{"retries": 3, **again, **(process or {})},
         )

@@ -3,6 +3,8 @@
 Why each check is made at commit, and not only at begin:
 
 - The base is planned anew: interval 3 begins on c2, interval 1 is run again and commits, and 3 would commit a dead branch.
+- So is what output the interval overlaps: an interval is run again as before, which fences nobody, and its output becomes current
+  again while one of another cut is computed.
 - Ids are never freed: a writer that paused would create a dropped id again and win on deleted files.
 - ``retained`` is part of the record: else one commit's retention could delete the base of another between check and commit.
 - Only ``Fenced`` allows an attempt to delete its own files: whoever merely does not find itself may have been committed,
@@ -15,9 +17,10 @@ from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.lineage import is_forgiven, plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
+from state_backend.checkpoint.output_schemas import next_schemas
 from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
 from state_backend.formats import paths
-from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept
+from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept, UsageError
 from state_backend.values.records import Content, Prepared, Record, RunRef, SweepRecord, Tombstone
 from state_backend.values.retention import RetentionPolicy
 
@@ -71,7 +74,9 @@ def plan_commit(
     _check_base(log, prepared)
     new_id = log.head_id + 1
     reproduced = reproduces(log, content)
-    new = Record(id=new_id, retained=(), reproduces=reproduced, content=with_retention(log, content))
+    new = _with_schemas(
+        log, Record(id=new_id, retained=(), reproduces=reproduced, content=with_retention(log, content))
+    )
     marks = {} if reproduced is not None else stale_marks(log, content, new_id)
     if reproduced in log.retained:
         # What made the reproduced checkpoint stale makes its equal stale.
@@ -83,6 +88,18 @@ def plan_commit(
             new, retained=plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
         )
     )
+
+
+def _with_schemas(log: Log, record: Record) -> Record:
+    """The record with all schemas of output, and its files with the number of theirs; its own is not said twice."""
+    content = record.content
+    try:
+        schemas = next_schemas(log, content)
+    except UsageError as error:
+        raise BaseMoved(f"{_who(content)}: another commit changed the output's schema meanwhile: {error}") from error
+    version = len(schemas) if content.output_schema is not None else None
+    outputs = tuple(f if f.late else replace(f, schema_version=version) for f in content.outputs)
+    return replace(record, content=replace(content, outputs=outputs, output_schema=None), output_schemas=schemas)
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:
@@ -135,7 +152,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         )
     except CairnError as error:
         raise BaseMoved(
-            f"{_who(content)}: the checkpoint that it started from can't be used any more: {error}"
+            f"{_who(content)}: the interval can't go on any more from what it started from: {error}"
         ) from error
     now = base.id if base is not None else None
     while base is not None and now != content.base_id and base.content.kind == "consolidate":

@@ -13,11 +13,11 @@ What is on disk if we stop, line by line:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
@@ -31,6 +31,7 @@ from state_backend.checkpoint.log import (
     read_on,
     vouched_base_of,
 )
+from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.manifest import manifest_of
@@ -54,6 +55,7 @@ from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
+    OutputFile,
     Permissions,
     Prepared,
     Published,
@@ -74,11 +76,13 @@ _COMMIT_ROUNDS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state)."""
+    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state). ``output``: what
+    ``output_so_far`` says."""
 
     attempt: str
     h0: int
     base: Record | None
+    output: dict[str, Any] | OutputFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ class Coordinator:
             if further is now:
                 raise
             now, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
-        return Begun(attempt=attempt, h0=now.head_id, base=base)
+        return Begun(attempt=attempt, h0=now.head_id, base=base, output=output_so_far(now))
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
         """Begins to restore state with this content, a savepoint's or another pipeline's, as that at its interval's end. Nothing
@@ -336,9 +340,14 @@ class Coordinator:
 
     def publish(self, hook: Callable[[Record], None] | None) -> list[int]:
         """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. A hook
-        that raises stops it: the mark is missing, and the next checkpoint task runs it again."""
+        that raises stops it: the mark is missing, and the next checkpoint task runs it again.
+
+        For an interval whose output another one replaced, the hook gets the record of that one as if it were the interval's own,
+        without files. Those come first, so that a sink has nothing twice."""
+        now = self.log()
+        current = now.current_outputs()
         published: list[int] = []
-        for interval, (checkpoint_id, _) in sorted(self.log().current_outputs().items()):
+        for interval, checkpoint_id in sorted(dict(now.publications()).items(), key=lambda p: (p[0] in current, p[0])):
             if self._storage.stat(paths.published(interval, checkpoint_id)) is None:
                 published += self._publish(interval, checkpoint_id, hook)
         return published
@@ -352,12 +361,12 @@ class Coordinator:
             if not isinstance(entry, Record):
                 return published  # published, dropped and shrunk by others meanwhile
             if hook is not None:
-                hook(entry)
+                hook(as_published(entry, interval))
             with suppress(AlreadyExists):
                 mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
                 self._storage.create(paths.published(interval, checkpoint_id), mark)
             published.append(checkpoint_id)
-            current = self.log().current_outputs()[interval][0]
+            current = dict(self.log().publications())[interval]
             if current == checkpoint_id:
                 return published
             checkpoint_id = current
@@ -373,11 +382,12 @@ class Coordinator:
             return CleanUp(deleted_files=0, shrunk=())
         needed, now = self._needed(now)
         current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
+        to_publish = dict(now.publications())
         replaced, dropped = self._left_behind(now)
         deleted, shrunk = 0, []
         entries: list[Record | Tombstone] = [*replaced, *dropped]
         for entry in entries:
-            if isinstance(entry, Record) and self._unpublished(entry, current):
+            if isinstance(entry, Record) and self._unpublished(entry, to_publish):
                 continue  # its sink hook needs the whole record; whoever publishes it cleans up after
             # Before the deletes: the generation says that it is still what was judged.
             info = self._storage.stat(paths.record(entry.id))
@@ -400,9 +410,9 @@ class Coordinator:
                     shrunk.append(entry.id)
         return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
 
-    def _unpublished(self, record: Record, current: set[int]) -> bool:
-        mark = paths.published(record.content.interval, record.id)
-        return record.id in current and self._storage.stat(mark) is None
+    def _unpublished(self, record: Record, to_publish: Mapping[Interval, int]) -> bool:
+        marks = [paths.published(interval, n) for interval, n in to_publish.items() if n == record.id]
+        return any(self._storage.stat(mark) is None for mark in marks)
 
     def _left_behind(self, now: Log) -> tuple[list[Tombstone], list[Record]]:
         """Tombstones whose outputs were replaced, and whole records that are no longer retained, by id."""
@@ -510,6 +520,16 @@ def _manifests_last(doomed: set[str]) -> list[str]:
     return sorted(doomed, key=lambda path: (path.endswith(".manifest"), path))
 
 
+def as_published(record: Record, interval: Interval) -> Record:
+    """The record as the sink hook gets it for an interval: itself, or, for one that it replaced, that interval without output."""
+    content = record.content
+    return (
+        record
+        if interval == content.interval
+        else replace(record, content=replace(content, interval=interval, outputs=()))
+    )
+
+
 def tombstone_of(record: Record) -> Tombstone:
     """What stays of a record that is no longer retained."""
     content = record.content
@@ -526,4 +546,5 @@ def tombstone_of(record: Record) -> Tombstone:
         descriptors_hash=descriptors_hash(content),
         reproduces=record.reproduces,
         outputs=content.outputs,
+        replace_overlapping=content.permissions.replace_overlapping,
     )

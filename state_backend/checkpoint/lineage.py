@@ -21,8 +21,10 @@ def plan_base(
 ) -> Record | None:
     """The completed checkpoint that the interval starts from; None: it starts from empty state.
 
-    ``as_of``: for ``allow_stale_base``, the id up to which staleness is forgiven; a mark by a later id is not (None: all).
-    Raises: UsageError for an interval before the pipeline's start, StateGapError, StaleStateError, or StateUnusable if all
+    ``as_of``: for ``allow_stale_base`` and ``replace_overlapping``, the id up to which marks are forgiven and output is replaced;
+    what a later id did is not (None: all).
+    Raises: UsageError for an interval before the pipeline's start, or one that overlaps current output of another cut (without
+    ``replace_overlapping``); StateGapError, StaleStateError, or StateUnusable if all
     that there is descends from a quarantined checkpoint.
     """
     if interval.start_ms < pipeline_start_ms:
@@ -30,6 +32,13 @@ def plan_base(
             f"{pipeline} {interval}: the pipeline starts at {format_instant(from_ms(pipeline_start_ms))}; "
             "an earlier interval can't be processed (start belongs to the pipeline and never changes)"
         )
+    kept = [
+        (other, n)
+        for other, n in overlapping_outputs(log, interval)
+        if not permissions.replace_overlapping or (as_of is not None and n > as_of)
+    ]
+    if kept:
+        raise UsageError(_overlapping(pipeline, interval, kept))
     if interval.start_ms == pipeline_start_ms:
         return None
     completed = [c for c in log.completed() if not is_superseded(log, c)]
@@ -49,6 +58,13 @@ def plan_base(
     if not fresh:
         raise StaleStateError(_stale(log, pipeline, interval, max(usable, key=lambda c: c.id)))
     return max(fresh, key=lambda c: (c.content.interval.end, c.id))
+
+
+def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
+    """The intervals with current output that overlap ``interval`` and are other than it, with the id of that output, by time.
+    An interval without rows has output too."""
+    found = ((i, n) for i, (n, _) in log.current_outputs().items() if i != interval and i.overlaps(interval))
+    return sorted(found)
 
 
 def is_superseded(log: Log, candidate: Record) -> bool:
@@ -73,11 +89,13 @@ def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | Non
 
 def reproduces(log: Log, content: Content) -> int | None:
     """The id of the commit of exactly this interval that the content supersedes and equals in digest, watermarks and
-    descriptors; None if it changes something. A consolidation reproduces its base by construction."""
+    descriptors; None if it changes something. A consolidation reproduces its base by construction. What replaces output of
+    overlapping intervals changes something, even if the state is that of an earlier commit: the checkpoints of those intervals become
+    stale, so that nobody goes on from one while a part of its output is gone."""
     if content.kind == "consolidate":
         return content.base_id
     before = [e for e in log.commits() if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
-    if content.kind != "interval" or not before:
+    if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
     superseded = before[-1]
     return superseded.id if left_same_state(superseded, content) else None
@@ -108,6 +126,22 @@ def backfill_command(pipeline: str, first: Interval, last_start: str) -> str:
     )
 
 
+def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval, int]]) -> str:
+    shown = ", ".join(f"{other} (checkpoint {n})" for other, n in others[:3])
+    shown += f" and {len(others) - 3} more" * (len(others) > 3)
+    length = interval.end - interval.start
+    start = min(interval.start, *(other.start for other, _ in others))
+    end = max(interval.end, *(other.end for other, _ in others))
+    command = backfill_command(pipeline, Interval(start, start + length), format_instant(end - length))
+    return (
+        f"{pipeline} {interval}: there is output of {shown}, which overlaps it and is cut otherwise; whoever read both would have the "
+        "same time twice. To keep that output, run the intervals as they were cut. To replace it, allow replace_overlapping "
+        "(run_interval(..., replace_overlapping=True); a parameter of the DAG's run): it is no longer current once this interval is "
+        f"committed, and the rest of {Interval(start, end)} has no output until it is run too: "
+        f"{command} --dag-run-conf '{{\"replace_overlapping\": true}}'"
+    )
+
+
 def _gap(log: Log, pipeline: str, interval: Interval) -> str:
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
     points = sorted({c.content.interval.end for c in log.completed()})
@@ -133,12 +167,13 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> str:
         f"{pipeline} {interval}: checkpoint {base.id}, which ends where it starts, is stale: checkpoint {stale_by} changed "
         f"{changed} after it was made."
     )
-    if changed is None or changed.end > base.content.interval.start:
-        first = base.content.interval
-    else:
+    first, last_start, whole = base.content.interval, base.content.interval.start, base.content.interval
+    if changed is not None and changed.end < whole.end and (changed.end <= whole.start or whole.start <= changed.start):
         length = max(changed.end - changed.start, timedelta(milliseconds=1))
         first = Interval(changed.end, changed.end + length)
-    last = format_instant(base.content.interval.start)
+        if changed.overlaps(whole):  # a part of it was run with another cut; the rest is still to be
+            last_start = whole.end - length
+    last = format_instant(last_start)
     return f"{text} Run the intervals from {format_instant(first.start)} to {last} again: {backfill_command(pipeline, first, last)}"
 
 

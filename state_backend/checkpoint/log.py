@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -87,13 +89,40 @@ class Log:
 
     def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Per interval the id and files of its current output: those of its highest id, dropped or not. Only the kind
-        ``interval`` makes output; a rewind or a consolidation leaves what is there."""
+        ``interval`` makes output; a rewind or a consolidation leaves what is there. Output that a commit with
+        ``replace_overlapping`` overlapped is not current."""
+        return self._outputs[0]
+
+    def publications(self) -> list[tuple[Interval, int]]:
+        """What a sink was or is to be told, in the order of commits: an interval, and the id of the commit that changed its
+        output. That commit is of the interval itself, or of one that replaced it; then the interval has no output. The last id of
+        an interval counts."""
+        return self._outputs[1]
+
+    @cached_property
+    def _outputs(self) -> tuple[dict[Interval, tuple[int, tuple[OutputFile, ...]]], list[tuple[Interval, int]]]:
         current: dict[Interval, tuple[int, tuple[OutputFile, ...]]] = {}
+        publications = []
+        in_order, longest = list[Interval](), timedelta(0)
         for entry in self.commits():
             interval = interval_of(entry)
-            if kind_of(entry) == "interval" and interval is not None:
-                current[interval] = (entry.id, outputs_of(entry))
-        return current
+            if kind_of(entry) != "interval" or interval is None:
+                continue
+            if replaces_overlapping(entry):
+                # All that reach into the interval start less than the longest interval before it.
+                first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
+                behind = bisect_right(in_order, interval.end, key=lambda i: i.start)
+                for other in in_order[first:behind]:
+                    if other != interval and other.overlaps(interval):
+                        del current[other]
+                        publications.append((other, entry.id))
+                in_order[first:behind] = [i for i in in_order[first:behind] if i in current]
+            if interval not in current:
+                insort(in_order, interval)
+                longest = max(longest, interval.end - interval.start)
+            current[interval] = (entry.id, outputs_of(entry))
+            publications.append((interval, entry.id))
+        return current, publications
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
         """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable. Ancestors end at a rewind that
@@ -143,6 +172,11 @@ def run_of(entry: Record | Tombstone) -> RunRef | None:
 
 def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
+
+
+def replaces_overlapping(entry: Record | Tombstone) -> bool:
+    """Whether output that the interval overlaps, cut otherwise, is not current any more."""
+    return entry.replace_overlapping if isinstance(entry, Tombstone) else entry.content.permissions.replace_overlapping
 
 
 def left_same_state(one: Record | Tombstone | Content, other: Record | Tombstone | Content) -> bool:

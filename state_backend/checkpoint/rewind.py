@@ -267,6 +267,7 @@ def as_restored(
         totals=totals,
         shards=shards,
         outputs=(),
+        output_schema=None,
         durations_us={},
         worker_pids=(),
     )

@@ -28,7 +28,7 @@ from typing import TypeVar, get_args
 from uuid import uuid4
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, read_log, read_on
+from state_backend.checkpoint.log import Log, attempt_of, read_log, read_on
 from state_backend.formats import paths, record_codec
 from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
@@ -244,15 +244,12 @@ def _is_log(path: str) -> bool:
 
 
 def _outdated_marks(now: Log) -> set[str]:
-    """Marks of outputs that a later commit of the interval replaced: what is published never goes back to them; and of
-    validated checkpoints that are not there any more."""
-    current = now.current_outputs()
+    """Marks of outputs that a later commit replaced: what is published never goes back to them; and of validated checkpoints that
+    are not there any more."""
+    told = now.publications()
     gone = [entry.id for entry in now.commits() if entry.id not in now.retained]
     return {paths.validated(n, mode) for n in gone for mode in get_args(ValidationMode)} | {
-        paths.published(interval, entry.id)
-        for entry in now.commits()
-        if kind_of(entry) == "interval" and (interval := interval_of(entry)) is not None
-        if current[interval][0] != entry.id
+        paths.published(interval, n) for interval, n in {*told} - {*dict(told).items()}
     }
 
 

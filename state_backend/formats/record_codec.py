@@ -74,7 +74,10 @@ _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 # Checked by their own constructors, in one go, or the owner's own JSON.
-_NOT_WALKED = ("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema")
+_NOT_WALKED = (
+    *("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema"),
+    *("output_schema", "output_schemas"),
+)
 
 T = TypeVar("T")
 

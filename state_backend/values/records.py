@@ -180,20 +180,24 @@ class RunRef:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
     """What the caller allowed at begin; recorded, since it explains the state. ``allow_quarantined`` is for rewinds and forks:
-    somebody vouches for the state, so that marks on what it was made from count no more."""
+    somebody vouches for the state, so that marks on what it was made from count no more. ``replace_overlapping``: output of
+    intervals that overlap this one, cut otherwise, is no longer current once this one is committed."""
 
     allow_gap: bool = False
     allow_stale_base: bool = False
     allow_quarantined: bool = False
+    replace_overlapping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """One immutable Parquet file of an attempt; late rows lie apart."""
+    """One immutable Parquet file of an attempt; late rows lie apart. ``schema_version``: which of the ``output_schemas`` of its
+    record, from 1; None: not recorded (late rows, attempts that are not committed, files of older releases)."""
 
     handle: Handle
     rows: int
     late: bool = False
+    schema_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +246,9 @@ class Content:
     sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
     ``restored_from``: the id of the savepoint whose state a ``restore`` record is. ``retention``: the policy by which the commit chose
     what stays, and by which later ones do until an interval brings another; None: the default of before it was recorded.
+    ``output_schema``: that of output rows, as
+    Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
+    ``output_schemas`` have it.
     """
 
     kind: Kind
@@ -267,6 +274,7 @@ class Content:
     worker_pids: tuple[int, ...]
     restored_from: str | None = None
     retention: RetentionPolicy | None = None
+    output_schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,12 +301,14 @@ class Retained:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``. ``reproduces``:
-    the commit of the same interval that left the same state; then nothing became stale."""
+    the commit of the same interval that left the same state; then nothing became stale. ``output_schemas``: all that output of the
+    pipeline has had up to here, oldest first; the newest commit's count for all files."""
 
     id: int
     retained: tuple[Retained, ...]
     reproduces: int | None
     content: Content
+    output_schemas: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +325,7 @@ class SweepRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
-    is None also where its marks count no more."""
+    is None also where its marks count no more. ``replace_overlapping`` is its permission."""
 
     id: int
     kind: Kind
@@ -329,6 +339,7 @@ class Tombstone:
     reproduces: int | None
     outputs: tuple[OutputFile, ...]
     late_watermark_ms: int | None = None
+    replace_overlapping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

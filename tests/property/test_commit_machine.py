@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,6 +79,7 @@ class Try:
     base: int | None
     gap: bool
     stale: bool
+    replace: bool
     vouched: bool
     digest: int
     state: tuple[bytes, ...]
@@ -133,8 +136,14 @@ class Model:
             for e in self.entries()
         )
 
-    def base(self, interval: Interval, *, gap: bool, stale: bool, as_of: int | None = None) -> int | str | None:
+    def base(
+        self, interval: Interval, *, gap: bool, stale: bool, replace: bool = False, as_of: int | None = None
+    ) -> int | str | None:
         """The id, None for empty, or the error's class."""
+        for other, entry in self.outputs().items():
+            may = replace and (as_of is None or entry.id <= as_of)
+            if other != interval and other.overlaps(interval) and not may:
+                return "UsageError"
         if interval.start == day(1).start:
             return None
         there = [id for id in self.kept if not self.replaced(id)]
@@ -172,7 +181,8 @@ class Model:
         if made.base is not None and made.base not in self.kept:
             return "BaseMoved"
         if made.kind == "interval":
-            if self.base(made.interval, gap=made.gap, stale=made.stale, as_of=made.h0) != made.base:
+            now = self.base(made.interval, gap=made.gap, stale=made.stale, replace=made.replace, as_of=made.h0)
+            if now != made.base:
                 return "BaseMoved"
         elif (made.base is not None and not (made.vouched or self.good(made.base))) or (
             made.base is not None and not self.forgiven(made.base, made.stale, made.h0)
@@ -185,6 +195,7 @@ class Model:
         id = self.head + 1
         before = [e for e in self.entries() if e.made.interval == made.interval]
         equal = made.kind == "interval" and bool(before) and before[-1].made.digest == made.digest
+        equal = equal and not any(i != made.interval and i.overlaps(made.interval) for i in self.outputs())
         kept = dict(self.kept)
         if not equal:
             for old, by in self.kept.items():
@@ -196,7 +207,19 @@ class Model:
         return Entry(id=id, made=made, reproduction=equal), {n: kept.get(n) for n in sorted(stay)}
 
     def outputs(self) -> dict[Interval, Entry]:
-        return {e.made.interval: e for e in self.entries() if e.made.kind == "interval"}
+        return {i: e for i, e in self.published().items() if e.made.interval == i}
+
+    def published(self) -> dict[Interval, Entry]:
+        """What a sink hears last of each interval: its own output, or what replaced it."""
+        heard: dict[Interval, Entry] = {}
+        for entry in self.entries():
+            mine = entry.made.interval
+            if entry.made.kind == "interval":
+                for other in [i for i, e in heard.items() if e.made.interval == i and i.overlaps(mine)]:
+                    if entry.made.replace:
+                        heard[other] = entry
+                heard[mine] = entry
+        return heard
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------------------
@@ -299,6 +322,7 @@ class Pipelines(RuleBasedStateMachine):
         pick=WHICH,
         gap=st.booleans(),
         stale=st.booleans(),
+        replaces=st.booleans(),
         same_run_as=st.none() | WHICH,
         cleared=st.booleans(),
         fresh_files=st.booleans(),
@@ -313,6 +337,7 @@ class Pipelines(RuleBasedStateMachine):
         pick: int,
         gap: bool,
         stale: bool,
+        replaces: bool,
         same_run_as: int | None,
         cleared: bool,
         fresh_files: bool,
@@ -323,12 +348,12 @@ class Pipelines(RuleBasedStateMachine):
     ) -> None:
         """Begins and prepares, or dies between; the same run tries again, or another one does. Commits, or falls asleep."""
         house = self.house(which)
-        run, interval = None, self.some_interval(house, pick, gap, stale)
+        run, interval = None, self.some_interval(house, pick, gap, stale, replaces)
         if same_run_as is not None and house.model.tries:
             earlier = self.attempt(house, same_run_as)
             interval, (of, clear, attempt) = earlier.interval, earlier.run
             run = (of, clear + 1, 1) if cleared else (of, clear, attempt + 1)
-        made = self.begin_and_prepare(house, interval, run, gap, stale, fresh_files, equal, stops)
+        made = self.begin_and_prepare(house, interval, run, gap, stale, replaces, fresh_files, equal, stops)
         if made is not None and then == "commit":
             self.commit_now(house, made, last)
 
@@ -336,7 +361,7 @@ class Pipelines(RuleBasedStateMachine):
     def race(self, which: int, pick: int, one_run: bool, cleared: bool, turned: bool, last: int) -> None:
         """Two attempts at one interval, begun before either commits: of one run, of one that a person cleared, or of two."""
         house = self.house(which)
-        interval = self.some_interval(house, pick, False, False)
+        interval = self.some_interval(house, pick)
         first = self.begin_and_prepare(house, interval, None)
         if first is None:
             return
@@ -347,9 +372,12 @@ class Pipelines(RuleBasedStateMachine):
         for made in (second, first) if turned else (first, second):
             self.commit_now(house, made, last)
 
-    def some_interval(self, house: House, pick: int, gap: bool, stale: bool) -> Interval:
+    def some_interval(
+        self, house: House, pick: int, gap: bool = False, stale: bool = False, replaces: bool = False
+    ) -> Interval:
         """Mostly one that can be processed."""
-        possible = [i for i in INTERVALS if not isinstance(house.model.base(i, gap=gap, stale=stale), str)]
+        base = partial(house.model.base, gap=gap, stale=stale, replace=replaces)
+        possible = [i for i in INTERVALS if not isinstance(base(i), str)]
         among = possible if pick % 5 else INTERVALS
         return among[pick // 5 % len(among)]
 
@@ -360,6 +388,7 @@ class Pipelines(RuleBasedStateMachine):
         run: tuple[str, int, int] | None,
         gap: bool = False,
         stale: bool = False,
+        replaces: bool = False,
         fresh_files: bool = False,
         equal: bool = False,
         stops: str = "",
@@ -367,8 +396,8 @@ class Pipelines(RuleBasedStateMachine):
         """None after the error that was foretold, or if it stops before it prepared."""
         model, name = house.model, self.name()
         run = run or (name, 0, 1)
-        permissions = Permissions(allow_gap=gap, allow_stale_base=stale)
-        expected = model.base(interval, gap=gap, stale=stale)
+        permissions = Permissions(allow_gap=gap, allow_stale_base=stale, replace_overlapping=replaces)
+        expected = model.base(interval, gap=gap, stale=stale, replace=replaces)
         begun = self.happens(
             expected if isinstance(expected, str) else "",
             lambda: house.coordinator().begin(
@@ -392,6 +421,7 @@ class Pipelines(RuleBasedStateMachine):
             base=base_id,
             gap=gap,
             stale=stale,
+            replace=replaces,
             vouched=False,
             digest=digest,
             state=(*inherited, mine),
@@ -491,7 +521,7 @@ class Pipelines(RuleBasedStateMachine):
         """UnknownOutcome: the create took effect, or is still under way."""
         house = self.house(which)
         fresh = attempt % 2 or not house.model.tries
-        interval = self.some_interval(house, attempt, False, False)
+        interval = self.some_interval(house, attempt)
         made = self.begin_and_prepare(house, interval, None) if fresh else self.attempt(house, attempt)
         if made is None:
             return
@@ -761,7 +791,7 @@ class Pipelines(RuleBasedStateMachine):
         # Output of a retained checkpoint that a later run of its interval replaced may stay as long as that.
         old = {o.handle.path for r in kept for o in r.content.outputs}
         assert needed - old <= there <= needed | old | self.orphans(house), (needed - there, there - needed)
-        for interval, entry in outputs.items():
+        for interval, entry in model.published().items():
             assert house.published[interval] == entry.id
         SEEN["settled"] += 1
 
@@ -783,7 +813,8 @@ class Pipelines(RuleBasedStateMachine):
                 assert (record.content.attempt, record.content.base_id) == (made.name, made.base)
                 assert house.state_of(record) == made.state
                 assert (record.reproduces is not None) == model.entry(record.id).reproduction
-            current = log.current_outputs()
+            current, cuts = log.current_outputs(), sorted(log.current_outputs())
+            assert all(one.end <= other.start for one, other in pairwise(cuts))
             assert {i: n for i, (n, _) in current.items()} == {i: e.id for i, e in model.outputs().items()}
             for interval, entry in model.outputs().items():
                 data = house.storage.read(paths.output(interval, entry.made.name, 0, 0))
@@ -858,6 +889,8 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         lambda log, id: id if id in log.quarantined else None,
     ),
     "output of a rewind is current": (logs, "kind_of", lambda entry: "interval"),
+    "output of another cut stays current": (logs, "replaces_overlapping", lambda entry: False),
+    "output of another cut is in nobody's way": (lineage, "overlapping_outputs", lambda log, interval: []),
 }
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.retention import KeepLast, RetentionPolicy
 from state_backend.values.errors import CorruptFile
-from tests.support.checkpoints import content, day, run, sst
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions
+from tests.support.checkpoints import DAY, content, day, run, sst
 from tests.support.commit_world import (
     check,
     check_end,
@@ -29,6 +31,10 @@ TIGHT = KeepLast(1)
 X, Y = ("x", day(3), run("rx"), None), ("y", day(3), run("ry"), None)
 FIRST, SECOND = ("x", day(3), run("r", 0, 1), None), ("y", day(3), run("r", 0, 2), None)
 RERUN = ("z", day(1), run("rz"), None)
+TWO_DAYS = Interval(day(1).start, day(2).end)
+REPLACING = Permissions(replace_overlapping=True)
+HALF = Interval(day(1).start, day(1).start + DAY / 2)
+DAY_1_AGAIN = ("s", day(1), run("rs"), content(day(1), "a1").digest)
 SAME_AGAIN = ("s", day(2), run("rs"), content(day(2), "a2").digest)
 
 
@@ -171,6 +177,48 @@ SCENARIOS = (
         scene=partial(scene, 2, [X, Y, SAME_AGAIN], outputs=False),
         actors=(*map(unpublished, (task("x"), task("y"), task("s"))), sweeper(), quarantiner(2)),
         big=True,
+    ),
+    Scenario(
+        name="a re-run whose output is published, and an interval that replaces two days",
+        scene=partial(scene, 2, [RERUN]),
+        actors=(task("z"), whole_interval("wide", TWO_DAYS, "w", TIGHT, permissions=REPLACING)),
+    ),
+    Scenario(
+        name="an interval that replaced two days, and the day after",
+        scene=partial(scene, 2, [("w", TWO_DAYS, run("rw"), None)], may_replace={"w"}),
+        actors=(task("w"), whole_interval("next", day(3), "y", TIGHT)),
+    ),
+    Scenario(
+        name="an interval that replaces two days, a re-run of one, and the day after",
+        scene=partial(scene, 2, [("w", TWO_DAYS, run("rw"), None), RERUN], may_replace={"w"}),
+        actors=(task("w"), task("z"), whole_interval("next", day(3), "y", TIGHT)),
+        big=True,
+    ),
+    *(
+        Scenario(
+            name=f"a day whose output is current again while a half of it is computed, {how}",
+            scene=partial(
+                scene,
+                1,
+                [("x", HALF, run("rx"), None), DAY_1_AGAIN],
+                recut=[("w", TWO_DAYS), ("v", day(2))],
+                may_replace=may_replace,
+            ),
+            actors=(task("x", policy=KeepLast(5)), task("s", policy=KeepLast(5))),
+        )
+        for how, may_replace in (("which may replace nothing", ""), ("which may replace what is there", "x"))
+    ),
+    Scenario(
+        name="a day that replaces two with its own former result, and the day after those",
+        scene=partial(scene, 1, [DAY_1_AGAIN], recut=[("w", TWO_DAYS)], may_replace={"s"}),
+        actors=(task("s", policy=KeepLast(5)), whole_interval("next", day(3), "y", KeepLast(5))),
+    ),
+    Scenario(
+        name="an attempt, a re-run that widens the output otherwise, and a rewind",
+        scene=partial(
+            scene, 2, [X, DAY_1_AGAIN], columns={"a1": "integer", "a2": "integer", "x": "long", "s": "double"}
+        ),
+        actors=(task("x", policy=KeepLast(5)), task("s", policy=KeepLast(5)), rewinder("back", 1, "b", KeepLast(5))),
     ),
     Scenario(
         name="a rewind, an attempt, and a re-run",

@@ -6,10 +6,12 @@ The rules are those of sections 5 and 6 of the design, written a second time: no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import google_crc32c
@@ -22,7 +24,7 @@ from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import AttemptLost, CairnError, StateUnusable, UnknownOutcome
+from state_backend.values.errors import AttemptLost, CairnError, StateUnusable, UnknownOutcome, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
@@ -82,19 +84,25 @@ def after_commit(policy: RetentionPolicy) -> tuple[Callable[[Any], None], ...]:
 def _current(log: Log) -> tuple[Any, ...]:
     """Publishing asks a log for the current outputs only, and for their records if those are whole."""
     found: list[Any] = ["current"]
-    for interval, (n, _) in sorted(log.current_outputs().items()):
+    for interval, n in sorted(dict(log.publications()).items()):
         entry = log.entries[n]
         found.append((interval, n, isinstance(entry, Record), attempt_of(entry)))  # type: ignore[arg-type]
     return tuple(found)
 
 
 def whole_interval(
-    name: str, interval: Interval, attempt: str, policy: RetentionPolicy, *, outputs: bool = True
+    name: str,
+    interval: Interval,
+    attempt: str,
+    policy: RetentionPolicy,
+    *,
+    outputs: bool = True,
+    permissions: Permissions = Permissions(),  # noqa: B008
 ) -> Actor:
     """`process`, then `checkpoint`."""
 
     def process(storage: Storage) -> None:
-        prepare(storage, interval, attempt, run(f"run-of-{attempt}"), outputs=outputs)
+        prepare(storage, interval, attempt, run(f"run-of-{attempt}"), outputs=outputs, permissions=permissions)
 
     task = checkpoint_task(name, attempt, policy)
     return replace(task, stages=(process, *task.stages), may=(*task.may, StateUnusable))
@@ -109,10 +117,12 @@ def prepare(
     digest: int | None = None,
     inline: bool = True,
     outputs: bool = True,
+    permissions: Permissions = Permissions(),  # noqa: B008
+    column: str | None = None,
 ) -> None:
-    """One new file of state beside the base's, one of output, then *prepared*."""
+    """One new file of state beside the base's, one of output, then *prepared*. ``column``: the type of the output's only one."""
     begun = coordinator(storage, DEFAULT_POLICY).begin(
-        interval, run=who, permissions=Permissions(), pipeline_start_ms=start_ms(), attempt=attempt
+        interval, run=who, permissions=permissions, pipeline_start_ms=start_ms(), attempt=attempt
     )
     old = [h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles]
     new = storage.create(sst(attempt), f"state of {attempt}".encode())
@@ -121,7 +131,8 @@ def prepare(
     if not inline:
         file = storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
         ref = ShardRef(shard=0, manifest=file, inline=None)
-    options = {} if digest is None else {"digest": digest}
+    options: dict[str, Any] = {} if digest is None else {"digest": digest}
+    options |= {"permissions": permissions, "output_schema": None if column is None else one_column(column)}
     base_id = begun.base.id if begun.base else None
     files = ()
     if outputs:
@@ -129,6 +140,10 @@ def prepare(
         files = (OutputFile(handle=output, rows=1),)
     made_content = content(interval, attempt, base_id, run=who, shards=(ref,), outputs=files, **options)
     coordinator(storage, DEFAULT_POLICY).prepare(Prepared(h0=begun.h0, content=made_content))
+
+
+def one_column(type_: str) -> dict[str, Any]:
+    return {"type": "struct", "fields": [{"name": "a", "type": type_, "nullable": True, "metadata": {}}]}
 
 
 def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy) -> Actor:
@@ -191,7 +206,8 @@ class History:
         if record.content.kind != "interval":
             return record.content.kind == "consolidate"
         before = [c for c in self.commits(record.id) if _counts(c) and c.content.interval == record.content.interval]
-        return bool(before) and self.same(before[-1], record)
+        replaces = self.outputs(record.id).keys() - self.outputs(record.id + 1).keys()
+        return bool(before) and self.same(before[-1], record) and not replaces
 
     def stale_by(self, checkpoint_id: int, until: int) -> int | None:
         """The commit below ``until`` that made it stale."""
@@ -217,6 +233,8 @@ class History:
 
     def base_for(self, interval: Interval) -> int | str | None:
         """The id that the interval starts from now, None for empty state, or the name of the error."""
+        if any(i.start < interval.end and interval.start < i.end and i != interval for i in self.outputs()):
+            return "UsageError"
         if interval.start_ms == start_ms():
             return None
         retained = self.retained(max(self.records, default=0))
@@ -233,13 +251,26 @@ class History:
         record = self.records.get(checkpoint_id)
         return {r.id: r.stale_by for r in record.retained} if record is not None else {}
 
-    def outputs(self) -> dict[Interval, Record]:
-        """Whose output is current."""
-        return {c.content.interval: c for c in self.commits() if c.content.kind == "interval"}
+    def outputs(self, until: int | None = None) -> dict[Interval, Record]:
+        """Whose output is current before the id ``until``."""
+        made = [c for c in self.commits(until) if c.content.kind == "interval"]
+        return {c.content.interval: c for c in made if not any(_replaces(later, c) for later in made)}
+
+    def withdrawn(self) -> dict[Interval, int]:
+        """Intervals whose output is not current any more, with the commit that replaced it."""
+        made = [c for c in self.commits() if c.content.kind == "interval"]
+        gone = {c.content.interval: [n.id for n in made if _replaces(n, c)] for c in made}
+        return {i: min(by) for i, by in gone.items() if by and i not in self.outputs()}
 
 
 def _counts(record: Record) -> bool:
     return record.content.kind in ("interval", "restore")
+
+
+def _replaces(later: Record, earlier: Record) -> bool:
+    ours, theirs = later.content.interval, earlier.content.interval
+    overlaps = ours.start < theirs.end and theirs.start < ours.end and ours != theirs
+    return later.id > earlier.id and overlaps and later.content.permissions.replace_overlapping
 
 
 def _left(record: Record) -> tuple[Any, ...]:
@@ -267,6 +298,8 @@ def check(contents: Contents) -> None:
     for record in history.commits():
         check_commit(history, record)
     check_retained(history)
+    check_outputs(history)
+    check_schemas(history)
     check_files(contents, history)
     check_recovery(contents, history)
 
@@ -320,6 +353,9 @@ def check_commit(history: History, record: Record) -> None:
             continue
         earlier_try = theirs.run.run_id == made.run.run_id and _order(theirs.run) < _order(made.run)
         must(history.reproduces(other) or earlier_try, "of two attempts at one interval one counts", other.id, n)
+    gone = history.outputs(n).keys() - history.outputs(n + 1).keys() if prepared is not None else set()
+    late = [i for i in gone if history.outputs(n)[i].id > h0]
+    must(not late, "output is replaced that was there at begin", n, *late)
     if made.base_id is None:
         must(made.kind == "restore" or made.interval.start_ms == start_ms(), "only the first interval starts empty", n)
         return
@@ -333,7 +369,9 @@ def check_commit(history: History, record: Record) -> None:
             c for c in newer if c in history.retained(n - 1) and history.usable(c) and history.stale_by(c, n) is None
         ]
         must(not newer, "a base is the newest of its interval", n, base, newer)
-    must(history.stale_by(base, n) is None, "no commit on a dead branch", n, base)
+    stale_by = history.stale_by(base, n)
+    forgiven = made.permissions.allow_stale_base and (prepared is None or (stale_by or 0) <= h0)
+    must(stale_by is None or forgiven, "no commit on a dead branch", n, base)
 
 
 def _order(who: RunRef) -> tuple[int, int]:
@@ -355,6 +393,33 @@ def check_retained(history: History) -> None:
         if furthest is not None and furthest not in now:
             newest = history.commit(n).content.interval.end
             must(newest >= history.commit(furthest).content.interval.end, "the furthest state stays", n, furthest)
+
+
+def check_outputs(history: History) -> None:
+    """Nobody who reads all that is current has the same time twice."""
+    current = sorted(history.outputs())
+    for i, one in enumerate(current):
+        for other in current[i + 1 :]:
+            must(one.end <= other.start, "no two current outputs overlap", one, other)
+
+
+READ_AS = {("integer", "long"), ("integer", "double")}
+
+
+def check_schemas(history: History) -> None:
+    """No schema of output is lost, every file knows its own, and rows can be read from each to the newest."""
+    known: tuple[Any, ...] = ()
+    for record in history.commits():
+        schemas = record.output_schemas
+        must(schemas[: len(known)] == known, "no output schema is lost", record.id)
+        known = schemas
+        types = [schema["fields"][0]["type"] for schema in schemas]
+        must({*pairwise(types)} <= READ_AS, "older rows can be read", record.id, types)
+        made = history.prepared.get(record.content.attempt)
+        declared = made.content.output_schema if made is not None else None
+        if declared is not None and made is not None and made.content.kind == "interval":
+            mine = {schemas[(f.schema_version or 0) - 1]["fields"][0]["type"] for f in record.content.outputs}
+            must(mine == {declared["fields"][0]["type"]}, "a file knows its schema", record.id, mine)
 
 
 def check_files(contents: Contents, history: History) -> None:
@@ -436,6 +501,12 @@ def check_recovery(contents: Contents, history: History) -> None:
         # Whoever dies in its hook may have written over a newer one's; a sink that minds refuses smaller ids.
         died = seen < record.id and storage.stat(paths.published(interval, seen)) is None
         must(seen == record.id or (died and seen), "the sink has the newest output", interval, record.id, seen)
+    shown = {i: n for i, (n, _) in made.log().current_outputs().items()}
+    must(shown == {i: r.id for i, r in history.outputs().items()}, "readers see what is current", shown)
+    for interval, by in history.withdrawn().items():
+        seen = int(storage.sink.get(sink(interval), b"0"))
+        died = seen < by and storage.stat(paths.published(interval, seen)) is None
+        must(seen >= by or (died and seen), "the sink knows what was replaced", interval, by, seen)
     _check_bases(made, history)
 
 
@@ -471,7 +542,7 @@ def _check_bases(made: Coordinator, history: History) -> None:
                 day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next"
             )
             found = begun.base.id if begun.base is not None else None
-        except StateUnusable as error:
+        except (StateUnusable, UsageError) as error:
             found = type(error).__name__
         must(found == expected, "an interval starts from its base", day(n), expected, found)
 
@@ -482,16 +553,28 @@ def scene(
     *,
     inline: bool = True,
     outputs: bool = True,
+    recut: Iterable[tuple[str, Interval]] = (),
+    may_replace: Container[str] = (),
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> MemoryStorage:
-    """Days that were committed as ``a1``, ``a2``, ... and published, and attempts (name, interval, run, digest) prepared since."""
+    """Days that were committed as ``a1``, ``a2``, ... and then intervals of other cuts (name, interval) that replace what they
+    overlap, all published, and attempts (name, interval, run, digest) prepared since; those of ``may_replace`` may replace too.
+    ``columns``: the output's type, by attempt."""
     storage = _Sink()
     made = coordinator(storage, DEFAULT_POLICY)
     for n in range(1, days + 1):
-        prepare(storage, day(n), f"a{n}", run(f"run-{n}"), inline=inline, outputs=outputs)
+        name, who = f"a{n}", run(f"run-{n}")
+        prepare(storage, day(n), name, who, inline=inline, outputs=outputs, column=columns.get(name))
         made.commit(f"a{n}")
+    for name, interval in recut:
+        allowed = Permissions(replace_overlapping=True, allow_stale_base=True)
+        prepare(storage, interval, name, run(f"run-{name}"), permissions=allowed)
+        made.commit(name)
     made.publish(hook_into(storage))
     for path, data in storage.sink.items():
         storage.create(path, data)
     for attempt, interval, who, digest in attempts:
-        prepare(storage, interval, attempt, who, digest=digest, inline=inline, outputs=outputs)
+        allowed = Permissions(replace_overlapping=attempt in may_replace)
+        how: dict[str, Any] = {"inline": inline, "outputs": outputs, "column": columns.get(attempt)}
+        prepare(storage, interval, attempt, who, digest=digest, permissions=allowed, **how)
     return storage

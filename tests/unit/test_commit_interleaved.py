@@ -12,9 +12,11 @@ import pytest
 
 from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import lineage
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, interval_of
+from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
@@ -247,6 +249,75 @@ def what_was_published_meanwhile_is_not_looked_at() -> Iterator[None]:
 def a_sweep_does_not_tell_the_log() -> Iterator[None]:
     real = sweeping.plan_sweep
     with mock.patch.object(sweeping, "plan_sweep", lambda *a, **o: replace(real(*a, **o), abandon=())):
+        yield
+
+
+@bug("which may replace nothing")
+def output_of_another_cut_is_looked_for_at_begin_only() -> Iterator[None]:
+    real = committing.plan_base
+
+    def blind(log: Log, *rest: Any, **options: Any) -> Any:
+        with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
+            return real(log, *rest, **options)
+
+    with mock.patch.object(committing, "plan_base", blind):
+        yield
+
+
+@bug("which may replace what is there")
+def a_permission_covers_what_came_later() -> Iterator[None]:
+    real = committing.plan_base
+
+    def at_any_time(*rest: Any, as_of: int) -> Any:
+        return real(*rest)
+
+    with mock.patch.object(committing, "plan_base", at_any_time):
+        yield
+
+
+@bug("replaced two days, and the day after")
+def a_tombstone_forgets_what_it_replaced() -> Iterator[None]:
+    real = coordinating.tombstone_of
+    with mock.patch.object(coordinating, "tombstone_of", lambda r: replace(real(r), replace_overlapping=False)):
+        yield
+
+
+@bug("and an interval that replaces two days")
+def a_sink_is_not_told_what_was_replaced() -> Iterator[None]:
+    real = Log.publications
+
+    def own(log: Log) -> Any:
+        return [(i, n) for i, n in real(log) if interval_of(log.entries[n]) == i]  # type: ignore[arg-type]
+
+    with mock.patch.object(Log, "publications", own):
+        yield
+
+
+@bug("its own former result")
+def what_replaces_passes_for_a_reproduction() -> Iterator[None]:
+    with mock.patch.object(committing, "reproduces", lambda log, content: 1 if content.attempt == "s" else None):
+        yield
+
+
+@bug("widens the output otherwise")
+def output_schemas_are_compared_at_begin_only() -> Iterator[None]:
+    def next_schemas(log: Log, content: Any) -> Any:
+        known, declared = recorded_schemas(log), content.output_schema
+        return known if declared is None or known[-1:] == (declared,) else (*known, declared)
+
+    with mock.patch.object(committing, "next_schemas", next_schemas):
+        yield
+
+
+@bug("widens the output otherwise")
+def a_rewind_takes_the_schemas_back() -> Iterator[None]:
+    real = committing.next_schemas
+
+    def next_schemas(log: Log, content: Any) -> Any:
+        target = log.entries[content.base_id] if content.kind == "restore" else None
+        return target.output_schemas if isinstance(target, Record) else real(log, content)
+
+    with mock.patch.object(committing, "next_schemas", next_schemas):
         yield
 
 

@@ -28,6 +28,7 @@ from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files
 from tests.support.real_shards import RealPipeline
 
 OTHER = "other savepoint"
+NO_COLUMNS: dict[str, Any] = {"type": "struct", "fields": []}
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +114,9 @@ def commit(root: Path) -> None:
 
 def read_output(root: Path) -> None:
     (_, files) = read_log(LocalStorage(root / PIPELINE)).current_outputs()[day(5)]
-    reader = _OutputReader(str(root / PIPELINE), list(files))
+    reader = _OutputReader(str(root / PIPELINE), list(files), (NO_COLUMNS,))
     for file in files:
-        list(reader.read(_File(file.handle)))
+        list(reader.read(_File(file)))
 
 
 def sweep_all(root: Path) -> None:
@@ -266,10 +267,10 @@ def test_an_output_that_a_re_run_took_away_is_no_damage(root: Path) -> None:
     """A query that was planned before: it fails as a whole and says to ask again, it does not show rows of two results."""
     made = RealPipeline(root, policy=KeepLast(1))
     (_, files) = read_log(made.storage).current_outputs()[day(5)]
-    reader = _OutputReader(str(root / PIPELINE), list(files))
+    reader = _OutputReader(str(root / PIPELINE), list(files), (NO_COLUMNS,))
     made.run(5, "again5", {"a": 50})
     with pytest.raises(CairnError, match="replaced by a re-run while this query ran; query again"):
-        list(reader.read(_File(files[0].handle)))
+        list(reader.read(_File(files[0])))
 
 
 # --- what can be restored instead ---------------------------------------------------------------------------------------------------

@@ -123,13 +123,15 @@ def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
 
 def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"input_rows": 842, "attempt": "ignored"}')
-    result = run(micro_batch(allow_gap="True", allow_stale_base="False"))
+    result = run(micro_batch(allow_gap="True", allow_stale_base="False", replace_overlapping="True"))
     asked = json.loads((folder / "arguments.json").read_text())
-    options = dict(zip(asked[1:-1:2], asked[2:-1:2], strict=True))
-    assert asked[0] == "process" and asked[-1:] != ["--allow-stale-base"]
+    given = ("--allow-gap", "--replace-overlapping")
+    pairs = [a for a in asked[1:] if a not in given]
+    options = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    assert asked[0] == "process" and [a for a in asked if a in given] == [*given]
     assert options["--start"] == "2013-01-05T00:00:00+00:00" and options["--end"] == "2013-01-06T00:00:00+00:00"
     assert (options["--run-id"], options["--clear-number"], options["--try-number"]) == ("r1", "2", "3")
-    assert options["--spark"] == "sc://h:7" and "--allow-gap" in asked and "--allow-stale-base" not in asked
+    assert options["--spark"] == "sc://h:7" and "--allow-stale-base" not in asked
     assert result == {"input_rows": 842, "attempt": options["--attempt"]}
 
 

@@ -13,8 +13,9 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptFile, UsageError
-from state_backend.values.records import Record
-from tests.support.checkpoints import Folder, day
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions, Record
+from tests.support.checkpoints import DAY, Folder, day
 
 HERE = "interval=20240101T000000000Z_20240102T000000000Z"
 
@@ -86,6 +87,16 @@ def test_an_interval_that_puts_nothing_out_any_more_loses_its_files() -> None:
     this.folder.run(day(1), "a2", digest=2, outputs=())
     this.publish()
     assert this.contents() == {}
+
+
+def test_an_interval_that_was_replaced_by_another_cut_loses_its_files() -> None:
+    this = Copying(MemoryStorage())
+    this.folder.run(day(1), "a1")
+    this.publish()
+    noon = day(1).start + DAY / 2
+    this.folder.run(Interval(day(1).start, noon), "am", permissions=Permissions(replace_overlapping=True))
+    this.publish()
+    assert {path.split("/")[0] for path in this.contents()} == {HERE.replace("20240102T00", "20240101T12")}
 
 
 def test_a_url_that_nothing_serves_is_told_at_once() -> None:

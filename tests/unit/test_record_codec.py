@@ -51,9 +51,13 @@ SHARDS = (
         changes=ShardChanges(segments=SEGMENTS, key_group_states=MANIFEST.key_group_states),
     ),
 )
-OUTPUTS = (OutputFile(handle=replace(HANDLE, path="output/i/a/part-0.parquet"), rows=3),)
-RECORD = record(
-    2, day(2), 1, parallelism=2, shards=SHARDS, outputs=OUTPUTS, source_position={"näme": [1, 2.5, None, "\u2028"]}
+OUTPUTS = (OutputFile(handle=replace(HANDLE, path="output/i/a/part-0.parquet"), rows=3, schema_version=2),)
+SCHEMA = {"type": "struct", "fields": [{"name": "ä", "type": "long", "nullable": True, "metadata": {"default": -1}}]}
+RECORD = replace(
+    record(
+        2, day(2), 1, parallelism=2, shards=SHARDS, outputs=OUTPUTS, source_position={"näme": [1, 2.5, None, "\u2028"]}
+    ),
+    output_schemas=(SCHEMA, SCHEMA),
 )
 VALUES: list[Any] = [
     RECORD,
@@ -73,7 +77,7 @@ VALUES: list[Any] = [
         reproduces=None,
         outputs=OUTPUTS,
     ),
-    Prepared(h0=0, content=content(day(1), "a", parallelism=2, shards=SHARDS)),
+    Prepared(h0=0, content=content(day(1), "a", parallelism=2, shards=SHARDS, output_schema=SCHEMA)),
     manifest([HANDLE]),
     Quarantine(id=1, reason='it "lies"', findings=("x",)),
     Published(id=1, interval=day(1)),
@@ -134,6 +138,31 @@ def test_records_of_before_bytes_of_key_groups_and_retention_were_recorded() -> 
             assert group.pop("size_bytes") is None
 
     assert record_codec.decode(resealed(as_before), "p", Record) == RECORD
+
+
+@pytest.mark.parametrize("value", [v for v in VALUES if isinstance(v, Record | Tombstone | Prepared)])
+def test_records_of_before_output_had_a_schema_and_could_be_replaced(value: Any) -> None:
+    def as_before(body: dict[str, Any]) -> None:
+        inner = body.get("content", body)
+        for of, name in (
+            *(
+                (of, name)
+                for of in (body, inner)
+                for name in ("replace_overlapping", "output_schemas", "output_schema")
+            ),
+            *((file, "schema_version") for file in inner["outputs"]),
+            (inner.get("permissions", {}), "replace_overlapping"),
+        ):
+            of.pop(name, None)
+
+    decoded = record_codec.decode(resealed(as_before, value), "p", *ALL)
+    if isinstance(value, Tombstone):
+        assert decoded.outputs == tuple(replace(file, schema_version=None) for file in value.outputs)
+        assert decoded.replace_overlapping is False
+    else:
+        files = tuple(replace(file, schema_version=None) for file in value.content.outputs)
+        before = replace(value, content=replace(value.content, outputs=files, output_schema=None))
+        assert decoded == (replace(before, output_schemas=()) if isinstance(value, Record) else before)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])

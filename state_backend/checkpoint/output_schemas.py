@@ -1,0 +1,60 @@
+"""Which schemas output has had, and whether another may follow. Pure functions over the log.
+
+Output files are never written anew, so every schema that a commit brings has to be one that all rows before it can be read in. The
+newest commit lists all schemas, oldest first, and each file says which one it has: a retention that drops records loses none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from state_backend.checkpoint.log import Log
+from state_backend.formats.schema_evolution import compare_schemas
+from state_backend.formats.types import parse_struct
+from state_backend.values.errors import UsageError
+from state_backend.values.records import Content, OutputFile, Record, SweepRecord
+
+
+def recorded_schemas(log: Log) -> tuple[dict[str, Any], ...]:
+    """All schemas that output has had, oldest first; none in a root of an older release. The newest commit retains itself, so it is
+    whole."""
+    for checkpoint_id in range(log.head_id, 0, -1):
+        entry = log.entries[checkpoint_id]
+        if not isinstance(entry, SweepRecord):
+            return entry.output_schemas if isinstance(entry, Record) else ()
+    return ()
+
+
+def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
+    """A current output file of the highest id that has any; of late rows, if ``late``."""
+    files = ((n, file) for n, files in log.current_outputs().values() for file in files if file.late == late)
+    return max(files, key=lambda found: found[0], default=(0, None))[1]
+
+
+def output_so_far(log: Log) -> dict[str, Any] | OutputFile | None:
+    """The schema that output has now; or, where none is recorded, a file that has it; None if there is no output."""
+    schemas = recorded_schemas(log)
+    return schemas[-1] if schemas else newest_output(log)
+
+
+def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[str, Any]) -> None:
+    """UsageError if rows of the recorded schema can't be read in the declared one; the rules are those of states
+    (``schema_evolution.py``)."""
+    refused = compare_schemas(parse_struct(recorded), parse_struct(declared)).refused
+    if refused:
+        raise UsageError(
+            f"pipeline {pipeline!r}: output_schema can't follow that of the output that is there: {'; '.join(refused)}. Or go on under "
+            "another name, whose output begins anew: cairn fork takes the state there"
+        )
+
+
+def next_schemas(log: Log, content: Content) -> tuple[dict[str, Any], ...]:
+    """The schemas with that of ``content``, if it is another than the newest. UsageError as ``check_output_schema``."""
+    schemas, declared = recorded_schemas(log), content.output_schema
+    if content.kind != "interval" or declared is None:
+        return schemas
+    if schemas:
+        if parse_struct(schemas[-1]) == parse_struct(declared):
+            return schemas
+        check_output_schema(content.pipeline, schemas[-1], declared)
+    return (*schemas, declared)

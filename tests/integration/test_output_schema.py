@@ -1,0 +1,158 @@
+"""An output schema that changes from interval to interval, through Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import Row
+
+from jobs.pipeline import Interval, Pipeline
+from jobs.run_interval import coordinator_of, run_interval
+from jobs.runtime.keyed_output import KeyedOutput
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.rewind import fork
+from state_backend.values.errors import UsageError
+from state_backend.values.records import RunRef
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+# By hour: what the input's schema is then.
+INPUT = {0: "user string, at timestamp, n int", 3: "n bigint, at timestamp, user string, note string"}
+
+
+def hour(n: int) -> Interval:
+    return Interval(START + n * HOUR, START + (n + 1) * HOUR)
+
+
+def read_hours(spark: SparkSession, interval: Interval) -> DataFrame:
+    """A row in time, and from hour 2 on one that is late."""
+    n = (interval.start - START) // HOUR
+    ddl = INPUT[max(since for since in INPUT if since <= n)]
+    rows = [("ann", interval.start + HOUR / 2, n)] + [("ann", START, -n)] * (n >= 2)
+    values = [{"user": user, "at": at, "n": m, "note": f"note {m}"} for user, at, m in rows]
+    names = [part.split()[0] for part in ddl.split(", ")]
+    return spark.createDataFrame([tuple(v[name] for name in names) for v in values], ddl)
+
+
+class Everything(StatefulProcessor):
+    """Yields more than any schema has: what is not asked for is dropped."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = (self._count.get() or (0,))[0] + len(list(rows))
+        self._count.update((n,))
+        part = Row(a=n, b=f"b{n}", c=n + 0.5)
+        yield Row(user=key[0], n=n, note=f"note {n}", part=part, parts=[part], by={"k": part}, at=START)
+
+
+def pipeline(output_schema: str, name: str = "evolving") -> Pipeline:
+    return Pipeline(
+        name=name,
+        start=START,
+        source=read_hours,
+        key=["user"],
+        processor=Everything,
+        output_schema=output_schema,
+        time_mode="event",
+        event_time="at",
+        watermark_delay=timedelta(0),
+        parallelism=1,
+        max_parallelism=8,
+    )
+
+
+def read(
+    spark: SparkSession, root: Path, name: str = "evolving", **options: str
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The columns with their types, and the rows by ``n`` if there is one."""
+    spark.dataSource.register(KeyedOutput)
+    table = (
+        spark.read.format("keyed_output").option("root", str(root)).option("pipeline", name).options(**options).load()
+    )
+    rows = table.orderBy("n").collect() if "n" in table.columns else table.collect()
+    return [f"{f.name} {f.dataType.simpleString()}" for f in table.schema], [tuple(r) for r in rows]
+
+
+FIRST = "user string, n int not null, part struct<a: int, b: string>, parts array<struct<a: int>>, by map<string, struct<a: int>>"
+SECOND = (
+    "by map<string, struct<b: string, a: bigint>>, note string, parts array<struct<c: double, a: double>>, n bigint, user string, "
+    "part struct<b: string, c: double, a: bigint>"
+)
+THIRD = "n bigint, user string, at timestamp"
+FOURTH = "n bigint, note string"
+
+
+def test_a_schema_that_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """Added, dropped, reordered, widened, at every depth; then what can't follow is refused before anything was done."""
+    root = str(tmp_path)
+    run_interval(spark, pipeline(FIRST), hour(0), root)
+    assert read(spark, tmp_path)[1] == [("ann", 1, Row(a=1, b="b1"), [Row(a=1)], {"k": Row(a=1)})]
+
+    run_interval(spark, pipeline(SECOND), hour(1), root)
+    columns, rows = read(spark, tmp_path)
+    assert columns == [
+        "by map<string,struct<b:string,a:bigint>>",
+        "note string",
+        "parts array<struct<c:double,a:double>>",
+        "n bigint",
+        "user string",
+        "part struct<b:string,c:double,a:bigint>",
+    ]
+    assert rows == [
+        ({"k": Row(b=None, a=1)}, None, [Row(c=None, a=1.0)], 1, "ann", Row(b="b1", c=None, a=1)),
+        ({"k": Row(b="b2", a=2)}, "note 2", [Row(c=2.5, a=2.0)], 2, "ann", Row(b="b2", c=2.5, a=2)),
+    ]
+
+    run_interval(spark, pipeline(THIRD), hour(2), root)
+    assert read(spark, tmp_path)[1] == [(1, "ann", None), (2, "ann", None), (3, "ann", START.replace(tzinfo=None))]
+    # A query of the past has the newest columns too.
+    assert read(spark, tmp_path, end=hour(0).end.isoformat())[1] == [(1, "ann", None)]
+
+    before = {info.path for info in open_storage(f"{root}/evolving").list("")}
+    with pytest.raises(UsageError, match=r"field 'n': recorded as bigint, declared as string; .* cairn fork"):
+        run_interval(spark, pipeline("n string"), hour(3), root)
+    assert {info.path for info in open_storage(f"{root}/evolving").list("")} == before
+
+    # What was dropped may come back with another type: the notes of hour 1 stay where they are.
+    run_interval(spark, pipeline(FOURTH), hour(3), root)
+    assert read(spark, tmp_path)[1] == [(1, None), (2, None), (3, None), (4, "note 4")]
+
+    # Late rows have the input's schema, which changed before hour 3.
+    columns, rows = read(spark, tmp_path, late="true")
+    assert columns == ["n bigint", "at timestamp", "user string", "note string"]
+    assert [(n, user, note) for n, _, user, note in rows] == [(-3, "ann", "note -3"), (-2, "ann", None)]
+
+    # The way out of a refusal: the state goes on under another name, and output begins anew.
+    other = pipeline("n string, user string", name="other")
+    into = coordinator_of(other, root)
+    fork(open_storage(f"{root}/evolving"), 4, into, run=RunRef(run_id="f", clear_number=0, try_number=1), attempt="f")
+    with pytest.raises(Exception, match="does not fit"):
+        run_interval(spark, other, hour(4), root)  # the processor still yields a number
+    run_interval(spark, pipeline("n decimal(38,0), user string", name="other"), hour(4), root)
+    assert [tuple(map(str, row)) for row in read(spark, tmp_path, "other")[1]] == [("5", "ann")]
+
+
+def test_another_cut_through_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """An hour, then its halves: refused, then they replace it; nothing is read twice."""
+    root, (whole, half) = str(tmp_path), (hour(0), HOUR / 2)
+    run_interval(spark, pipeline(THIRD), whole, root)
+    halves = [Interval(whole.start, whole.start + half), Interval(whole.start + half, whole.end)]
+    with pytest.raises(UsageError, match="replace_overlapping"):
+        run_interval(spark, pipeline(THIRD), halves[0], root)
+    for n, interval in enumerate(halves):
+        record = run_interval(spark, pipeline(THIRD), interval, root, replace_overlapping=True)
+        assert record.content.permissions.replace_overlapping
+        assert len(read(spark, tmp_path)[1]) == n + 1

@@ -1,0 +1,335 @@
+"""Intervals that are cut otherwise than those whose output is current: refused, or they replace it in the same commit."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+from itertools import pairwise
+from unittest import mock
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from jobs.pipeline import Pipeline
+from state_backend import verify
+from state_backend.checkpoint import lineage
+from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint.lineage import overlapping_outputs
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.rewind import rewind
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
+from state_backend.values.errors import BaseMoved, Fenced, StaleStateError, StateGapError, UsageError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions, Record
+from state_backend.verify import VerifiedCheckpoint
+from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
+
+HOUR = timedelta(hours=1)
+REPLACE = Permissions(replace_overlapping=True)
+NEW_YORK = ZoneInfo("America/New_York")
+
+
+def hours(n: int, first: int = 0, last: int = 24) -> list[Interval]:
+    """Those of the n-th day, from 1."""
+    return [Interval(day(n).start + h * HOUR, day(n).start + (h + 1) * HOUR) for h in range(first, last)]
+
+
+def halves(n: int) -> tuple[Interval, Interval]:
+    noon = day(n).start + DAY / 2
+    return Interval(day(n).start, noon), Interval(noon, day(n).end)
+
+
+def days_of(count: int, **options: object) -> Folder:
+    folder = Folder(**options)  # type: ignore[arg-type]
+    for n in range(1, count + 1):
+        folder.run(day(n), f"d{n}")
+    return folder
+
+
+def current(folder: Folder) -> list[Interval]:
+    return sorted(folder.coordinator.log().current_outputs())
+
+
+# --- the fold -----------------------------------------------------------------------------------------------------------------
+
+AM, PM = halves(1)
+TWO_DAYS = Interval(day(1).start, day(2).end)
+LATE = Interval(PM.start, day(2).start + DAY / 2)
+
+FOLDS: list[tuple[list[tuple[Interval, bool]], list[tuple[Interval, int]]]] = [
+    ([(day(1), False), (day(2), True)], [(day(1), 1), (day(2), 2)]),  # they touch
+    ([(day(1), False), (day(1), True)], [(day(1), 2)]),  # the same interval
+    ([(day(1), False), (AM, True)], [(AM, 2)]),
+    ([(day(1), False), (AM, True), (PM, True)], [(AM, 2), (PM, 3)]),
+    ([(AM, False), (PM, False), (day(1), True)], [(day(1), 3)]),
+    ([(day(1), False), (day(2), False), (LATE, True)], [(LATE, 3)]),
+    ([(day(1), False), (AM, True), (day(1), True)], [(day(1), 3)]),
+    ([(day(1), False), (TWO_DAYS, True), (day(2), True)], [(day(2), 3)]),  # day 1 does not come back
+    ([(day(1), False), (AM, False), (PM, False)], [(AM, 2), (day(1), 1), (PM, 3)]),  # of a time without this rule
+]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize(("commits", "expected"), FOLDS)
+def test_what_is_current(
+    commits: list[tuple[Interval, bool]], expected: list[tuple[Interval, int]], dropped: bool
+) -> None:
+    records = [
+        record(n, interval, permissions=Permissions(replace_overlapping=replaces))
+        for n, (interval, replaces) in enumerate(commits, start=1)
+    ]
+    log = Log({r.id: tombstone_of(r) if dropped and r.id < len(records) else r for r in records})
+    assert [(i, n) for i, (n, _) in sorted(log.current_outputs().items())] == expected
+
+
+def test_many_cuts_fold_as_one_by_one() -> None:
+    """The fold looks only near the interval; this looks everywhere."""
+    source = random.Random(7)
+    for _ in range(200):
+        expected: dict[Interval, int] = {}
+        entries = {}
+        for n in range(1, 13):
+            first = source.randrange(20)
+            interval = Interval(START + first * HOUR, START + (first + source.choice((1, 1, 2, 5, 12))) * HOUR)
+            replaces = source.random() < 0.5
+            if replaces:
+                expected = {i: by for i, by in expected.items() if i == interval or not i.overlaps(interval)}
+            expected[interval] = n
+            entries[n] = record(n, interval, permissions=Permissions(replace_overlapping=replaces))
+        log = Log(entries)
+        assert {i: n for i, (n, _) in log.current_outputs().items()} == expected
+        for probe in hours(1):
+            found = sorted((i, n) for i, n in expected.items() if i.overlaps(probe) and i != probe)
+            assert overlapping_outputs(log, probe) == found
+
+
+# --- refused ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_and_its_halves_are_not_all_committed() -> None:
+    """Three checkpoints, and one read gave every row twice."""
+    folder = days_of(1)
+    with pytest.raises(UsageError, match="overlaps it and is cut otherwise") as refused:
+        folder.run(AM, "am")
+    assert "[2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z) (checkpoint 1)" in str(refused.value)
+    assert (
+        "airflow backfill create --dag-id counting --from-date 2024-01-01T00:00:00Z --to-date 2024-01-01T12:00:00Z "
+        """--max-active-runs 1 --reprocess-behavior completed --dag-run-conf '{"replace_overlapping": true}'"""
+    ) in str(refused.value)
+    assert current(folder) == [day(1)]
+
+
+def test_of_two_cuts_that_are_computed_at_once_one_is_committed() -> None:
+    folder = days_of(1)
+    folder.prepare(day(2), "day")
+    folder.prepare(halves(2)[0], "half")
+    folder.coordinator.commit("day")
+    with pytest.raises(Fenced):
+        folder.coordinator.commit("half")
+    assert current(folder) == [day(1), day(2)]
+
+
+@pytest.mark.parametrize("allowed", [Permissions(), REPLACE])
+def test_output_that_became_current_again_is_seen_by_the_commit(allowed: Permissions) -> None:
+    """Run again with the same result, an interval fences nobody; its output is there again all the same."""
+    folder = days_of(1)
+    folder.run(TWO_DAYS, "two", permissions=REPLACE)
+    folder.run(day(2), "second", permissions=Permissions(replace_overlapping=True, allow_stale_base=True))
+    folder.prepare(AM, "half", permissions=allowed)
+    same = folder.run(day(1), "again", digest=content(day(1), "d1").digest)
+    assert same.record is not None and same.record.reproduces == 1
+    with pytest.raises(BaseMoved, match="cut otherwise"):
+        folder.coordinator.commit("half")
+    assert current(folder) == [day(1), day(2)]
+
+
+def test_an_attempt_that_older_code_began_is_refused_by_the_commit() -> None:
+    folder = days_of(1)
+    folder.prepare(AM, "old", h0=1, base_id=None)
+    with pytest.raises(BaseMoved, match="cut otherwise"):
+        folder.coordinator.commit("old")
+
+
+# --- a schedule that changes -------------------------------------------------------------------------------------------------
+
+
+def test_from_daily_to_hourly_in_mid_life() -> None:
+    """What comes after the change overlaps nothing."""
+    folder = days_of(3)
+    for h in hours(4):
+        folder.run(h, f"h{h.start.hour}")
+    assert current(folder) == [day(1), day(2), day(3), *hours(4)]
+
+
+def test_a_clear_of_the_past_runs_the_interval_as_it_was_cut() -> None:
+    folder = days_of(3)
+    folder.run(hours(4)[0], "h0")
+    folder.run(day(2), "again")
+    assert current(folder) == [day(1), day(2), day(3), hours(4)[0]]
+
+
+def test_a_backfill_of_the_past_with_the_new_cut() -> None:
+    """Each hour says that it replaces. The first one takes the day away; hours that have not run yet are missing until they do."""
+    folder = days_of(3)
+    with pytest.raises(UsageError, match="replace_overlapping"):
+        folder.run(hours(2)[0], "h0")
+    for n, h in enumerate(hours(2)):
+        folder.run(h, f"h{n}", permissions=REPLACE)
+        assert current(folder) == [day(1), *hours(2)[: n + 1], day(3)]
+    # The state at the day's end is that of its last hour.
+    assert folder.run(day(3), "d3 again").record.content.base_id == 3 + 24  # type: ignore[union-attr]
+
+
+def test_from_hourly_to_daily() -> None:
+    folder = days_of(1, policy=KeepLast(100))
+    for n, h in enumerate(hours(2)):
+        folder.run(h, f"h{n}")
+    with pytest.raises(UsageError, match=r"\(checkpoint 4\) and 21 more"):
+        folder.run(day(2), "day")
+    folder.run(day(2), "day", permissions=REPLACE)
+    assert current(folder) == [day(1), day(2)]
+
+
+def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
+    folder = days_of(2)
+    folder.run(halves(2)[0], "am", permissions=REPLACE)
+    with pytest.raises(StaleStateError) as refused:
+        folder.run(day(3), "d3")
+    assert "--from-date 2024-01-02T12:00:00Z --to-date 2024-01-02T12:00:00Z" in str(refused.value)
+    folder.run(halves(2)[1], "pm", permissions=REPLACE)
+    folder.run(day(3), "d3")
+
+
+def test_an_unaligned_manual_run_is_refused() -> None:
+    folder = days_of(3)
+    for length in (HOUR, DAY):
+        with pytest.raises(UsageError, match="run the intervals as they were cut"):
+            folder.run(Interval(day(3).start + 5 * HOUR, day(3).start + 5 * HOUR + length), "manual")
+
+
+@pytest.mark.parametrize(("at", "length"), [((2024, 3, 10), 23), ((2024, 11, 3), 25)])
+def test_days_on_which_clocks_change(at: tuple[int, int, int], length: int) -> None:
+    """Local days of 23 and 25 hours touch and do not overlap. A day of UTC among them does."""
+    midnights = [datetime(*at, tzinfo=NEW_YORK) + n * DAY for n in (-1, 0, 1, 2)]  # wall time
+    local = [Interval(a, b) for a, b in pairwise(midnights)]
+    assert (local[1].end - local[1].start) // HOUR == length
+    log = Log({n: record(n, interval) for n, interval in enumerate(local, start=1)})
+    assert [overlapping_outputs(log, interval) for interval in local] == [[], [], []]
+    of_utc = Interval(datetime(*at, tzinfo=ZoneInfo("UTC")), datetime(*at, tzinfo=ZoneInfo("UTC")) + DAY)
+    assert overlapping_outputs(log, of_utc) == [(local[0], 1), (local[1], 2)]
+
+
+@pytest.mark.parametrize("hours_to_the_next_midnight", [5, 19])
+def test_another_time_zone_of_the_schedule(hours_to_the_next_midnight: int) -> None:
+    """West and east of the old one: the days begin elsewhere. Once the hours between were run, the new days follow."""
+    folder = days_of(3)
+    midnight = day(4).start + hours_to_the_next_midnight * HOUR
+    with pytest.raises(UsageError, match="cut otherwise"):
+        folder.run(Interval(midnight - DAY, midnight), "overlaps")
+    with pytest.raises(StateGapError):
+        folder.run(Interval(midnight, midnight + DAY), "leaves a gap")
+    folder.run(Interval(day(4).start, midnight), "between")
+    folder.run(Interval(midnight, midnight + DAY), "new")
+    assert len(current(folder)) == 5
+
+
+# --- what else the log is used for --------------------------------------------------------------------------------------------
+
+
+def test_a_rewind_leaves_output_and_the_way_it_was_cut() -> None:
+    folder = days_of(3)
+    rewind(folder.coordinator, 1, run=run("back"), attempt="back")
+    assert current(folder) == [day(1), day(2), day(3)]
+    with pytest.raises(UsageError, match="cut otherwise"):
+        folder.run(halves(2)[0], "am")
+    folder.run(halves(2)[0], "am", permissions=REPLACE)
+    assert current(folder) == [day(1), halves(2)[0], day(3)]
+
+
+def test_what_replaces_reproduces_nothing() -> None:
+    """The state is that of an earlier commit of this interval; the other half of the day is without output, so nobody goes on from
+    the day."""
+    folder = days_of(0)
+    folder.run(AM, "am")
+    folder.run(day(1), "day", permissions=REPLACE)
+    again = folder.run(AM, "again", permissions=REPLACE, digest=content(AM, "am").digest)
+    assert again.record is not None and again.record.reproduces is None
+    with pytest.raises(StaleStateError):
+        folder.run(day(2), "d2")
+
+
+def test_sound_before_asks_for_state_only() -> None:
+    folder = days_of(3)
+    damaged = content(halves(3)[1], "x")
+    sound = VerifiedCheckpoint(id=2, entries=0, findings=())
+    with mock.patch.object(verify, "_checkpoint", lambda *_: sound):
+        found = verify.sound_before(folder.storage, damaged)
+    assert found is not None and found.id == 2
+
+
+def test_verify_tells_of_overlapping_output_from_before() -> None:
+    folder = days_of(2)
+    assert not [f for f in verify.verify_pipeline(folder.storage).findings if "overlap" in f]
+    with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
+        folder.run(halves(1)[0], "am")
+    (found,) = [f for f in verify.verify_pipeline(folder.storage).findings if "overlap" in f]
+    assert "checkpoint 1" in found and "checkpoint 3" in found and "replace_overlapping" in found
+
+
+def test_files_that_were_replaced_go_with_their_checkpoint_and_marks_with_the_sweep() -> None:
+    folder = days_of(2, policy=KeepLast(2))
+    folder.coordinator.publish(None)
+    for n, half in enumerate(halves(2)):
+        folder.run(half, f"h{n}", permissions=REPLACE)
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+    folder.run(day(3), "d3")
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    left = {"d1": day(1), "h0": halves(2)[0], "h1": halves(2)[1], "d3": day(3)}
+    assert folder.paths(paths.OUTPUT) == {paths.output(i, attempt, 0, 0) for attempt, i in left.items()}
+    sweep(folder.storage, "counting", now_ms=10**15, min_age=timedelta(0))
+    assert paths.published(day(2), 2) not in folder.paths() and paths.published(day(2), 3) in folder.paths()
+    assert folder.coordinator.publish(None) == []
+
+
+def test_a_sink_is_told_that_an_interval_has_no_output_any_more() -> None:
+    folder = days_of(2)
+    calls: list[tuple[list[str], Interval, int]] = []
+    pipeline = Pipeline(
+        name="counting",
+        start=START,
+        source=lambda *_: None,  # type: ignore[arg-type, return-value]
+        key=["k"],
+        processor=object,
+        output_schema="k string",
+        sink=lambda spark, files, interval, n: calls.append((files, interval, n)),
+    )
+    hook = pipeline.sink_hook(None, "root")
+    folder.coordinator.publish(hook)
+    folder.run(halves(2)[0], "am", permissions=REPLACE)
+    calls.clear()
+    assert folder.coordinator.publish(hook) == [3, 3]
+    # First what is gone: nobody shall find the morning twice.
+    assert calls == [([], day(2), 3), ([f"root/{paths.output(halves(2)[0], 'am', 0, 0)}"], halves(2)[0], 3)]
+    assert folder.coordinator.publish(hook) == []
+
+
+def test_a_hook_that_stalls_with_what_was_replaced_meanwhile() -> None:
+    """The sink has the day from a hook that slept; it is told once more that the day has no output."""
+    folder = days_of(1)
+    seen: dict[Interval, int] = {}
+
+    def slow(shown: Record) -> None:
+        if shown.id == 1:
+            folder.run(AM, "am", permissions=REPLACE)
+            folder.coordinator.publish(put)
+        put(shown)
+
+    def put(shown: Record) -> None:
+        seen[shown.content.interval] = shown.id if shown.content.outputs else 0
+
+    folder.coordinator.publish(slow)
+    assert seen == {day(1): 0, AM: 2}
