@@ -4,7 +4,8 @@
 
 **Not atomic.** While an interval is published, its folder grows file by file; while a re-run replaces it, the files of both
 results are there for a moment, and then those of the older one go one by one. Never is there less than one whole result once the
-first was there, unless an interval that is cut otherwise replaced it: then its files go first. Who must not see such a moment reads ``format("keyed_output")``. Files of other names in the folder stay.
+first was there, unless an interval that is cut otherwise replaced it: then its files go first. Who must not see such a moment reads
+``format("keyed_output")``. Files of other names in the folder stay.
 """
 
 from __future__ import annotations

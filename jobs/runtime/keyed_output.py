@@ -156,8 +156,11 @@ def converter(file: OutputFile, written: dict[str, Any], schemas: Sequence[dict[
         )
     if version is not None:
         chain = chain[version - 1 :]
-    elif parse_struct(written) != chain[0]:
-        chain = [parse_struct(written), *chain]
+    elif (own := parse_struct(written)) in chain:
+        # Committed by this release, prepared by the one before it.
+        chain = chain[len(chain) - 1 - chain[::-1].index(own) :]
+    else:
+        chain = [own, *chain]
         refused = compare_schemas(chain[0], chain[1]).refused
         if refused:
             raise UsageError(

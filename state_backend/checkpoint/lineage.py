@@ -172,7 +172,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> str:
         length = max(changed.end - changed.start, timedelta(milliseconds=1))
         first = Interval(changed.end, changed.end + length)
         if changed.overlaps(whole):  # a part of it was run with another cut; the rest is still to be
-            last_start = whole.end - length
+            last_start = max(first.start, whole.end - length)
     last = format_instant(last_start)
     return f"{text} Run the intervals from {format_instant(first.start)} to {last} again: {backfill_command(pipeline, first, last)}"
 

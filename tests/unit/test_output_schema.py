@@ -320,6 +320,13 @@ def test_late_rows_have_the_newest_inputs_columns(tmp_path: Path) -> None:
     assert newest_output(made.coordinator.log()) is None
 
 
+def test_a_file_without_a_version_may_have_a_recorded_schema() -> None:
+    """Prepared by the release before, committed by this one behind others. It need not go through what came before its schema."""
+    chain = (schema(A), schema({"a": "long"}))
+    rows = pa.RecordBatch.from_pylist([{"a": 2**40}], schema=arrow_schema(chain[1]))
+    assert converter(output(None), chain[1], chain)(rows).to_pylist() == [{"a": 2**40}]
+
+
 def test_a_version_that_is_not_recorded_is_refused() -> None:
     with pytest.raises(CorruptRecord, match="output schema 3; there are 1"):
         converter(output(3), schema(A), (schema(A),))

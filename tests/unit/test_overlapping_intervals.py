@@ -202,6 +202,13 @@ def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
     folder.run(day(3), "d3")
 
 
+def test_what_is_left_may_be_shorter_than_what_was_run() -> None:
+    folder = days_of(2)
+    folder.run(Interval(day(2).start, day(2).start + 16 * HOUR), "two thirds", permissions=REPLACE)
+    with pytest.raises(StaleStateError, match="from-date 2024-01-02T16:00:00Z --to-date 2024-01-02T16:00:00Z"):
+        folder.run(day(3), "d3")
+
+
 def test_an_unaligned_manual_run_is_refused() -> None:
     folder = days_of(3)
     for length in (HOUR, DAY):
