@@ -125,10 +125,11 @@ def _is_paid(runs: Sequence[SortedRun], options: EngineOptions) -> bool:
 
 def most_bytes(store: RocksStore, key_groups: Sequence[KeyGroupState], options: EngineOptions) -> int | None:
     """The most bytes that files and segments of a shard may take together: past them its rewriting waits for nothing. None: not
-    known, since not all key groups are counted, or there is no file yet."""
+    known, since not all key groups are counted, or there is no file yet; or a deleted range waits for more changes, so that to write
+    files would not lead to a rewriting."""
     sizes = [s.size_bytes for s in key_groups]
     runs = store.sorted_runs(flushed=False)
-    if None in sizes or not runs:
+    if None in sizes or not runs or (store.range_deletions() and not _is_paid(runs, options)):
         return None
     return live_bytes(runs, sum(size or 0 for size in sizes)) * (80 + options.most_obsolete_percent) // 80
 

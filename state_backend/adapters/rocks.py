@@ -322,11 +322,13 @@ class RocksStore:
             raise _translated(error, f"can't copy from {self.directory} to {destination.directory}") from error
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """What a read has to look through, newest first, after a flush, or besides what is not flushed."""
+        """What a read has to look through, newest first, after a flush, or besides what is not flushed. Lets compactions end that
+        RocksDB began itself: files and their properties are asked for one after the other."""
         runs = []
         try:
             if flushed:
                 self._db.flush()
+            self._await_compactions(600.0)
             for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
                 # The counts of files that were there at the open are not all at hand; their sum is.
                 counts = self._table_properties(f"-at-level{level}")
@@ -352,6 +354,8 @@ class RocksStore:
                             raw_bytes=raw_bytes,
                         )
                     )
+        except StorageUnavailable:
+            raise
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return runs

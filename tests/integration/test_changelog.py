@@ -50,6 +50,11 @@ def manifests(root: Path, record: Record) -> list[ShardManifest]:
     return [manifest_of(ref, storage) for ref in record.content.shards]
 
 
+def bytes_of_groups(root: Path, record: Record) -> dict[int, int | None]:
+    """By key group, as they were counted."""
+    return {s.key_group: s.size_bytes for m in manifests(root, record) for s in m.key_group_states}
+
+
 def files(root: Path) -> set[str]:
     return {str(f.relative_to(root)) for f in root.rglob("*") if f.is_file()}
 
@@ -108,6 +113,11 @@ def test_modes_follow_each_other_over_rescaling(spark: SparkSession, tmp_path: P
             pipeline = counting(parallelism=parallelism, changelog=options)
             mixed = run_interval(spark, pipeline, day(n), str(tmp_path / name), mode)
             assert mixed.content.digest == steady.content.digest, (n, mode, name)
+            assert bytes_of_groups(tmp_path / name, mixed) == bytes_of_groups(tmp_path / "steady", steady), (
+                n,
+                mode,
+                name,
+            )
             assert mixed.content.totals.output_rows == steady.content.totals.output_rows, (n, mode, name)
             segments = sum(len(m.segments) for m in manifests(tmp_path / name, mixed))
             if mode != "changelog":

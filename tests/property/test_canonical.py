@@ -15,6 +15,7 @@ from state_backend import canonical
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
 from state_backend.canonical import read_canonical, write_canonical
+from state_backend.consolidation import counted
 from state_backend.formats.canonical import fits_parquet
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
@@ -157,6 +158,8 @@ def test_any_state_comes_back_at_any_layout(
             for restored_store, manifest in shards:
                 found = verify_shard(restored_store, manifest, states, key_json, max_parallelism)
                 assert found[1] == []
+                states_of = manifest.key_group_states
+                assert counted(restored_store, [replace(s, size_bytes=None) for s in states_of]) == states_of
             assert sum(m.digest for _, m in shards) % 2**64 == source.digest
             assert sum(m.entries for _, m in shards) == source.entries == sum(f.rows for f in files)
             if layout_ == (1, 8):

@@ -236,6 +236,16 @@ def test_what_sessions_leave_behind_stays_bounded(tmp_path: Path, changelog: Cha
     assert sum(b.uploaded_bytes for b in batches) <= 0.8 * sum(b.changed_bytes for b in batches)
 
 
+def test_a_split_shard_goes_on_with_segments(tmp_path: Path) -> None:
+    """Each part holds the files of all four: to write files would not rewrite it before more has changed."""
+    history = History(folder=tmp_path, keys=20_000, parallelism=1, changelog=ChangelogOptions())
+    history.load()
+    history.run(np.arange(0), parallelism=4)
+    history.update(0.001)
+    assert [len(m.segments) for m in history.manifests] == [1] * 4
+    assert all(m.size_bytes > 1_500_000 for m in history.manifests)
+
+
 def test_state_of_an_older_version_is_counted_once(tmp_path: Path) -> None:
     """Its key groups have no bytes: they are counted in the next interval that writes files, and are changed from then on."""
     history = session_history(tmp_path, 200, 2)
