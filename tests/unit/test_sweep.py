@@ -298,7 +298,7 @@ def test_a_zombie_that_prepares_after_the_sweep_cannot_commit_and_is_swept_next_
     ("method", "start", "outcome"),
     [
         ("read", paths.ATTEMPTS, Swept),  # between the log and prepared.json
-        ("stat", paths.SHARED, Swept),  # between the decision and the look at the files
+        ("list", paths.SHARED, Swept),  # between the decision and the look at the files
         ("create", paths.CHECKPOINTS, Swept),  # between the look and the create
     ],
 )
