@@ -192,9 +192,9 @@ def test_where_the_record_has_no_room_segment_and_manifest_are_one_object(spark:
     patient = ChangelogOptions(max_share_of_state=100.0)
     pipeline = counting(parallelism=4, max_parallelism=1024, engine=EngineOptions(cache_dir=None), changelog=patient)
     steady = counting(max_parallelism=1024)
-    DAYS[day(0).start] = users(range(4_000), "fig")
-    DAYS[day(1).start] = users(range(4_000), "kiwi" * 30)
-    DAYS[day(2).start] = users(range(0, 4_000, 2), "pear" * 30)
+    DAYS[day(0).start] = users(range(2_000), "fig")
+    DAYS[day(1).start] = users(range(2_000), "kiwi" * 3)
+    DAYS[day(2).start] = users(range(0, 2_000, 2), "pear" * 3)
     DAYS[day(3).start] = users(range(1), "fig")
     in_segments = []
     for n, mode in enumerate(["incremental", "changelog", "changelog", "changelog", "incremental"]):
@@ -250,12 +250,12 @@ def test_a_touched_shard_writes_one_object_and_the_others_none(spark: SparkSessi
 
 def test_segments_become_files_and_are_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
     """F32. The third segment would be one too many, and what changes on days 2 and 3, when nearly all timers fire and most
-    entries expire, is too much of the state; when the checkpoints that need them are dropped, so are their files."""
+    entries expire, is too much of the state; a few hundred keys a day are neither that nor enough to be inline; when the checkpoints that need them are dropped, so are their files."""
     pipeline = counting(parallelism=1, changelog=ChangelogOptions(max_segments=2))
     coordinator = Coordinator(open_storage(join_url(str(tmp_path), pipeline.name)), pipeline.name, policy=KeepLast(1))
     segments, logs = [], []
     for n in range(7):
-        rows = users(range(20_000), "fig" * 10) if n == 0 else users(range(n, 20_000, 10), "kiwi")
+        rows = users(range(20_000), "fig" * 10) if n == 0 else users(range(n, 20_000, 60), "kiwi")
         DAYS[day(n).start] = rows
         attempt = f"attempt-{n}"
         prepare(spark, pipeline, n, tmp_path, attempt, coordinator)
