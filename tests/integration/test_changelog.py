@@ -250,7 +250,8 @@ def test_a_touched_shard_writes_one_object_and_the_others_none(spark: SparkSessi
 
 def test_segments_become_files_and_are_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
     """F32. The third segment would be one too many, and what changes on days 2 and 3, when nearly all timers fire and most
-    entries expire, is too much of the state; a few hundred keys a day are neither that nor enough to be inline; when the checkpoints that need them are dropped, so are their files."""
+    entries expire, is too much of the state; a few hundred keys a day are not, and no segment is inline. When the checkpoints that
+    need them are dropped, so are their files."""
     pipeline = counting(parallelism=1, changelog=ChangelogOptions(max_segments=2))
     coordinator = Coordinator(open_storage(join_url(str(tmp_path), pipeline.name)), pipeline.name, policy=KeepLast(1))
     segments, logs = [], []

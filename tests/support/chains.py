@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.consolidation import consolidate
+from state_backend.consolidation import consolidate, counted
 from state_backend.ports.storage import Storage
 from state_backend.restore import RestoredShard, check_whole, restore_shard
 from state_backend.snapshot import (
@@ -120,10 +120,10 @@ class Chain:
                 if mode == "savepoint":
                     store.compact()
                 elif self.consolidates:
+                    states = counted(store, states)
                     consolidate(
                         store,
                         key_groups=states,
-                        descriptors=self.states,
                         options=self.engine,
                         shard=shard,
                         parallelism=len(self.manifests) or 1,
