@@ -266,6 +266,19 @@ def test_state_of_an_older_version_is_counted_once(tmp_path: Path) -> None:
             assert counted(restored.store, uncounted) == manifest.key_group_states
 
 
+def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
+    """A number below nothing could not be read again from the record, and then nothing could be committed."""
+    history = session_history(tmp_path, 200, 1)
+    history.hour()
+    wrong = [replace(s, size_bytes=1) for s in history.manifests[0].key_group_states]
+    with history.restored(0, 1, cache=None) as restored:
+        state = ShardState(restored.store, key_groups=wrong, descriptors=history.states, now_ms=10 * HOUR_MS)
+        state.expire()
+        states = state.key_group_states()
+        assert None in [s.size_bytes for s in states]
+        assert all((s.size_bytes or 0) >= 0 for s in counted(restored.store, states))
+
+
 def check_state(history: History) -> None:
     """What each shard's files hold is what its record says: every key once, and the digest over all of it."""
     seed = layout.seed_of("value")
