@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.session_history import session_history
+from benchmarks.session_history import HOUR_MS, session_history
 from benchmarks.state_history import History
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
