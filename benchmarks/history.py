@@ -4,8 +4,9 @@
 
 The long part updates 1 % of the keys, uniformly drawn, in each of many batches, each of which restores and checkpoints every
 shard as an interval does. The wide part measures one larger state: ten such batches, cold and warm restores, other
-parallelisms. The part of sessions is three days of lists, maps, timers and expiry, with files and with a changelog. Figures are ratios of things measured in the same run on the same files. ``--docs`` keeps the batches and the
-plots as docs/history.csv and docs/history.png. ``--small`` shows that everything works; no target is judged.
+parallelisms. The part of sessions is three days of lists, maps, timers and expiry, with files and with a changelog. Figures are
+ratios of things measured in the same run on the same files. ``--docs`` keeps the batches and the plots as docs/history.csv and
+docs/history.png. ``--small`` shows that everything works; no target is judged.
 """
 
 from __future__ import annotations

@@ -49,8 +49,10 @@ class Adopted:
 def plan_commit(
     log: Log, prepared: Prepared, policy: RetentionPolicy | None = None, protected: frozenset[int] = frozenset()
 ) -> Create | AlreadyCommitted | Adopted:
-    """What to do next. ``policy``: None for the one that is recorded. Raises Swept, Fenced (the caller deletes the attempt's files), BaseMoved, or CorruptRecord for a log that
-    lost its newest record since the attempt began."""
+    """What to do next. ``policy``: None for the one that is recorded.
+
+    Raises: Swept, Fenced (the caller deletes the attempt's files), BaseMoved, or CorruptRecord for a log that lost its newest record
+    since the attempt began."""
     content = prepared.content
     if log.head_id < prepared.h0:
         raise CorruptRecord(

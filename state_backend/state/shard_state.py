@@ -426,10 +426,15 @@ class ShardState:
                 key_group=key_group,
                 entries=entries,
                 digest=self._digests.get(key_group, 0) % 2**64,
-                size_bytes=None if key_group in self._uncounted else self._sizes.get(key_group, 0),
+                size_bytes=self._counted_bytes(key_group),
             )
             for key_group, entries in counts.items()
         )
+
+    def _counted_bytes(self, key_group: int) -> int | None:
+        size_bytes = self._sizes.get(key_group, 0)
+        # Less than nothing: a wrong count costs a rewriting, and must not cost the record, which could not be read. It is counted anew.
+        return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
     # --- entries, for the states of a key ----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.session_history import session_history
+from benchmarks.session_history import HOUR_MS, session_history
 from benchmarks.state_history import History
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
@@ -264,6 +264,19 @@ def test_state_of_an_older_version_is_counted_once(tmp_path: Path) -> None:
         with history.restored(shard, 2, cache=None) as restored:
             uncounted = [replace(s, size_bytes=None) for s in manifest.key_group_states]
             assert counted(restored.store, uncounted) == manifest.key_group_states
+
+
+def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
+    """A number below nothing could not be read again from the record, and then nothing could be committed."""
+    history = session_history(tmp_path, 200, 1)
+    history.hour()
+    wrong = [replace(s, size_bytes=1) for s in history.manifests[0].key_group_states]
+    with history.restored(0, 1, cache=None) as restored:
+        state = ShardState(restored.store, key_groups=wrong, descriptors=history.states, now_ms=10 * HOUR_MS)
+        state.expire()
+        states = state.key_group_states()
+        assert None in [s.size_bytes for s in states]
+        assert all((s.size_bytes or 0) >= 0 for s in counted(restored.store, states))
 
 
 def check_state(history: History) -> None:

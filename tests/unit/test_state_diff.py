@@ -166,6 +166,8 @@ def group(number: int, digest: int = 1, **counts: int) -> KeyGroupState:
         ({1: group(1, a=1)}, {1: group(1, b=1)}, [1]),  # the digest alone is a sum of hashes
         (None, {1: group(1, a=1)}, [0, 1, 2, 3]),
         ({}, None, [0, 1, 2, 3]),
+        # An older version did not record how many bytes there are.
+        ({1: replace(group(1, 7, s=1), size_bytes=9)}, {1: group(1, 7, s=1)}, []),
     ],
 )
 def test_which_key_groups_may_differ(first: Any, second: Any, expected: list[int]) -> None:
