@@ -95,6 +95,7 @@ class ShardSummary:
 
 
 def summary_of(manifest: ShardManifest) -> ShardSummary:
+    """Sums over a manifest's key groups and files; small SSTs inside it count as files."""
     entries: dict[str, int] = {}
     for group in manifest.key_group_states:
         for name, count in group.entries.items():

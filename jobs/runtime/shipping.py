@@ -307,8 +307,8 @@ def import_as_shipped(modules: Sequence[UserModule]) -> None:
     Raises: UsageError for an installed module that is missing here or has other code.
     """
     for finder in sys.path_importer_cache.values():
-        # Folders alone: a zip would be read anew for each package in it, Spark's own too, which takes longer than many an interval.
-        # ``bytes_of`` reads a zip anew where it is asked for a module in it.
+        # Folders only. A zip would be read anew once for each package in it: 0.3 s a task for Spark's own zips. ``bytes_of`` does that
+        # for the zip of a module that it is asked for.
         if isinstance(finder, FileFinder):
             finder.invalidate_caches()
     for module in modules:

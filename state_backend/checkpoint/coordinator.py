@@ -187,7 +187,9 @@ class Coordinator:
         try:
             self._storage.create(path, data)
         except AlreadyExists:
-            if record_codec.decode(self._storage.read(path), path, Prepared) != prepared:
+            # Of values: gzip's bytes depend on the zlib of the host, and JSON has no tuples.
+            there = record_codec.decode(self._storage.read(path), path, Prepared)
+            if there != record_codec.decode(data, path, Prepared):
                 raise StorageUnavailable(f"{path} exists with other content: two drivers share one attempt") from None
 
     def load_prepared(self, attempt: str) -> Prepared:

@@ -89,6 +89,9 @@ def test_prepare_again_is_fine_with_the_same_content_only() -> None:
     folder = Folder()
     prepared = folder.prepare(day(1), "a1")
     folder.coordinator.prepare(prepared)
+    with_tuple = Prepared(h0=0, content=content(day(1), "a2", source_position={"files": ("x", 1)}))
+    for _ in range(2):
+        folder.coordinator.prepare(with_tuple)
     assert folder.coordinator.load_prepared("a1") == prepared
     with pytest.raises(CairnError):
         folder.coordinator.prepare(Prepared(h0=0, content=content(day(1), "a1")))
