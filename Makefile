@@ -28,6 +28,8 @@ $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	  || { echo "uv could not install the packages; trying pip (slower)"; \
 	       $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
 	@$(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
+	@# The pipelines in jobs/pipelines belong to this folder and not to the package, so that a wheel does not bring them.
+	@echo "$(CURDIR)/jobs" > "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cairn-pipelines.pth"
 	@touch $@
 
 java:

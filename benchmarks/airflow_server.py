@@ -272,7 +272,7 @@ class AirflowServer(Server):
             "AIRFLOW__CORE__PARALLELISM": "2",
             # A run is a few short tasks one after the other: most of its time would be the scheduler's sleep of 1 s.
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-            "PYTHONPATH": str(repo_root),
+            "PYTHONPATH": os.pathsep.join([str(repo_root / "jobs"), str(repo_root)]),
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
             **(env or {}),

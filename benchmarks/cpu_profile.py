@@ -86,7 +86,7 @@ def owner_by_path(function: Function) -> str | None:
         first, *rest = path.relative_to(_ROOT).parts
         if first == "benchmarks":
             return "user" if rest[0] in _PROCESSORS else None
-        if first in ("jobs", "state_backend"):
+        if first == "state_backend" or (first == "jobs" and rest[0] == "cairn"):
             return "cairn"
     if "site-packages" in path.parts:
         return _PACKAGES.get(path.parts[path.parts.index("site-packages") + 1])

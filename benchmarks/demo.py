@@ -131,7 +131,7 @@ def pipeline_env(data: Path, flights: Path, spark: SparkConnectServer) -> dict[s
 
 def land_flights(env: dict[str, str]) -> None:
     """Writes the input files, one per day: the whole year, so that a person can go on in the UI where the demo ended."""
-    command = [sys.executable, "-m", "jobs.pipelines.land_flights", "--to", str(FLIGHTS)]
+    command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(FLIGHTS)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the flights could not be written:\n{done.stdout}{done.stderr}")
@@ -203,7 +203,7 @@ class DriverKiller:
 
     def _is_driver(self, arguments: list[str]) -> bool:
         options = " ".join(arguments[1:])
-        return options.startswith("-m jobs.driver process ") and f" --start {self.day.isoformat()} " in options
+        return options.startswith("-m cairn.command.driver process ") and f" --start {self.day.isoformat()} " in options
 
 
 def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.processors import INPUT_SCHEMA
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import run_interval
-from jobs.runtime.keyed_state import KeyedState
-from jobs.spark import connect
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.keyed_state import KeyedState
+from cairn.spark_session import connect
 from state_backend.values.records import Record
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import pyarrow as pa
 import rocksdict
 
 from benchmarks.engines import interval
-from jobs.pipeline import Pipeline
-from jobs.run_interval import run_interval
-from jobs.runtime.interval_task import IntervalTask
-from jobs.runtime.routing import route
-from jobs.runtime.shipping import ship
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Pipeline
+from cairn.runtime.routing import route
+from cairn.shard_jobs.interval import IntervalTask
+from cairn.shard_jobs.shipping import ship
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
@@ -114,7 +114,10 @@ def captured_shard(
         tasks.append(task)
         return ship(task)
 
-    with patch("jobs.run_interval.route", keep_rows), patch("jobs.run_interval.ship", keep_task):
+    with (
+        patch("cairn.operations.run_interval.route", keep_rows),
+        patch("cairn.operations.run_interval.ship", keep_task),
+    ):
         run_interval(spark, pipeline, interval(number), str(root))
     # As many rows to a batch as Spark's own writer gets.
     batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)

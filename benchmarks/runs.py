@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from benchmarks import cpu_profile, engines, floors, inputs, processors
 from benchmarks.report import OURS, Question, Run
 from benchmarks.scales import Scale
-from jobs.pipeline import Pipeline
+from cairn.pipeline import Pipeline
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
 
@@ -252,9 +252,9 @@ def aggregate_pipeline(files: Sequence[Path], **settings: Any) -> Pipeline:
     try:
         from benchmarks.totals import TOTALS_SCHEMA, Totals
     except ModuleNotFoundError as error:
-        if error.name != "jobs.running_aggregate":
+        if error.name != "cairn.aggregates":
             raise
-        raise NotBuilt("jobs.running_aggregate does not exist") from None
+        raise NotBuilt("cairn.aggregates does not exist") from None
     keyed = Keyed(processor=Totals, api="arrow", output_schema=TOTALS_SCHEMA, state="aggregates")
     return pipeline_of(keyed, files, **settings)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.validation import hour, medians_s, texts_of
-from jobs.restore import restore_savepoint
-from jobs.run_interval import run_interval
-from jobs.savepoint import take_savepoint
-from jobs.spark import connect
+from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.operations.run_interval import run_interval
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.spark_session import connect
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.records import Record
 

@@ -33,7 +33,7 @@ from benchmarks.owned_process import command_line
 from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
-from state_backend.verify import verify_pipeline
+from state_backend.inspection.verify import verify_pipeline
 from tests.oracles.aircraft import Expected, expected, row_order
 from tests.support.reading import read_state
 
@@ -58,7 +58,7 @@ from cairn_operators import stateful_pipeline
 
 quick = {"retry_delay": timedelta(seconds=1), "retries": 10}
 dag = stateful_pipeline(
-    "aircraft", "jobs.pipelines.aircraft:AIRCRAFT", "file://@MOUNT@/state",
+    "aircraft", "pipelines.aircraft:AIRCRAFT", "file://@MOUNT@/state",
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2013, 1, 1, tzinfo=UTC),
     end_date=datetime(2013, 12, 31, tzinfo=UTC),
     process=quick, checkpoint=quick,
@@ -115,7 +115,7 @@ def run(days: int, seed: int) -> int:
         (DATA / name).mkdir(parents=True)
     (DATA / "mount").symlink_to("disk")
     (DATA / "dags" / "soak.py").write_text(DAGS.replace("@MOUNT@", str(DATA / "mount")))
-    land = [sys.executable, "-m", "jobs.pipelines.land_flights", "--to", str(DATA / "flights"), "--days", str(days)]
+    land = [sys.executable, "-m", "pipelines.land_flights", "--to", str(DATA / "flights"), "--days", str(days)]
     subprocess.run(land, cwd=ROOT, check=True, capture_output=True)
     with SparkConnectServer(ROOT, log_dir=DATA / "logs") as spark:
         env = {
@@ -209,7 +209,7 @@ class _Soak:
         deadline_s = time.monotonic() + STALLED_S
         while time.monotonic() < deadline_s:
             for pid in self.airflow.processes.pids():
-                if "jobs.driver" in command_line(pid):
+                if "cairn.command.driver" in command_line(pid):
                     return pid
             self._go_on()
             time.sleep(0.05)
@@ -222,7 +222,7 @@ class _Soak:
             for _ in range(generation):
                 pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
             # Never anybody else's: a driver that ended may have left its number, or its child to the system.
-            if pid in set(self.airflow.processes.pids()) and "jobs.driver" in command_line(driver):
+            if pid in set(self.airflow.processes.pids()) and "cairn.command.driver" in command_line(driver):
                 os.kill(pid, signal.SIGKILL)
                 return True
         return False

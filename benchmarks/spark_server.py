@@ -57,7 +57,7 @@ class SparkConnectServer(Server):
             env={
                 **os.environ,
                 "SPARK_HOME": str(home),
-                "PYTHONPATH": str(self.repo_root),
+                "PYTHONPATH": os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)]),
                 "PYSPARK_PYTHON": sys.executable,
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },

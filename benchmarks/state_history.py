@@ -20,10 +20,10 @@ import numpy as np
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
-from state_backend.consolidation import Consolidation, consolidate, counted, most_bytes
-from state_backend.file_cache import FileCache
-from state_backend.restore import RestoredShard, restore_shard
-from state_backend.snapshot import (
+from state_backend.shard.consolidation import Consolidation, consolidate, counted, most_bytes
+from state_backend.shard.file_cache import FileCache
+from state_backend.shard.restore import RestoredShard, restore_shard
+from state_backend.shard.snapshot import (
     INLINE_RECORD_BYTES,
     ChangelogOptions,
     Snapshot,

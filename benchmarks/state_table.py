@@ -21,20 +21,20 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from jobs.read_plan import plan_read
+from cairn.runtime.state_selection import plan_read
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.canonical import EntryWriter
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import write_manifests
-from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.inspection.table import StateSource, read_table
+from state_backend.shard.canonical_files import EntryWriter
+from state_backend.shard.manifest import write_manifests
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.canonical_columns import Located
-from state_backend.table import StateSource, read_table
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
@@ -176,7 +176,7 @@ def timed(work: Callable[[Path], int]) -> dict[str, Any]:
 
 
 def measure(source: StateSource) -> dict[str, Any]:
-    from state_backend.manifest import manifest_of
+    from state_backend.shard.manifest import manifest_of
 
     storage = LocalStorage(Path(source.url))
     keys = [int(k) for k in np.random.default_rng(2).integers(0, source.content.totals.keys, 20)]
@@ -222,8 +222,8 @@ def measure(source: StateSource) -> dict[str, Any]:
 
 
 def through_spark(root: Path) -> dict[str, Any]:
-    from jobs.runtime.keyed_state import KeyedState
-    from jobs.spark import connect
+    from cairn.runtime.keyed_state import KeyedState
+    from cairn.spark_session import connect
 
     spark = connect("local[2]", "cairn state table")
     spark.dataSource.register(KeyedState)

@@ -3,7 +3,7 @@ aggregates."""
 
 from __future__ import annotations
 
-from jobs.running_aggregate import Count, Max, Min, RunningAggregate, Sum
+from cairn.aggregates import Count, Max, Min, RunningAggregate, Sum
 
 TOTALS_SCHEMA = "k bigint, n bigint, total bigint, low bigint, high bigint"
 

@@ -34,18 +34,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import coordinator_of, run_interval
-from jobs.runtime.validation_task import ValidationTask
-from jobs.spark import connect
-from jobs.validate import validate_checkpoint
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Interval, Pipeline
+from cairn.shard_jobs.validate import ValidationTask
+from cairn.spark_session import connect
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
+from state_backend.inspection.verify import verify_files
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
 from state_backend.values.records import Record
-from state_backend.verify import verify_files
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 SCHEMA = "n bigint, text string"

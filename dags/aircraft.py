@@ -10,7 +10,7 @@ from cairn_operators import restore_pipeline, stateful_pipeline
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
 
-PIPELINE = "jobs.pipelines.aircraft:AIRCRAFT"
+PIPELINE = "pipelines.aircraft:AIRCRAFT"
 ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
 
 dag = stateful_pipeline(

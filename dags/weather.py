@@ -52,8 +52,8 @@ The first hour is that of 2013-01-01T06:00Z:
 `airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 --reprocess-behavior completed`
 """,
 ) as weather:
-    _, windows_checkpoint = interval_and_checkpoint("windows", "jobs.pipelines.weather:WEATHER", "weather")
-    records, _ = interval_and_checkpoint("records", "jobs.pipelines.weather:RECORDS", "weather_records")
+    _, windows_checkpoint = interval_and_checkpoint("windows", "pipelines.weather:WEATHER", "weather")
+    records, _ = interval_and_checkpoint("records", "pipelines.weather:RECORDS", "weather_records")
     windows_checkpoint >> records
 
 with DAG(
@@ -69,7 +69,7 @@ with DAG(
 
     @task
     def delays_by_weather(triggering_asset_events: Any = None) -> dict[str, Any]:
-        from jobs.pipelines.flying_weather import flying_weather
+        from pipelines.flying_weather import flying_weather
 
         checkpoints = {
             asset.name: [event.extra.get("checkpoint") for event in events]

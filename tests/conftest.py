@@ -22,7 +22,7 @@ os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """An in-process Spark with two cores."""
-    from jobs.spark import connect
+    from cairn.spark_session import connect
 
     # Its connections are closed when Python ends, after pytest has taken the log's stream away.
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -1,6 +1,6 @@
 """Pipeline ``aircraft``: what is known of an aircraft before each of its flights, from the flights of 2013.
 
-Its input is landed by ``jobs.pipelines.land_flights`` in the folder that CAIRN_FLIGHTS names (absolute; default
+Its input is landed by ``pipelines.land_flights`` in the folder that CAIRN_FLIGHTS names (absolute; default
 ``data/flights`` in the repository).
 """
 
@@ -25,8 +25,8 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, count_flights, day_file
+from cairn.pipeline import Interval, Pipeline
+from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, count_flights, day_file
 from state_backend.values.errors import SourceError
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def _days(interval: Interval) -> list[date]:
 
 def _read_day(path: Path, folder: Path, day: date) -> tuple[bytes, pa.Table]:
     """A file's bytes and rows."""
-    again = f"python -m jobs.pipelines.land_flights --to {folder} --from {day} --days 1"
+    again = f"python -m pipelines.land_flights --to {folder} --from {day} --days 1"
     try:
         data = path.read_bytes()
     except FileNotFoundError:

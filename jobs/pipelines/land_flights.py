@@ -270,7 +270,7 @@ def _write(path: Path, flights: pa.Table) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.pipelines.land_flights", description="Land the flights of 2013, one Parquet file per day."
+        prog="python -m pipelines.land_flights", description="Land the flights of 2013, one Parquet file per day."
     )
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="destination folder")
     parser.add_argument(

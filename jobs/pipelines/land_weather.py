@@ -129,7 +129,7 @@ def _whole(values: npt.NDArray[np.float64]) -> pa.Array:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.pipelines.land_weather", description=(__doc__ or "").split("\n")[0]
+        prog="python -m pipelines.land_weather", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="destination folder")
     parser.add_argument("--hours", type=int, metavar="N", help="number of hours from 2013-01-01T06 on; default: all")

@@ -4,7 +4,7 @@
 ``weather_records``: the extremes of each airport so far, as a vectorised aggregate.
 
 Windows need timers, which the vectorised API does not have: those are in the pandas API, where an interval's rows of an
-airport come as one DataFrame. The input is landed by ``jobs.pipelines.land_weather`` in the folder that CAIRN_WEATHER names
+airport come as one DataFrame. The input is landed by ``pipelines.land_weather`` in the folder that CAIRN_WEATHER names
 (absolute; default ``data/weather`` in the repository).
 """
 
@@ -27,9 +27,9 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.pipelines.land_weather import FIRST_HOUR, HOUR, hour_file
-from jobs.running_aggregate import Count, Last, Max, Mean, Min, RunningAggregate, Sum
+from cairn.aggregates import Count, Last, Max, Mean, Min, RunningAggregate, Sum
+from cairn.pipeline import Interval, Pipeline
+from pipelines.land_weather import FIRST_HOUR, HOUR, hour_file
 from state_backend.values.errors import SourceError
 
 WINDOW_MS = 6 * 3_600_000
@@ -58,7 +58,7 @@ def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
             data = path.read_bytes()
         except OSError as error:
             raise SourceError(
-                f"the weather of {hour} is not landed: {error}; land it with: python -m jobs.pipelines.land_weather --to {folder}"
+                f"the weather of {hour} is not landed: {error}; land it with: python -m pipelines.land_weather --to {folder}"
             ) from None
         files.append({"path": hour_file(hour), "size_bytes": len(data), "etag": f"{google_crc32c.value(data):08x}"})
         paths.append(f"file://{path}")

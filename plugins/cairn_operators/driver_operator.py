@@ -14,7 +14,7 @@ from cairn_operators.spark_location import spark_location
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Runs one command of ``jobs.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
+    """Runs one command of ``cairn.command.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
     the connection whose key a ``gs://`` root is accessed with; None: application default credentials.
 
     ``driver_module`` is another module with the same command line; tests use it.
@@ -22,7 +22,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
     template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id")
     ui_color = "#e9d8c4"
-    driver_module = "jobs.driver"
+    driver_module = "cairn.command.driver"
 
     def __init__(
         self,

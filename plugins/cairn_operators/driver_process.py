@@ -68,15 +68,14 @@ class DriverProcess:
 
 
 def repo_root() -> Path:
-    """Where ``jobs`` is found: the checkout that this file is part of, or AIRFLOW_HOME. In a deployment that has the
-    packages installed elsewhere it does not matter."""
+    """The folder that holds ``jobs/``, where pipelines are: the checkout that this file is part of, or AIRFLOW_HOME."""
     here = Path(__file__).resolve().parents[2]
     return here if (here / "jobs").is_dir() else Path(os.environ.get("AIRFLOW_HOME", here))
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     root = repo_root()
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         command,
         cwd=root,

@@ -34,8 +34,8 @@ from state_backend.checkpoint.log import (
 from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,

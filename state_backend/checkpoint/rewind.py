@@ -22,9 +22,9 @@ from state_backend.checkpoint.lineage import backfill_command, is_superseded, st
 from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of, write_manifests
 from state_backend.ports.storage import Storage
-from state_backend.transfer import copy_all
+from state_backend.shard.manifest import manifest_of, write_manifests
+from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CorruptFile, NotFound, StaleStateError, StateUnusable, Swept, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import (

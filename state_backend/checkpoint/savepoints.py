@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of, needed_manifest
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of, needed_manifest
 from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
 from state_backend.values.errors import (
     AlreadyExists,

@@ -30,8 +30,8 @@ from uuid import uuid4
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, attempt_of, read_log, read_on
 from state_backend.formats import paths, record_codec
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,

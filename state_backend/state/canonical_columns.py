@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.formats.arrow_columns import Array, Fixed, arrow_field, binary_views, concatenate, cut, valid_rows
-from state_backend.formats.canonical import fits_parquet, state_schema, timers_schema
+from state_backend.formats.canonical_tables import fits_parquet, state_schema, timers_schema
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.row_codec import FORMAT

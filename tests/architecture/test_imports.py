@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("pyspark", "rocksdict", "great_expectations", "google.cloud", "pandas", "pyarrow", "jobs", "state_backend")
+HEAVY = (
+    "pyspark",
+    "rocksdict",
+    "great_expectations",
+    "google.cloud",
+    "pandas",
+    "pyarrow",
+    "cairn",
+    "pipelines",
+    "state_backend",
+)
 
 PROBE = """
 import json, runpy, sys, time

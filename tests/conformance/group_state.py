@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.state import GroupState
 
-from jobs.pandas_with_state import PandasWithState, pandas_with_state
+from cairn.pandas_with_state import PandasWithState, pandas_with_state
 
 KEY = ["k", "s"]
 INPUT_SCHEMA = "k int, s string, seq int, call string, f float, b bigint, d decimal(10, 2), at timestamp"

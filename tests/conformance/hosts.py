@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import run_interval
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +85,7 @@ def run_hours(spark: SparkSession, root: Path, first: int, end: int, **changes: 
 
 
 if __name__ == "__main__":
-    from jobs.spark import connect
+    from cairn.spark_session import connect
 
     session = connect("local[1]", "hosts")
     session.sparkContext.setLogLevel("OFF")

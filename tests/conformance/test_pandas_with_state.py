@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StructType
 
-from jobs.pandas_with_state import STATE, as_spark_gives, columns_of, pandas_with_state, scalar
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import run_interval
+from cairn.operations.run_interval import run_interval
+from cairn.pandas_with_state import STATE, as_spark_gives, columns_of, pandas_with_state, scalar
+from cairn.pipeline import Interval, Pipeline
 from state_backend.values.errors import UsageError
 from tests.conformance.group_state import (
     INPUT_SCHEMA,

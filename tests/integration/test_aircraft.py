@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.pipeline import Interval
-from jobs.pipelines.aircraft import AIRCRAFT
-from jobs.pipelines.land_flights import land
-from jobs.run_interval import coordinator_of, run_interval
-from jobs.runtime.keyed_state import KeyedState
-from jobs.validate import validate_checkpoint
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Interval
+from cairn.runtime.keyed_state import KeyedState
+from pipelines.aircraft import AIRCRAFT
+from pipelines.land_flights import land
 from state_backend.values.records import Record
 from tests.oracles.aircraft import Expected, expected, row_order
 

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("airflow")
-    command = [sys.executable, "-m", "jobs.pipelines.land_flights", "--to", str(folder / "flights"), "--days", "12"]
+    command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(folder / "flights"), "--days", "12"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 
@@ -74,7 +74,7 @@ def log_of(data: Path) -> Log:
 
 
 def drivers(airflow: AirflowServer) -> list[int]:
-    return [pid for pid in airflow.processes.pids() if "jobs.driver" in command_line(pid)]
+    return [pid for pid in airflow.processes.pids() if "cairn.command.driver" in command_line(pid)]
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
@@ -211,8 +211,8 @@ def test_stopping_with_a_savepoint_loses_no_interval(
     (driver, *_) = drivers(airflow)
     os.kill(driver, signal.SIGSTOP)  # so that it ends after the pause, however fast the machine is
     folder = data / "stopped"
-    where = ["--root", f"file://{data}/state", "--code", "jobs.pipelines.aircraft:AIRCRAFT", "--spark", connect.url]
-    command = [sys.executable, "-m", "jobs.cli", "savepoint", *where, "--to", str(folder), "--stop", "--json"]
+    where = ["--root", f"file://{data}/state", "--code", "pipelines.aircraft:AIRCRAFT", "--spark", connect.url]
+    command = [sys.executable, "-m", "cairn.command.cli", "savepoint", *where, "--to", str(folder), "--stop", "--json"]
     with subprocess.Popen(command, cwd=ROOT, env=airflow.env, stdout=subprocess.PIPE, text=True) as stopping:
         try:
             wait_until(lambda: airflow.client.call("GET", f"/api/v2/dags/{DAG}")["is_paused"], 60, "the DAG is paused")

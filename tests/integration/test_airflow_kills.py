@@ -22,7 +22,7 @@ from benchmarks.airflow_server import AirflowServer, RestError
 from benchmarks.demo import pipeline_env
 from benchmarks.owned_process import command_line
 from benchmarks.spark_server import SparkConnectServer
-from jobs.pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
+from pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
@@ -39,7 +39,7 @@ import pathlib, time
 from datetime import UTC, datetime
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
-from jobs.pipeline import Pipeline
+from cairn.pipeline import Pipeline
 
 FOLDER = pathlib.Path("@FOLDER@")
 
@@ -88,9 +88,9 @@ UNDISTURBED = """
 import sys
 from datetime import timedelta
 from counts_pipeline import COUNTS
-from jobs.pipeline import Interval
-from jobs.run_interval import run_interval
-from jobs.spark import connect
+from cairn.pipeline import Interval
+from cairn.operations.run_interval import run_interval
+from cairn.spark_session import connect
 spark = connect(sys.argv[1], "undisturbed", shared_as="counts/process")
 for n in range(int(sys.argv[3])):
     start = COUNTS.start + timedelta(days=n)
@@ -154,7 +154,7 @@ class Day:
         return self.start + timedelta(days=1)
 
     def drivers(self) -> list[int]:
-        return [pid for pid in self.airflow.processes.pids() if "jobs.driver" in command_line(pid)]
+        return [pid for pid in self.airflow.processes.pids() if "cairn.command.driver" in command_line(pid)]
 
     def still_beats(self) -> bool:
         before = self.beat.read_text()

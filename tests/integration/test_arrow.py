@@ -16,12 +16,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from jobs.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from jobs.pipeline import Interval
-from jobs.run_interval import run_interval
-from jobs.running_aggregate import ApproxDistinct, Count, Last, Max, Mean, Min, RunningAggregate, Sum
-from jobs.runtime.keyed_output import KeyedOutput
-from jobs.runtime.keyed_state import KeyedState
+from cairn.aggregates import ApproxDistinct, Count, Last, Max, Mean, Min, RunningAggregate, Sum
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval
+from cairn.runtime.keyed_output import KeyedOutput
+from cairn.runtime.keyed_state import KeyedState
 from state_backend.values import errors
 from tests.support.counting import START, counting, day
 
@@ -210,7 +210,7 @@ def wrong(batch: KeyedBatch, **columns: Any) -> BatchResult:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"handleBatch": lambda s, b: None}, "it returned a NoneType; it must return jobs.arrow_processor.BatchResult"),
+    ({"handleBatch": lambda s, b: None}, "it returned a NoneType; it must return cairn.arrow_processor.BatchResult"),
     ({"handleBatch": lambda s, b: wrong(b, sum=[1])}, r"states\['total'\] has 1 rows for 351 keys"),
     (
         {"handleBatch": lambda s, b: BatchResult(states={"totals": pa.table({"sum": [1]})})},

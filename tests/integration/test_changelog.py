@@ -11,21 +11,21 @@ import pytest
 from pyspark.sql.types import Row
 from typer.testing import CliRunner
 
-from jobs.cli import app
-from jobs.pipeline import Pipeline
-from jobs.run_interval import coordinator_of, process_interval, run_interval
-from jobs.runtime.keyed_state import KeyedState
-from jobs.savepoint import take_savepoint
-from jobs.validate import validate_checkpoint
+from cairn.command.cli import app
+from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Pipeline
+from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
-from state_backend.snapshot import ChangelogOptions
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.snapshot import ChangelogOptions
 from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
+from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, Counting, counting, day
 
 if TYPE_CHECKING:

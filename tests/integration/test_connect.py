@@ -35,7 +35,7 @@ PIPELINE = """
 from datetime import UTC, datetime
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
-from jobs.pipeline import Pipeline
+from cairn.pipeline import Pipeline
 from helper_of_it import GREETING
 
 def source(spark, interval):
@@ -89,7 +89,7 @@ def start(folder: Path, server: str, command: str, *arguments: str) -> subproces
         str(result),
     ]
     return subprocess.Popen(
-        [sys.executable, "-m", "jobs.driver", command, *common, *arguments],
+        [sys.executable, "-m", "cairn.command.driver", command, *common, *arguments],
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=folder,
         stdout=subprocess.PIPE,
@@ -328,7 +328,7 @@ def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
     slow = Slow(tmp_path, "local[1]")
     common = ["--pipeline", "pipeline_of_it:PIPELINE", "--root", str(tmp_path / "root"), "--spark", "local[1]"]
     arguments = ["process", *common, *interval_of(1, "attempt-1")]
-    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('jobs.driver').run({arguments}, print)"
+    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.command.driver').run({arguments}, print)"
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "plugins")])
     task = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from jobs.pipelines.aircraft import AIRCRAFT, READ_SCHEMA, AircraftHistory
-from jobs.pipelines.land_flights import day_file, land
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA, AircraftHistory
+from pipelines.land_flights import day_file, land
 from state_backend.values.intervals import from_ms
 from tests.support.both_engines import Both, read_rows, run_both
 from tests.support.differential_processors import (

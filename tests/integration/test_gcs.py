@@ -28,7 +28,7 @@ from google.auth.credentials import AnonymousCredentials
 from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, GcsStorage, Patience
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.transfer import download_all, upload_all
+from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import (
     AlreadyExists,
     CairnError,
@@ -583,11 +583,11 @@ def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     spark: SparkSession, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same digests, state and output, read by Spark from either; with faults strewn over the requests."""
-    from jobs.restore import restore_savepoint
-    from jobs.run_interval import run_interval
-    from jobs.runtime.keyed_output import KeyedOutput
-    from jobs.runtime.keyed_state import KeyedState
-    from jobs.savepoint import take_savepoint
+    from cairn.operations.restore_savepoint import restore_savepoint
+    from cairn.operations.run_interval import run_interval
+    from cairn.operations.take_savepoint import take_savepoint
+    from cairn.runtime.keyed_output import KeyedOutput
+    from cairn.runtime.keyed_state import KeyedState
     from tests.support.counting import DAYS, counting, day
 
     # What Python workers see; the JVM was perhaps started before the server.
@@ -637,10 +637,10 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
 ) -> None:
     """A re-run is committed after a query was planned: while the older files are there it shows the older result, all of it; when
     they are cleaned up it fails and says to ask again. A query that is planned then shows the newer one, all of it."""
-    from jobs.run_interval import coordinator_of, run_interval
-    from jobs.runtime.keyed_output import KeyedOutput, _OutputReader
+    from cairn.operations.run_interval import coordinator_of, run_interval
+    from cairn.runtime.keyed_output import KeyedOutput, _OutputReader
     from state_backend.checkpoint.coordinator import Coordinator
-    from state_backend.checkpoint.retention import KeepLast
+    from state_backend.values.retention import KeepLast
     from tests.support.counting import DAYS, counting, day
 
     monkeypatch.setitem(spark.sparkContext.environment, EMULATOR_VARIABLE, server.url)
@@ -672,7 +672,7 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
     assert totals(reader, partitions[:1]) == [{2}]
     committed(3)
     coordinator = Coordinator(GcsStorage(BUCKET, root[6 + len(BUCKET) :] + "/counting"), "counting", policy=KeepLast(1))
-    monkeypatch.setattr("jobs.run_interval.Coordinator", lambda *_: coordinator)
+    monkeypatch.setattr("cairn.operations.run_interval.Coordinator", lambda *_: coordinator)
     committed(4)
     coordinator_of(counting(), root).clean_up()
     with pytest.raises(StorageUnavailable, match="replaced by a re-run while this query ran"):

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import run_interval
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
 from state_backend.values import errors
 
 if TYPE_CHECKING:

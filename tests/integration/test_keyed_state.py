@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
 
-from jobs.pipeline import Pipeline
-from jobs.read_plan import plan_read
-from jobs.run_interval import coordinator_of, run_interval
-from jobs.runtime.keyed_state import KeyedState
-from jobs.savepoint import take_savepoint
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.pipeline import Pipeline
+from cairn.runtime.keyed_state import KeyedState
+from cairn.runtime.state_selection import plan_read
 from state_backend.adapters.open_storage import join_url
-from state_backend.checkpoint import describe
+from state_backend.inspection import describe
 from tests.support.both_engines import NAME, comparable, read_states
 from tests.support.counting import DAYS, START, counting, day
 from tests.support.differential_processors import (

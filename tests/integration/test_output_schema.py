@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import coordinator_of, run_interval
-from jobs.runtime.keyed_output import KeyedOutput
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.keyed_output import KeyedOutput
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.rewind import fork
 from state_backend.values.errors import UsageError

@@ -12,16 +12,16 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import Row, StructType
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import coordinator_of, process_interval, run_interval
-from jobs.runtime.keyed_output import KeyedOutput
-from jobs.runtime.keyed_state import KeyedState
-from jobs.savepoint import take_savepoint
-from jobs.validate import validate_checkpoint
+from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.keyed_output import KeyedOutput
+from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
 from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
 from tests.support.counting import DAYS, INPUT_SCHEMA, START, Counting, counting, day, read_days
@@ -199,7 +199,7 @@ def test_a_savepoint_is_compacted_self_contained_and_movable(spark: SparkSession
     (tmp_path / "savepoint").rename(tmp_path / "moved")
     (root / "counting").rename(tmp_path / "gone")
     from state_backend.formats import record_codec
-    from state_backend.state.verify import verify_shard
+    from state_backend.state.check_shard import verify_shard
     from state_backend.values.records import Savepoint
 
     storage = open_storage(str(tmp_path / "moved"))

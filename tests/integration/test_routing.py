@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.runtime.routing import route
+from cairn.runtime.routing import route
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,20 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from jobs import driver
-from jobs.cli import app
-from jobs.pipeline import Interval, Pipeline
-from jobs.restore import restore_savepoint
-from jobs.run_interval import coordinator_of, process_interval, run_interval
-from jobs.runtime.keyed_state import KeyedState
-from jobs.savepoint import consolidate_checkpoint, take_savepoint
-from jobs.validate import validate_checkpoint
+from cairn.command import driver
+from cairn.command.cli import app
+from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def test_a_claim_that_stopped_is_completed_by_trying_again(
     with pytest.raises(errors.UsageError, match="was claimed by"):
         restore(counting(name="other"))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("jobs.restore.delete_savepoint", stop)
+        patch.setattr("cairn.operations.restore_savepoint.delete_savepoint", stop)
         restore()
     assert (tmp_path / "savepoint" / "savepoint.json").exists()
     assert restore().id == 1  # committed by the try before; only the deletion was left

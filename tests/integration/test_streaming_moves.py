@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import coordinator_of, run_interval
-from jobs.savepoint import take_savepoint
-from jobs.streaming import continuing, from_streaming_checkpoint, initial_state_of
-from jobs.validate import validate_checkpoint
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
 from state_backend.values.intervals import from_ms

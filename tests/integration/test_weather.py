@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.pipelines.aircraft import AIRCRAFT
-from jobs.pipelines.flying_weather import flying_weather
-from jobs.pipelines.land_flights import find_archive, land
-from jobs.pipelines.land_weather import (
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
+from pipelines.aircraft import AIRCRAFT
+from pipelines.flying_weather import flying_weather
+from pipelines.land_flights import find_archive, land
+from pipelines.land_weather import (
     FIRST_HOUR,
     HOUR,
     hour_file,
@@ -25,8 +26,7 @@ from jobs.pipelines.land_weather import (
     weather_file,
     write_hour,
 )
-from jobs.pipelines.weather import RECORDS, WEATHER
-from jobs.run_interval import run_interval
+from pipelines.weather import RECORDS, WEATHER
 from state_backend.values.errors import SourceError
 from state_backend.values.records import Record
 from tests.oracles.weather import records, windows

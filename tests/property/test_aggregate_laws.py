@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.running_aggregate import (
+from cairn.aggregates import (
     ApproxDistinct,
     Count,
     First,

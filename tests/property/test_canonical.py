@@ -11,18 +11,18 @@ from unittest import mock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from state_backend import canonical
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
-from state_backend.canonical import read_canonical, write_canonical
-from state_backend.consolidation import counted
-from state_backend.formats.canonical import fits_parquet
+from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import StructType, parse_struct
+from state_backend.shard import canonical_files as canonical
+from state_backend.shard.canonical_files import read_canonical, write_canonical
+from state_backend.shard.consolidation import counted
+from state_backend.state.check_shard import verify_shard
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
-from state_backend.state.verify import verify_shard
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
     KeyGroupState,

@@ -37,13 +37,12 @@ from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
-from state_backend.transfer import copy_all
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CairnError, UnknownOutcome
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
@@ -55,6 +54,7 @@ from state_backend.values.records import (
     Savepoint,
     ShardRef,
 )
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import content, day, manifest, sst, start_ms
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))

@@ -30,12 +30,12 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.savepoints import native_manifest, read_savepoint
 from state_backend.formats import changelog, paths, record_codec
-from state_backend.formats.canonical import read_tables, state_schema
+from state_backend.formats.canonical_tables import read_tables, state_schema
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateSchemaError, UsageError
 from state_backend.values.handles import Handle, check_path
 from state_backend.values.key_groups import KeyGroupRange

@@ -18,11 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.consolidation import counted
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
-from state_backend.restore import RestoredShard, restore_shard
-from state_backend.snapshot import (
+from state_backend.shard.consolidation import counted
+from state_backend.shard.restore import RestoredShard, restore_shard
+from state_backend.shard.snapshot import (
     ChangelogOptions,
     Snapshot,
     append_segment,
@@ -31,10 +31,10 @@ from state_backend.snapshot import (
     take_snapshot,
 )
 from state_backend.state import keyed_states, shard_state
+from state_backend.state.check_shard import verify_shard
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.state.value_columns import ValueColumns
-from state_backend.state.verify import verify_shard
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, lay_timers_together

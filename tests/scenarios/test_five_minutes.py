@@ -13,15 +13,15 @@ from pathlib import Path
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
+from state_backend.inspection.verify import verify_pipeline
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import StorageUnavailable, UnknownOutcome, ValidationRefused
 from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
-from state_backend.verify import verify_pipeline
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START
 from tests.support.real_shards import RealPipeline
 

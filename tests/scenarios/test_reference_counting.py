@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from state_backend import manifest as manifests
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import KeepLast, RetentionPolicy
 from state_backend.formats import paths
+from state_backend.shard import manifest as manifests
 from state_backend.values.handles import Handle
 from state_backend.values.records import Permissions, Prepared, Record
+from state_backend.values.retention import KeepLast, RetentionPolicy
 from tests.support.checkpoints import PIPELINE, content, day, manifest, run, start_ms
 
 # Per checkpoint: the SSTs of its store, by the table's labels, and those deleted once the oldest is subsumed. CP5 is the

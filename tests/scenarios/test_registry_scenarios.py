@@ -10,12 +10,11 @@ import pytest
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
     BaseMoved,
@@ -27,6 +26,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record, Tombstone
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, record, run, sst, start_ms
 from tests.support.savepoints import Format, SmallPipeline, findings, restore
 

@@ -12,7 +12,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.restore import restore_shard
+from state_backend.shard.restore import restore_shard
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable

@@ -12,7 +12,6 @@ import pytest
 from state_backend.adapters.faulty_storage import FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
@@ -22,6 +21,7 @@ from state_backend.values.errors import AttemptLost, BaseMoved, Fenced, StaleSta
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import Record
+from state_backend.values.retention import KeepLast
 from tests.support.chains import Chain
 from tests.support.checkpoints import PIPELINE, day
 from tests.support.crash_matrix import FAR_MS, HOME, SAVED, Surveyor, Try, Values, live_files, take

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
-from jobs.arrow_processor import ArrowProcessor, KeyedBatch
+from cairn.arrow_processor import ArrowProcessor, KeyedBatch
 
 
 class Handle:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.run_interval import run_interval
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
 from state_backend.state.entries import read_entries, read_timers
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record

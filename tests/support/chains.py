@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.consolidation import consolidate, counted
 from state_backend.ports.storage import Storage
-from state_backend.restore import RestoredShard, check_whole, restore_shard
-from state_backend.snapshot import (
+from state_backend.shard.consolidation import consolidate, counted
+from state_backend.shard.restore import RestoredShard, check_whole, restore_shard
+from state_backend.shard.snapshot import (
     ChangelogOptions,
     Snapshot,
     append_segment,

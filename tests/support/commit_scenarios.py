@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint.retention import KeepLast, RetentionPolicy
 from state_backend.values.errors import CorruptFile
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
+from state_backend.values.retention import KeepLast, RetentionPolicy
 from tests.support.checkpoints import DAY, content, day, run, sst
 from tests.support.commit_world import (
     check,

@@ -22,32 +22,32 @@ from unittest import mock
 
 import google_crc32c
 
-from jobs.pipeline import Pipeline
-from jobs.restore import restore_savepoint
-from jobs.savepoint import take_savepoint
+from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.pipeline import Pipeline
 from state_backend.adapters.faulty_storage import Fault as Planned
 from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.canonical import read_canonical
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
-from state_backend.restore import restore_shard
+from state_backend.shard.canonical_files import read_canonical
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
+from state_backend.state.check_shard import verify_shard
 from state_backend.state.entries import read_entries
-from state_backend.state.verify import verify_shard
 from state_backend.values.errors import RetryableError, StorageUnavailable
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Savepoint
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, day
 from tests.support.real_shards import MAX_PARALLELISM, RealPipeline
 from tests.support.savepoints import prepare as restore_shards
@@ -245,11 +245,13 @@ def without_spark(folders: Folders) -> Iterator[None]:
         task.finish([task.run_shard(iter(()), shard, shard) for shard in range(task.content.parallelism)])
 
     with ExitStack() as stack:
-        modules = ("restore", "runtime.restore_task", "run_interval", "savepoint", "runtime.savepoint_task")
-        for module in modules:
-            stack.enter_context(mock.patch(f"jobs.{module}.open_storage", opened))
-        stack.enter_context(mock.patch("jobs.restore._run", lambda spark, task: restore_shards(task)))
-        stack.enter_context(mock.patch("jobs.savepoint._run", saved))
+        modules = ("restore_savepoint", "take_savepoint", "run_interval")
+        for module in (*(f"operations.{m}" for m in modules), *(f"shard_jobs.{m}" for m in modules[:2])):
+            stack.enter_context(mock.patch(f"cairn.{module}.open_storage", opened))
+        stack.enter_context(
+            mock.patch("cairn.operations.restore_savepoint._run", lambda spark, task: restore_shards(task))
+        )
+        stack.enter_context(mock.patch("cairn.operations.take_savepoint._run", saved))
         yield
 
 

@@ -12,8 +12,8 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
 from state_backend.state.entries import read_entries
 from state_backend.values.records import Record
 

@@ -15,10 +15,10 @@ from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import needed_manifest
 from state_backend.ports.storage import Storage
-from state_backend.restore import restore_shard
-from state_backend.snapshot import ChangelogOptions, append_segment, record_changes, take_snapshot
+from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import ChangelogOptions, append_segment, record_changes, take_snapshot
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.intervals import Interval

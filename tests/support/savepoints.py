@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.runtime.restore_task import RestoreTask
-from jobs.runtime.savepoint_task import SavepointTask
+from cairn.shard_jobs.restore_savepoint import RestoreTask
+from cairn.shard_jobs.take_savepoint import SavepointTask
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import take_snapshot
+from state_backend.state.check_shard import verify_shard
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
-from state_backend.state.verify import verify_shard
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Prepared, Record, RunRef, Savepoint, ShardManifest, ShardRef
 from tests.support.checkpoints import content, day, start_ms

@@ -48,7 +48,7 @@ scheduled = tally(
 # A real pipeline on Spark, whose first task is killed when its driver is done.
 killed = stateful_pipeline(
     "killed",
-    pipeline="jobs.pipelines.aircraft:AIRCRAFT",
+    pipeline="pipelines.aircraft:AIRCRAFT",
     pipeline_name="aircraft",
     root=f"{ROOT}/killed",
     schedule=DAILY,

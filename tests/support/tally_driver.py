@@ -1,4 +1,4 @@
-"""A driver for tests of the order of things: it takes the commands of ``jobs.driver``, keeps real state in RocksDB, and starts
+"""A driver for tests of the order of things: it takes the commands of ``cairn.command.driver``, keeps real state in RocksDB, and starts
 no Spark, so that an interval takes half a second.
 
 The pipeline adds up numbers by key. Below ``CAIRN_TALLY/<pipeline>/``: ``input/2024-01-01.json`` holds a day's numbers;
@@ -28,9 +28,9 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CairnError, SourceError

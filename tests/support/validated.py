@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.runtime.validation_task import ValidationTask
+from cairn.shard_jobs.validate import ValidationTask
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.manifest import manifest_of
-from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.inspection.verify import verify_files
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
@@ -34,7 +35,6 @@ from state_backend.values.records import (
     ShardRef,
     StateDescriptor,
 )
-from state_backend.verify import verify_files
 from tests.support.chains import Chain, Mode
 from tests.support.checkpoints import PIPELINE, content, day
 from tests.support.savepoints import some_state

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.stateful_processor import (
     ValueState,
 )
 
-from jobs.pipelines.aircraft import AIRCRAFT, AircraftHistory, History
-from jobs.pipelines.land_flights import day_file, land
+from pipelines.aircraft import AIRCRAFT, AircraftHistory, History
+from pipelines.land_flights import day_file, land
 from state_backend.values.intervals import to_ms
 from tests.oracles.aircraft import OUTPUT_COLUMNS, Expected, archive, expected, row_order
 

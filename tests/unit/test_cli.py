@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from jobs.cli import app
-from jobs.which_checkpoint import parse_duration
+from cairn.command.cli import app
+from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.describe import describe_checkpoint
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
+from state_backend.inspection.describe import describe_checkpoint
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import UsageError
 from state_backend.values.records import LogicalTime, ShardRef
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day
 from tests.support.real_shards import RealPipeline
 
@@ -241,7 +241,7 @@ def test_help_names_what_there_is() -> None:
 
 
 def test_it_needs_neither_spark_nor_airflow() -> None:
-    probe = "import sys, jobs.cli; print([m for m in ('pyspark', 'airflow', 'great_expectations') if m in sys.modules])"
+    probe = "import sys, cairn.command.cli; print([m for m in ('pyspark', 'airflow', 'great_expectations') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql.connect import functions as connect
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.runtime.column_names import ColumnNames, plain_name, unquoted
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.column_names import ColumnNames, plain_name, unquoted
 from state_backend.values.errors import SourceError, UsageError
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

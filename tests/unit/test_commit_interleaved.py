@@ -17,10 +17,10 @@ from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log, interval_of
 from state_backend.checkpoint.output_schemas import recorded_schemas
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
 from state_backend.values.records import Published, Record, SweepRecord
+from state_backend.values.retention import KeepLast
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario
 from tests.support.interleavings import Replay, Violation
 

@@ -9,10 +9,10 @@ import pytest
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.coordinator import tombstone_of
 from state_backend.checkpoint.log import Entry, Log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.values.errors import BaseMoved, Fenced, Swept
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, Quarantine, Retained, SweepRecord
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, content, day, record, run
 
 POLICY = KeepLast(10)

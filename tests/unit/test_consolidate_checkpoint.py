@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from jobs import savepoint
-from jobs.pipeline import Pipeline
-from jobs.runtime.consolidation_task import ConsolidationTask
-from jobs.savepoint import check_destination, consolidate_checkpoint
+from cairn.operations import take_savepoint as savepoint
+from cairn.operations.take_savepoint import check_destination, consolidate_checkpoint
+from cairn.pipeline import Pipeline
+from cairn.shard_jobs.consolidate import ConsolidationTask
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, StateUnusable, UsageError
 from state_backend.values.records import Permissions, Record
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, day, start_ms
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
 from tests.support.savepoints import findings

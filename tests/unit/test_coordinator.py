@@ -12,7 +12,6 @@ from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import (
@@ -40,6 +39,7 @@ from state_backend.values.records import (
     ShardRef,
     Tombstone,
 )
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 
 When = Literal["before", "after"]

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.keyed_output import _File, _OutputReader
+from cairn.runtime.keyed_output import _File, _OutputReader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.savepoints import check_unclaimed, claim_savepoint
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
+from state_backend.inspection.verify import offering_sound, verify_pipeline
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
 from state_backend.values.records import Claim
-from state_backend.verify import offering_sound, verify_pipeline
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline

@@ -15,13 +15,13 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from state_backend import file_cache
 from state_backend.adapters.faulty_storage import FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.file_cache import FileCache, open_cache
-from state_backend.restore import restore_shard
-from state_backend.snapshot import take_snapshot
+from state_backend.shard import file_cache
+from state_backend.shard.file_cache import FileCache, open_cache
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import take_snapshot
 from state_backend.values.errors import CorruptFile
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
@@ -269,7 +269,7 @@ _RACER = """
 import os, random, sys
 from pathlib import Path
 import google_crc32c
-from state_backend.file_cache import FileCache
+from state_backend.shard.file_cache import FileCache
 from state_backend.values.handles import Handle
 folder, me = Path(sys.argv[1]), sys.argv[2]
 work = folder / me

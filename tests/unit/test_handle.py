@@ -18,14 +18,14 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import StatefulProcessor, stateful_processor
 from pyspark.sql.types import LongType, Row, StringType, StructField, StructType
 
-from jobs.runtime import processor_handle
-from jobs.runtime.keyed_runner import KeyedRunner
-from jobs.runtime.output_file import LocalParquet
-from jobs.runtime.output_rows import OutputRows
-from jobs.runtime.pandas_frames import OutputFrames
-from jobs.runtime.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
-from jobs.runtime.routing import INPUT
-from jobs.runtime.user_code import UserCode
+from cairn.runtime import processor_handle
+from cairn.runtime.keyed_runner import KeyedRunner
+from cairn.runtime.output_file import LocalParquet
+from cairn.runtime.output_rows import OutputRows
+from cairn.runtime.pandas_frames import OutputFrames
+from cairn.runtime.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
+from cairn.runtime.routing import INPUT
+from cairn.runtime.user_code import UserCode
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
 from state_backend.state.shard_state import ShardState

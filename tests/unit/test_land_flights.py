@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.pipeline import Interval
-from jobs.pipelines.aircraft import read_flights
-from jobs.pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main
+from cairn.pipeline import Interval
+from pipelines.aircraft import read_flights
+from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main
 from state_backend.values.errors import SourceError
 
 DAY, NEXT = date(2013, 1, 1), date(2013, 1, 2)
@@ -215,7 +215,7 @@ def test_a_missing_day_is_named_with_the_command_that_lands_it(two_days: Path) -
     with pytest.raises(SourceError) as error:
         read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
     assert str(two_days / day_file(NEXT)) in str(error.value)
-    assert f"python -m jobs.pipelines.land_flights --to {two_days} --from 2013-01-02 --days 1" in str(error.value)
+    assert f"python -m pipelines.land_flights --to {two_days} --from 2013-01-02 --days 1" in str(error.value)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])

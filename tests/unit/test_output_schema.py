@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StructType
 
-from jobs.runtime.keyed_output import KeyedOutput, converter
-from jobs.runtime.output_schema import arrow_schema, from_record, recorded_schema
+from cairn.runtime.keyed_output import KeyedOutput, converter
+from cairn.runtime.output_schema import arrow_schema, from_record, recorded_schema
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.output_schemas import check_output_schema, newest_output, output_so_far, recorded_schemas
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -23,6 +22,7 @@ from state_backend.values.errors import BaseMoved, CorruptRecord, StorageUnavail
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Permissions
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
 
 Columns = dict[str, Any]

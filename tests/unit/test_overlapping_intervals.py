@@ -10,20 +10,20 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from jobs.pipeline import Pipeline
-from state_backend import verify
+from cairn.pipeline import Pipeline
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint.coordinator import tombstone_of
 from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
+from state_backend.inspection import verify
+from state_backend.inspection.verify import VerifiedCheckpoint
 from state_backend.values.errors import BaseMoved, Fenced, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
-from state_backend.verify import VerifiedCheckpoint
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
 
 HOUR = timedelta(hours=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.reuse import Earlier, Now, Recompute, Reuse, plan_reuse, source_hash
+from cairn.operations.plan_reuse import Earlier, Now, Recompute, Reuse, plan_reuse, source_hash
 from state_backend.checkpoint.log import Log
 from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
 from tests.support.checkpoints import content, day, record, run

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backend.restore import check_whole, plan_restore
-from state_backend.snapshot import INLINE_FILE_BYTES, ChangelogOptions, kept_segments, plan_changelog, plan_snapshot
+from state_backend.shard.restore import check_whole, plan_restore
+from state_backend.shard.snapshot import (
+    INLINE_FILE_BYTES,
+    ChangelogOptions,
+    kept_segments,
+    plan_changelog,
+    plan_snapshot,
+)
 from state_backend.state.plan_states import plan_states
 from state_backend.values.errors import InvariantViolated, StateUnusable, UsageError
 from state_backend.values.handles import Handle

@@ -11,12 +11,11 @@ from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     BaseMoved,
     CheckpointDropped,
@@ -30,6 +29,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import handles_in
 from state_backend.values.records import Permissions, Record, Segment, ShardChanges, ShardRef, Tombstone
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, run, sst, start_ms
 from tests.support.savepoints import SmallPipeline, findings
 

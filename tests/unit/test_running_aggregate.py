@@ -18,8 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from jobs.arrow_processor import KeyedBatch
-from jobs.running_aggregate import (
+from cairn.aggregates import (
     ApproxDistinct,
     Count,
     First,
@@ -32,6 +31,7 @@ from jobs.running_aggregate import (
     Sum,
     Variance,
 )
+from cairn.arrow_processor import KeyedBatch
 from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
 from tests.support.arrow_driver import ArrowDriver, Handle
 

@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.pipeline import Pipeline
-from jobs.restore import restore_savepoint
+from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.pipeline import Pipeline
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
     claim_savepoint,
@@ -34,7 +33,7 @@ from state_backend.checkpoint.savepoints import (
     release_claim,
 )
 from state_backend.formats import paths, record_codec
-from state_backend.formats.canonical import state_schema
+from state_backend.formats.canonical_tables import state_schema
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
@@ -42,6 +41,7 @@ from state_backend.state.keyed_states import ListState, ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.records import Claim, Permissions, Record, Savepoint
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, content, day, run, start_ms
 from tests.support.savepoints import (
     MAX_PARALLELISM,
@@ -402,9 +402,13 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
         return storages["source" if url == str(folder / "savepoint") else "root"]
 
     with ExitStack() as stack:
-        for module in ("jobs.restore", "jobs.runtime.restore_task", "jobs.run_interval"):
+        for module in (
+            "cairn.operations.restore_savepoint",
+            "cairn.shard_jobs.restore_savepoint",
+            "cairn.operations.run_interval",
+        ):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
-        stack.enter_context(mock.patch("jobs.restore._run", lambda spark, task: prepare(task)))
+        stack.enter_context(mock.patch("cairn.operations.restore_savepoint._run", lambda spark, task: prepare(task)))
         yield storages
 
 
@@ -505,7 +509,7 @@ def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
     def stop(*_: Any) -> None:
         raise StopHere
 
-    with mock.patch("jobs.restore._run", lambda spark, task: prepare(task)):
+    with mock.patch("cairn.operations.restore_savepoint._run", lambda spark, task: prepare(task)):
         with mock.patch.object(Coordinator, "commit", stop), pytest.raises(StopHere):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a")
         with pytest.raises(UsageError, match=r"attempt a restored savepoint .* take a new uuid"):
@@ -525,7 +529,7 @@ def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
         claimed.append(read_claim(source))
         restore(root, tmp_path / "savepoint", "meanwhile")
 
-    with mock.patch("jobs.restore._run", rerun), pytest.raises(Fenced):
+    with mock.patch("cairn.operations.restore_savepoint._run", rerun), pytest.raises(Fenced):
         restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
     assert claimed[0] is not None and read_claim(source) is None
     saved = read_savepoint(source)

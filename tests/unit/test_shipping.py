@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from jobs.pipeline import Pipeline
-from jobs.runtime.shipping import code_hash, import_as_shipped, name_of, processor_on_driver, ship, ship_processor
-from jobs.runtime.user_modules import find_user_modules
+from cairn.pipeline import Pipeline
+from cairn.runtime.user_modules import find_user_modules
+from cairn.shard_jobs.shipping import code_hash, import_as_shipped, name_of, processor_on_driver, ship, ship_processor
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
 
@@ -69,7 +69,7 @@ class Shopper:
 
 _WORKER = """
 import json, sys
-from jobs.runtime.shipping import unship
+from cairn.shard_jobs.shipping import unship
 for option in sys.stdin:
     try:
         print(json.dumps(unship(option.strip())().tell()))
@@ -192,13 +192,12 @@ def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(f
 
 def test_the_runtime_is_no_users_module() -> None:
     import cairn_operators  # noqa: F401 - a DAG's module has it
-    import jobs.cli
-    import jobs.pipelines.aircraft  # noqa: F401
+    import pipelines.aircraft  # noqa: F401
 
     names = [
-        m.name for m in find_user_modules(["jobs.cli", "jobs.pipelines.aircraft", "cairn_operators", "pyspark.sql"])
+        m.name for m in find_user_modules(["cairn.command.cli", "pipelines.aircraft", "cairn_operators", "pyspark.sql"])
     ]
-    assert names == ["jobs.pipelines", "jobs.pipelines.aircraft", "jobs.pipelines.land_flights"]
+    assert names == ["pipelines", "pipelines.aircraft", "pipelines.land_flights"]
 
 
 # --- the forms --------------------------------------------------------------------------------------------------------------
@@ -320,7 +319,7 @@ import numpy as np, pandas as pd
 from pyspark.sql.types import *
 from pyspark.accumulators import Accumulator, INT_ACCUMULATOR_PARAM
 from pyspark.core.broadcast import Broadcast
-from jobs.runtime.shipping import code_hash
+from cairn.shard_jobs.shipping import code_hash
 
 @dataclasses.dataclass
 class Point:
@@ -374,7 +373,7 @@ same = [
     [defined("return LIMIT", LIMIT=1), defined("return LIMIT", LIMIT=1)], [defined("return LIMIT", LIMIT=2)],
     [defined("return help_it(1)", help_it=adder(1))], [defined("return help_it(1)", help_it=adder(3))],
     [defined("return handle.LIMIT", LIMIT=open("/dev/null")), defined("return handle.LIMIT")],
-    [defined("import jobs.pipelines.weather")],
+    [defined("import pipelines.weather")],
 ]
 print(json.dumps([[code_hash(value, "p") for value in values] for values in same]))
 """

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.pipeline import Interval, Pipeline
-from jobs.source import read_source
-from jobs.spark import explain, interrupt_former, operation_tag
+from cairn.operations.read_source import read_source
+from cairn.pipeline import Interval, Pipeline
+from cairn.spark_session import explain, interrupt_former, operation_tag
 from state_backend.values.errors import ProcessorError, StorageUnavailable
 
 

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from jobs.cli import app
-from jobs.export import export_state
-from state_backend import state_diff
-from state_backend.checkpoint.describe import plain
+from cairn.command.cli import app
+from cairn.operations.export import export_state
+from state_backend.inspection import state_diff
+from state_backend.inspection.describe import plain
+from state_backend.inspection.state_diff import EntryChange, diff_states, merged, plan_groups
+from state_backend.inspection.table import StateSource
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
-from state_backend.state_diff import EntryChange, diff_states, merged, plan_groups
-from state_backend.table import StateSource
 from state_backend.values.errors import UsageError
 from state_backend.values.records import KeyGroupState
 from tests.support.checkpoints import PIPELINE

@@ -14,26 +14,26 @@ from typing import Any
 
 import pytest
 
-from jobs.export import export_state
-from jobs.pipeline import Pipeline
-from jobs.read_plan import ReadPlan, parse_keys, parse_numbers, plan_read
-from jobs.validate import validate_checkpoint
-from jobs.which_checkpoint import find_state
+from cairn.operations.export import export_state
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Pipeline
+from cairn.runtime.checkpoint_names import find_state
+from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.checkpoint.describe import plain
-from state_backend.checkpoint.retention import KeepLast
-from state_backend.formats import version_log
+from state_backend.formats import rocksdb_manifest as version_log
 from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.rocksdb_manifest import live_spans, without
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.formats.version_log import live_spans, without
+from state_backend.inspection.describe import plain
+from state_backend.inspection.state_diff import manifests_of
+from state_backend.inspection.table import Part, StateSource, needed_for, read_table, table_schema
+from state_backend.inspection.verify import offering_sound
 from state_backend.state.keyed_states import ListState, ValueState
-from state_backend.state_diff import manifests_of
-from state_backend.table import Part, StateSource, needed_for, read_table, table_schema
 from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
 from state_backend.values.records import SchemaVersion
-from state_backend.verify import offering_sound
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, content, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.stop import AirflowCli, StopPlan, commit_prepared, plan_stop, stopped
+from cairn.command.stop_dag import AirflowCli, StopPlan, commit_prepared, plan_stop, stopped
 from state_backend.formats import paths
 from state_backend.values.errors import CorruptRecord, StorageUnavailable, UsageError
 from tests.support.checkpoints import Folder, day, run

@@ -18,7 +18,6 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.sweep import SweepPlan, SweepResult, sweep
 from state_backend.formats import paths, record_codec
@@ -34,6 +33,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import FileInfo
 from state_backend.values.records import Record, Savepoint, SweepRecord
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst
 
 When = Literal["before", "after"]

@@ -13,13 +13,13 @@ import pytest
 from state_backend.adapters.faulty_storage import FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import sweep as sweeping
-from state_backend.checkpoint.retention import KeepLast
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.manifest import manifest_of
 from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CairnError, Swept
 from state_backend.values.handles import handles_in
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, sst
 
 HOUR_MS = 3_600_000

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from state_backend.adapters.open_storage import open_storage
-from state_backend.restore import restore_shard
+from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
+from state_backend.inspection.table import StateSource, read_table
+from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
+from state_backend.state.check_shard import verify_shard
 from state_backend.state.entries import read_timers
 from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
-from state_backend.state.verify import verify_shard
-from state_backend.state_diff import EntryChange, describe_change, diff_states
-from state_backend.table import StateSource, read_table
 from state_backend.values.errors import StateTypeError
 from state_backend.values.key_groups import range_of
 from tests.support.chains import ENGINE

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.checkpoint.refusal import plan_consequences
-from state_backend.checkpoint.retention import KeepLast
+from state_backend.checkpoint.quarantine_consequences import plan_consequences
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
+from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord, ValidationRefused
 from state_backend.values.records import Refused, Validated
-from state_backend.verify import verify_pipeline
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.real_shards import RealPipeline
 

@@ -1,1 +1,0 @@
-"""What runs on Spark: the runtime, and the pipelines themselves."""

@@ -1,0 +1,685 @@
+"""A ready processor that keeps aggregates per key over all intervals, and yields them for the keys that an interval
+touched:
+
+    class DelayTotals(RunningAggregate):
+        flights = Count()
+        delay = Sum("arr_delay")
+        worst = Max("arr_delay")
+        mean = Mean("arr_delay")
+        last_dest = Last("dest")
+        carriers = ApproxDistinct("carrier", relative_error=0.02)
+
+Nulls are ignored as in SQL: a sum, minimum, maximum or mean of no values is null. Values are folded in the order of
+the rows, each onto what its key had before, never as partial results that are merged: so not even the last bit of a
+double depends on where a batch, or an interval, ends. State is one value state ``aggregates`` with the fields
+``<aggregate>_<part>``, so that an aggregate that is declared later starts empty and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
+from state_backend.values.errors import InvariantViolated, ProcessorError, UsageError
+
+__all__ = [
+    "Aggregate",
+    "ApproxDistinct",
+    "Count",
+    "First",
+    "Last",
+    "Max",
+    "Mean",
+    "Min",
+    "RunningAggregate",
+    "StdDev",
+    "Sum",
+    "Variance",
+]
+
+STATE = "aggregates"
+MAX_DIGITS = 38
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_FLOATS = (FloatType, DoubleType)
+_SCALARS = (BooleanType, DateType, TimestampType, TimestampNTZType, BinaryType, StringType)
+# Up to this many rows of a key go in rounds over all keys, the rest key by key.
+_ROUNDS = 32
+_FEW_KEYS = 16
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+Parts = Mapping[str, pa.Array]
+Step = tuple[Parts, pa.Array]
+
+
+class RunningAggregate(ArrowProcessor):
+    """Subclass it and declare aggregates as class attributes; those of base classes come first.
+
+    Output: one row per key that has rows in the interval: the key columns, then each aggregate by its name, in the
+    order of declaration. ``ttl_ms``: a key's aggregates start afresh when it had no rows for so long; None: never.
+    """
+
+    splits_keys = True
+    ttl_ms: int | None = None
+    # In order of declaration. Kept because a class that travels by value to a worker arrives with its attributes sorted.
+    declared_aggregates: Mapping[str, Aggregate] = {}
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """``UsageError`` for an aggregate with the name of a member of this class, which it would replace."""
+        super().__init_subclass__(**arguments)
+        for name, value in vars(cls).items():
+            if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
+                raise UsageError(
+                    f"{cls.__name__}.{name} = {value}: a processor has its own {name!r}; choose another name"
+                )
+        cls.declared_aggregates = _declared(cls)
+
+    def init(self, handle: Any) -> None:
+        """Declares state ``aggregates``. ``UsageError`` if no aggregates are declared, or one does not fit the
+        input."""
+        fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
+        self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
+        schema = StructType([StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]])
+        handle.getValueState(STATE, schema, self.ttl_ms)
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        """``ProcessorError`` if a sum, or a mean of decimals, does not fit its type."""
+        old, groups = batch.states[STATE], _Groups(batch)
+        new: dict[str, pa.Array] = {}
+        output: dict[str, pa.Array] = {}
+        for name, aggregate in self.declared_aggregates.items():
+            parts = {part: _whole(old[f"{name}_{part}"]) for part in self._parts[name]}
+            changed, output[name] = aggregate.step(groups, parts)
+            new.update((f"{name}_{part}", changed[part]) for part in parts)
+        rows = with_keys(batch, pa.table(output))
+        if batch.last_key_continues:
+            rows = rows.slice(0, len(rows) - 1)
+        return BatchResult(states={STATE: pa.table(new)}, output=rows)
+
+
+def plan_fields(
+    owner: str, aggregates: Mapping[str, Aggregate], input_schema: StructType, key_schema: StructType
+) -> dict[str, list[tuple[str, DataType]]]:
+    """By aggregate the parts of its state and their types. ``UsageError`` for what can't be computed; ``owner`` is for
+    it."""
+    if not aggregates:
+        raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
+    types = {f.name: f.dataType for f in input_schema.fields}
+    taken = {name.lower(): f"key column {name!r}" for name in key_schema.names}
+    fields = {}
+    for name, aggregate in aggregates.items():
+        where = f"{owner}.{name} = {aggregate}"
+        if name.lower() in taken:
+            raise UsageError(
+                f"{where}: its name is also that of {taken[name.lower()]} of the output; choose another name"
+            )
+        taken[name.lower()] = f"aggregate {name!r}"
+        column = aggregate.column
+        if column is not None and column not in types:
+            found = ", ".join(f"{known} {type_.simpleString()}" for known, type_ in types.items())
+            raise UsageError(f"{where}: the input has no column {column!r}; found {found}")
+        of: Any = None if column is None else types[column]
+        try:
+            fields[name] = list(aggregate.parts(of).items())
+        except _UnfitError as unfit:
+            raise UsageError(f"{where}: column {column!r} is {of.simpleString()}, and {unfit}") from None
+    return fields
+
+
+def _declared(of: type) -> dict[str, Aggregate]:
+    found: dict[str, Any] = {}
+    for cls in reversed(of.__mro__):
+        found.update(vars(cls))
+    return {name: value for name, value in found.items() if isinstance(value, Aggregate)}
+
+
+class _UnfitError(Exception):
+    """Completes "column 'x' is array<int>, and …"."""
+
+
+# --- the rows of a batch, by key --------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """A batch's rows by key. Every key has at least one row."""
+
+    def __init__(self, batch: KeyedBatch) -> None:
+        self.batch = batch
+        self.keys: int = batch.keys.num_rows
+        self.starts = batch.row_offsets[:-1]
+        self.lengths = np.diff(batch.row_offsets)
+        if (self.lengths < 1).any():
+            raise InvariantViolated(f"key {np.argmin(self.lengths)} of a batch of {self.keys} has no rows")
+        self._columns: dict[str, _Column] = {}
+
+    @cached_property
+    def key_of_row(self) -> Int64s:
+        every = np.arange(self.keys)
+        return every if self.keys == self.batch.rows.num_rows else np.repeat(every, self.lengths)
+
+    def column(self, name: str) -> _Column:
+        """Made once, since several aggregates may look at one column."""
+        if name not in self._columns:
+            self._columns[name] = _Column(_whole(self.batch.rows[name]), self)
+        return self._columns[name]
+
+    def key_text(self, at: np.intp) -> str:
+        return ", ".join(
+            f"{name}={value!r}" for name, value in self.batch.keys.slice(int(at), 1).to_pylist()[0].items()
+        )
+
+
+class _Column:
+    """The non-null values of a column, by key.
+
+    array: all rows. rows: the rows with a value. counts: by key its number of values.
+    present: the keys with a value, as an index; starts: by present key its first value. owners: by value its key.
+    """
+
+    present: Int64s | slice
+
+    def __init__(self, array: pa.Array, groups: _Groups) -> None:
+        self.array = array
+        self.groups = groups
+        if array.null_count:
+            self.rows = np.flatnonzero(_valid(array))
+            self.owners = groups.key_of_row[self.rows]
+            self.counts = np.bincount(self.owners, minlength=groups.keys)
+            self.present = np.flatnonzero(self.counts)
+            self.starts = (np.cumsum(self.counts) - self.counts)[self.present]
+        else:
+            self.rows = np.arange(len(array))
+            self.owners, self.counts = groups.key_of_row, groups.lengths
+            self.present, self.starts = slice(None), groups.starts
+
+    @cached_property
+    def values(self) -> Array:
+        values = _numbers(self.array)
+        return values[self.rows] if self.array.null_count else values
+
+    @cached_property
+    def doubles(self) -> Doubles:
+        """For means and variances, of any numeric type."""
+        if pa.types.is_decimal(self.array.type):
+            return np.asarray(self.array.drop_null().cast(pa.float64()).to_numpy())
+        return self.values.astype(np.float64)
+
+    def reduced(self, fold: np.ufunc, values: Array) -> Array:
+        """By present key the fold of its ``values``, along the first axis."""
+        if len(values) == len(self.starts):
+            return values
+        folded: Array = fold.reduceat(values, self.starts, axis=0)
+        return folded
+
+
+# --- Arrow <-> NumPy --------------------------------------------------------------------------------------------------
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _valid(array: pa.Array) -> Bools:
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    valid: Bools = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _numbers(array: pa.Array) -> Array:
+    """The values of a type of fixed width as NumPy knows them: dates as days, timestamps as µs, booleans as 0 and 1,
+    decimals as four 32-bit limbs, lowest first, in int64, the last one signed. Null is 0. Not to be changed in
+    place."""
+    of = array.type
+    if pa.types.is_boolean(of):
+        return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False)).astype(np.uint8)
+    if pa.types.is_decimal(of):
+        limbs = np.frombuffer(array.buffers()[1] or b"", "<u4").reshape(-1, 4)[array.offset : array.offset + len(array)]
+        values = limbs.astype(np.int64)
+        values[:, 3] = limbs.view("<i4")[:, 3]
+        return np.where(_valid(array)[:, None], values, 0) if array.null_count else values
+    dtype = np.dtype(f"i{of.bit_width // 8}" if pa.types.is_temporal(of) else of.to_pandas_dtype())
+    values = np.frombuffer(array.buffers()[1] or b"", dtype)[array.offset : array.offset + len(array)]
+    return np.where(_valid(array), values, dtype.type(0)) if array.null_count else values
+
+
+def _arrow(values: Array, of: pa.DataType, valid: Bools | None = None) -> pa.Array:
+    """The inverse of ``_numbers``, without its limbs; ``valid`` None: no nulls."""
+    count = len(values)
+    if pa.types.is_boolean(of):
+        values = np.packbits(values, bitorder="little")
+    bitmap = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(of, count, [bitmap, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+# --- aggregates -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate(ABC):
+    """How one aggregate of a column is kept."""
+
+    column: str | None
+
+    @abstractmethod
+    def parts(self, of: Any) -> dict[str, DataType]:
+        """The fields of its state for a column of Spark type ``of``; raises ``_UnfitError``."""
+
+    @abstractmethod
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        """Its state after the rows of a batch, and its value: one row per key."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({'' if self.column is None else repr(self.column)})"
+
+
+@dataclass(frozen=True, slots=True)
+class _OfColumn(Aggregate, ABC):
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count(Aggregate):
+    """Rows; with a column, its non-null values. bigint, 0 for none."""
+
+    column: str | None = None
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        return {"count": LongType()}
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        added = groups.lengths if self.column is None else groups.column(self.column).counts
+        count = _arrow(_numbers(old["count"]) + added, pa.int64())
+        return {"count": count}, count
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(_OfColumn):
+    """Integers give bigint, float and double give double, decimal(p, s) gives decimal(min(38, p + 10), s). A sum that
+    leaves bigint or its decimal type raises ``ProcessorError``."""
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        return {"sum": _sum_type(of)}
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column, before = groups.column(self.column), old["sum"]
+        valid = _valid(before)
+        valid = valid | (column.counts > 0)
+        total = _total(column, before, self.column, valid)
+        return {"sum": total}, total
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(_OfColumn):
+    """double; of a decimal(p, s) decimal(min(38, p + 4), min(38, s + 4)), rounded half up, as Spark's ``avg``."""
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        return {
+            "count": LongType(),
+            "sum": _sum_type(of) if isinstance(of, DecimalType) else _numeric(of, DoubleType()),
+        }
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column = groups.column(self.column)
+        count = _numbers(old["count"]) + column.counts
+        some = count > 0
+        if pa.types.is_decimal(column.array.type):
+            total = _total(column, old["sum"], self.column, np.ones(groups.keys, np.bool_))
+            mean = _decimal_means(column, total, count, self.column)
+        else:
+            sums = _double_total(column, old["sum"])
+            total = _arrow(sums, pa.float64())
+            mean = _arrow(_nan_as_one(sums / np.maximum(count, 1)), pa.float64(), some)
+        return {"count": _arrow(count, pa.int64()), "sum": total}, mean
+
+
+@dataclass(frozen=True, slots=True)
+class Variance(_OfColumn):
+    """Of the sample, as Spark's ``var_samp``: double, null for fewer than two values, NaN if one of them is not finite.
+
+    Source: Youngs and Cramer's updating formula, in Chan, Golub and LeVeque, "Algorithms for computing the sample
+    variance" (1983). It is as stable as Welford's, and all but its sums can be computed for many rows at a time. What
+    it sums are differences to the key's first value: so equal values have a variance of exactly 0, and large ones lose
+    no digits.
+    """
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        double = _numeric(of, DoubleType())
+        return {"count": LongType(), "origin": double, "sum": double, "squares": double}
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column = groups.column(self.column)
+        present, added = column.present, column.counts
+        count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
+        with np.errstate(all="ignore"):
+            origin[present] = np.where(count[present] > 0, origin[present], column.doubles[column.starts])
+            values = column.doubles - origin[column.owners]
+            running = _running_sums(values, total[present], column.starts, added[present])
+            # n: how many values of its key there are with this one.
+            n = np.arange(1, len(values) + 1) + (count - np.cumsum(added) + added)[column.owners].astype(np.float64)
+            np.add.at(squares, column.owners, np.where(n > 1, (n * values - running) ** 2 / (n * (n - 1)), 0.0))
+            total[present] = running[column.starts + added[present] - 1]
+            count += added
+            variance = np.where(np.isfinite(total), squares / np.maximum(count - 1, 1), np.nan)
+        doubles = {"origin": origin, "sum": total, "squares": squares}
+        state = {part: _arrow(_nan_as_one(values), pa.float64()) for part, values in doubles.items()}
+        state["count"] = _arrow(count, pa.int64())
+        return state, _arrow(self._of_variance(_nan_as_one(variance)), pa.float64(), count > 1)
+
+    def _of_variance(self, variance: Doubles) -> Doubles:
+        return variance
+
+
+@dataclass(frozen=True, slots=True)
+class StdDev(Variance):
+    """The square root of ``Variance``, as Spark's ``stddev_samp``."""
+
+    def _of_variance(self, variance: Doubles) -> Doubles:
+        return np.sqrt(variance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extreme(_OfColumn, ABC):
+    """What ``Min`` and ``Max`` share."""
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        return {self._part: _scalar(of, "values of this type have no order here")}
+
+    @property
+    @abstractmethod
+    def _part(self) -> str:
+        """ "min" or "max"."""
+
+    @abstractmethod
+    def _fold(self, of: pa.DataType) -> np.ufunc: ...
+
+    @abstractmethod
+    def _of_two(self, left: pa.Array, right: pa.Array) -> pa.Array: ...
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column, before = groups.column(self.column), old[self._part]
+        if pa.types.is_decimal(before.type) or not pa.types.is_primitive(before.type):
+            new = self._by_arrow(column, before)
+        else:
+            new = self._by_numpy(column, before)
+        return {self._part: new}, new
+
+    def _by_numpy(self, column: _Column, before: pa.Array) -> pa.Array:
+        fold, present = self._fold(before.type), column.present
+        values = column.values
+        if pa.types.is_floating(before.type):
+            values = _nan_as_one(values + values.dtype.type(0))  # 0 makes 0.0 of -0.0
+        new = column.reduced(fold, values)
+        valid, extremes = _valid(before), _numbers(before).copy()
+        extremes[present] = np.where(valid[present], fold(extremes[present], new), new)
+        return _arrow(extremes, before.type, valid | (column.counts > 0))
+
+    def _by_arrow(self, column: _Column, before: pa.Array) -> pa.Array:
+        new = column.array
+        if len(new) > column.groups.keys:
+            rows = pa.table({"key": column.groups.key_of_row, "value": new})
+            new = rows.group_by("key", use_threads=False).aggregate([("value", self._part)])[f"value_{self._part}"]
+            new = _whole(new)
+        return self._of_two(before, new.cast(before.type))
+
+
+@dataclass(frozen=True, slots=True)
+class Min(_Extreme):
+    """The least value, of the column's type: any with an order. As in Spark, NaN is above all numbers, strings go by
+    their UTF-8 bytes, false is below true. -0.0 counts as 0.0."""
+
+    @property
+    def _part(self) -> str:
+        return "min"
+
+    def _fold(self, of: pa.DataType) -> np.ufunc:
+        return np.fmin if pa.types.is_floating(of) else np.minimum
+
+    def _of_two(self, left: pa.Array, right: pa.Array) -> pa.Array:
+        return pc.min_element_wise(left, right)
+
+
+@dataclass(frozen=True, slots=True)
+class Max(_Extreme):
+    """The greatest value, in the order of ``Min``."""
+
+    @property
+    def _part(self) -> str:
+        return "max"
+
+    def _fold(self, of: pa.DataType) -> np.ufunc:
+        return np.maximum
+
+    def _of_two(self, left: pa.Array, right: pa.Array) -> pa.Array:
+        return pc.max_element_wise(left, right)
+
+
+@dataclass(frozen=True, slots=True)
+class First(_OfColumn):
+    """The value of the key's first row, also if it is null; with ``ignore_nulls`` the first value. Rows arrive
+    interval by interval, in an interval by the pipeline's ``order_by``. Any type that state can hold."""
+
+    ignore_nulls: bool = False
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        # Without the mark a null that was first could not be told from none yet.
+        return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column, before = groups.column(self.column), old["first"]
+        if self.ignore_nulls:
+            keys, rows = column.present, column.rows[column.starts]
+            seen = _valid(before)
+        else:
+            keys, rows = slice(None), groups.starts
+            seen = _numbers(old["seen"]).astype(np.bool_)
+        places = np.arange(groups.keys)
+        places[keys] = np.where(seen[keys], places[keys], groups.keys + np.arange(len(rows)))
+        new = _picked(before, column.array, rows, places)
+        return {"first": new, "seen": pa.array(np.ones(groups.keys, np.bool_))}, new
+
+
+@dataclass(frozen=True, slots=True)
+class Last(_OfColumn):
+    """The value of the key's last row so far; otherwise as ``First``."""
+
+    ignore_nulls: bool = False
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        return {"last": of}
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column = groups.column(self.column)
+        if self.ignore_nulls:
+            keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
+        else:
+            keys, rows = slice(None), groups.starts + groups.lengths - 1
+        places = np.arange(groups.keys)
+        places[keys] = groups.keys + np.arange(len(rows))
+        new = _picked(old["last"], column.array, rows, places)
+        return {"last": new}, new
+
+
+@dataclass(frozen=True, slots=True)
+class ApproxDistinct(_OfColumn):
+    """How many different values there were, about: bigint, with a standard error of at most ``relative_error``. State
+    is a HyperLogLog sketch: 4 bytes per value at first, up to about (1.04 / relative_error)^2, rounded up to a power
+    of two."""
+
+    relative_error: float = 0.02
+
+    def __post_init__(self) -> None:
+        precision_for(self.relative_error)
+
+    def parts(self, of: Any) -> dict[str, DataType]:
+        _scalar(of, "values of this type can't be told apart by their bytes")
+        return {"sketch": BinaryType()}
+
+    def step(self, groups: _Groups, old: Parts) -> Step:
+        column = groups.column(self.column)
+        before = Sketches.decode(old["sketch"], precision_for(self.relative_error))
+        sketches = before.add(column.owners, hash_values(column.array.drop_null()))
+        estimates = np.rint(sketches.estimate()).astype(np.int64)
+        return {"sketch": sketches.encode()}, _arrow(estimates, pa.int64())
+
+
+# --- types they take --------------------------------------------------------------------------------------------------
+
+
+def _numeric(of: Any, result: DataType) -> DataType:
+    if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType)):
+        raise _UnfitError("only integers, float, double and decimal can be summed; cast it in the source")
+    return result
+
+
+def _sum_type(of: Any) -> DataType:
+    if isinstance(of, DecimalType):
+        return DecimalType(min(MAX_DIGITS, of.precision + 10), of.scale)
+    return _numeric(of, DoubleType() if isinstance(of, _FLOATS) else LongType())
+
+
+def _scalar(of: Any, why: str) -> DataType:
+    if isinstance(of, StringType) and not of.isUTF8BinaryCollation():
+        raise _UnfitError("its collation is not that of the bytes; use plain string, lower-cased if need be")
+    if not isinstance(of, (*_INTEGERS, *_FLOATS, DecimalType, *_SCALARS)):
+        raise _UnfitError(why)
+    found: DataType = of
+    return found
+
+
+# --- folds ------------------------------------------------------------------------------------------------------------
+
+
+def _total(column: _Column, before: pa.Array, name: str, valid: Bools) -> pa.Array:
+    if pa.types.is_floating(before.type):
+        return _arrow(_double_total(column, before), before.type, valid)
+    add = _decimal_total if pa.types.is_decimal(before.type) else _long_total
+    total, overflows = add(column, before)
+    if overflows.any():
+        raise _overflow("sum", name, before.type, column, overflows)
+    return _arrow(total, before.type, valid)
+
+
+def _double_total(column: _Column, before: pa.Array) -> Doubles:
+    """Strictly from left to right."""
+    total = _numbers(before).astype(np.float64)
+    with np.errstate(all="ignore"):
+        np.add.at(total, column.owners, column.doubles)
+    return _nan_as_one(total)
+
+
+def _long_total(column: _Column, before: pa.Array) -> tuple[Int64s, Bools]:
+    """In halves of 32 bits, whose sums can't overflow; so only the total counts, not what it was on the way."""
+    low_bits = np.int64(0xFFFFFFFF)
+    old, values = _numbers(before), column.values.astype(np.int64)
+    high, low = old >> 32, old & low_bits
+    high[column.present] += column.reduced(np.add, values >> 32)
+    low[column.present] += column.reduced(np.add, values & low_bits)
+    high += low >> 32
+    return high << 32 | low & low_bits, (high < -(1 << 31)) | (high >= 1 << 31)
+
+
+def _decimal_total(column: _Column, before: pa.Array) -> tuple[Array, Bools]:
+    """As ``_long_total``, in four limbs."""
+    total = _numbers(before)
+    total[column.present] += column.reduced(np.add, column.values)
+    for lower, upper in ((0, 1), (1, 2), (2, 3)):
+        total[:, upper] += total[:, lower] >> 32
+        total[:, lower] &= 0xFFFFFFFF
+    bound = 10**before.type.precision
+    above, below = _less(total, _limbs(bound)), _less(_limbs(-bound), total)
+    return (total & 0xFFFFFFFF).astype("<u4"), ~(above & below)
+
+
+def _limbs(value: int) -> Int64s:
+    return np.array([[value >> shift & 0xFFFFFFFF for shift in (0, 32, 64)] + [value >> 96]])
+
+
+def _less(left: Int64s, right: Int64s) -> Bools:
+    less = np.zeros(max(len(left), len(right)), np.bool_)
+    for limb in range(4):
+        less = (left[:, limb] < right[:, limb]) | ((left[:, limb] == right[:, limb]) & less)
+    return less
+
+
+def _decimal_means(column: _Column, totals: pa.Array, counts: Int64s, name: str) -> pa.Array:
+    of = column.array.type
+    result = pa.decimal128(min(MAX_DIGITS, of.precision + 4), min(MAX_DIGITS, of.scale + 4))
+    wide, step = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP), Decimal(1).scaleb(-result.scale)
+    means = [
+        None if total is None else wide.quantize(wide.divide(total, Decimal(count)), step)
+        for total, count in zip(pc.if_else(counts > 0, totals, None).to_pylist(), counts.tolist(), strict=True)
+    ]
+    try:
+        return pa.array(means, result)
+    except pa.ArrowInvalid:
+        bound = Decimal(10) ** (result.precision - result.scale)
+        raise _overflow(
+            "mean", name, result, column, [mean is not None and abs(mean) >= bound for mean in means]
+        ) from None
+
+
+def _overflow(what: str, name: str, of: pa.DataType, column: _Column, overflows: npt.ArrayLike) -> ProcessorError:
+    return ProcessorError(
+        f"the {what} of column {name!r} leaves {of} at key {column.groups.key_text(np.argmax(overflows))}; "
+        "cast the column to double, or to a decimal with more digits before its point, in the source"
+    )
+
+
+def _running_sums(values: Doubles, before: Doubles, starts: Int64s, lengths: Int64s) -> Doubles:
+    """By value the sum of its key's values up to it, from left to right, beginning at ``before``."""
+    running = values.copy()
+    running[starts] += before
+    at, left = starts, lengths
+    for _ in range(_ROUNDS):
+        more = left > 1
+        at, left = at[more], left[more]
+        if len(at) <= _FEW_KEYS:
+            break
+        running[at + 1] += running[at]
+        at, left = at + 1, left - 1
+    for start, length in zip(at.tolist(), left.tolist(), strict=True):
+        np.add.accumulate(running[start : start + length], out=running[start : start + length])
+    return running
+
+
+def _nan_as_one(values: Array) -> Array:
+    """Every NaN as the canonical one, since processors differ in the bits of those that they make."""
+    return np.where(np.isnan(values), values.dtype.type(np.nan), values)
+
+
+def _picked(before: pa.Array, array: pa.Array, rows: Int64s, places: Int64s) -> pa.Array:
+    """``places`` of ``before`` followed by ``rows`` of ``array``."""
+    new = array.take(pa.array(rows)).cast(before.type)
+    return pa.concat_arrays([before, new]).take(pa.array(places))

@@ -1,0 +1,440 @@
+"""``cairn``: what a pipeline's folder holds, whether it is sound, the sweep; savepoints, restores and forks.
+
+Needs neither Spark nor Airflow, but for taking and restoring savepoints, and for stopping a DAG.
+
+Exit codes: 0 all well, 1 something was found or can't be used, 2 the call is wrong, 3 the storage failed or refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cairn.command import state_commands as moving_state
+from cairn.operations.export import export_state
+from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.sweep import MIN_AGE, sweep
+from state_backend.formats import paths
+from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_log
+from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
+from state_backend.inspection.table import StateSource
+from state_backend.inspection.verify import Verification, verify_pipeline
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    NotFound,
+    PermissionRefused,
+    RetryableError,
+    StateGapError,
+    StorageError,
+    UsageError,
+)
+from state_backend.values.records import Record, ShardManifest
+
+FINDINGS, USAGE, STORAGE = 1, 2, 3
+
+app = typer.Typer(
+    name="cairn", help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False
+)
+Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")]
+Pipeline = Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
+AnyRoot = Annotated[str | None, typer.Option("--root", envvar="CAIRN_ROOT", help="Not needed for a savepoint.")]
+AnyPipeline = Annotated[str | None, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="The same.")]
+States = Annotated[list[str] | None, typer.Option("--state", help="Only this state, or $timers; may be repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
+P = ParamSpec("P")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
+    """Turns what a command returns or raises into the exit code, with errors on stderr."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except CairnError as error:
+            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            code = _code_of(error)
+        raise typer.Exit(code)
+
+    return run
+
+
+def _code_of(error: CairnError) -> int:
+    if isinstance(error, PermissionRefused):
+        return STORAGE
+    if isinstance(error, UsageError | StateGapError):
+        return USAGE
+    return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
+
+
+@app.command("list")
+@_exit_codes
+def list_(
+    root: Root,
+    pipeline: Pipeline,
+    all_: Annotated[bool, typer.Option("--all", help="Also dropped checkpoints and sweeps.")] = False,
+    as_json: Json = False,
+) -> int:
+    """The checkpoints, newest first."""
+    storage, log = _open(root, pipeline)
+    written = {paths.record_id(info.path) or 0: info.modified_ms for info in storage.list(paths.CHECKPOINTS)}
+    rows = describe_log(log, written, now_ms=_now_ms())
+    shown = [row for row in rows if all_ or row["id"] in log.retained or row["state"] == "quarantined"]
+    if as_json:
+        return _print_json(shown)
+    table = _table("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "age")
+    for row in shown:
+        table.add_row(*_cells(row))
+    _print(table)
+    hidden = len(rows) - len(shown)
+    if hidden:
+        _print(f"and {hidden} dropped or swept: --all shows them")
+    return 0
+
+
+@app.command()
+@_exit_codes
+def show(
+    root: Root,
+    pipeline: Pipeline,
+    checkpoint: Annotated[
+        str, typer.Argument(help="latest, an id, or an interval's end with its time zone.")
+    ] = "latest",
+    files: Annotated[bool, typer.Option("--files", help="Every file of the state.")] = False,
+    as_json: Json = False,
+) -> int:
+    """All that is recorded of one checkpoint."""
+    storage, log = _open(root, pipeline)
+    record = Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint))
+    shown = describe_checkpoint(log, record, _manifests(record, storage))
+    if as_json:
+        return _print_json(shown)
+    for name, value in shown.items():
+        if name not in ("shards", "outputs", "totals", "durations_us", "states"):
+            _print(f"{name:<16} {_text(value)}")
+    for name in ("totals", "durations_us"):
+        _print(f"\n{name}")
+        for key, value in shown[name].items():
+            _print(f"  {key:<16} {_text(value):>16}")
+    _print("\nstates")
+    for state in shown["states"]:
+        _print(f"  {state['name']} ({state['kind']}), schema version {state['versions'][-1]['version']}")
+    table = _table("shard", "key groups", "entries", "bytes", "files", "digest")
+    for s in shown["shards"]:
+        first, last = s["key_groups"]
+        cells = (s["shard"], f"{first} to {last}", s["entries"], s["bytes"], len(s["files"]), s["digest"])
+        table.add_row(*map(_text, cells))
+    _print(table)
+    for output in shown["outputs"]:
+        _print(f"{'late output' if output['late'] else 'output'} {output['path']}: {output['rows']} rows")
+    for file in (f for s in shown["shards"] for f in s["files"]) if files else ():
+        _print(f"{file['crc32c']} {file['bytes']:>12} {file['path']}")
+    return 0
+
+
+@app.command()
+@_exit_codes
+def diff(
+    first: Annotated[str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")],
+    second: Annotated[str, typer.Argument(help="The same, of the other one.")] = "latest",
+    root: AnyRoot = None,
+    pipeline: AnyPipeline = None,
+    states: States = None,
+    limit: Annotated[int, typer.Option(help="How many of the entries that differ are listed.")] = 20,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Only what records and manifests say.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the state differs.")] = False,
+    as_json: Json = False,
+) -> int:
+    """What changed from one checkpoint to another: totals, states, key groups, files, and which keys. Reads those key groups that
+    differ."""
+    sources = [find_state(which, root=root, pipeline=pipeline) for which in (first, second)]
+    found = _metadata_diff(sources)
+    same = found["same_state"]
+    if not metadata:
+        found["entries"], found["changes"] = _entry_diff(sources, states, limit)
+        same = not any(any(counts.values()) for counts in found["entries"].values())
+    if as_json:
+        _print_json(found)
+    else:
+        _print_diff(found)
+    return FINDINGS if exit_code and not same else 0
+
+
+def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
+    sides: list[Any] = []
+    for source in sources:
+        manifests = None
+        if not source.canonical:
+            try:
+                manifests = manifests_of(source, open_storage(source.url))
+            except NotFound as error:
+                raise CorruptFile(f"{source}: a manifest is missing: {error}") from error
+        sides += [Record(id=source.checkpoint_id, retained=(), reproduces=None, content=source.content), manifests]
+    return describe_difference(*sides)
+
+
+def _entry_diff(
+    sources: Sequence[StateSource], states: Sequence[str] | None, limit: int
+) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """Counts by state, and the first changes."""
+    counts: dict[str, dict[str, int]] = {}
+    listed: list[dict[str, Any]] = []
+    with work_folder("diff") as work:
+        for change in diff_states(sources[0], sources[1], work, states=states or None):
+            of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
+            of_state[change.change] += 1
+            if len(listed) < limit:
+                listed.append(describe_change(change))
+    return counts, listed
+
+
+def _print_diff(found: dict[str, Any]) -> None:
+    state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
+    _print(f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code")
+    table = _table("", str(found["first"]), str(found["second"]), "change")
+    for name, (before, after) in found["totals"].items():
+        table.add_row(name, _text(before), _text(after), f"{after - before:+,}" if after != before else "")
+    _print(table)
+    for what, names in found["states"].items():
+        if names:
+            _print(f"states {what}: {', '.join(names)}")
+    for what, sizes in found["files"].items():
+        _print(f"files {what.replace('_', ' ')}: {sizes['files']} with {sizes['bytes']:,} bytes")
+    groups, sizes = found["key_groups"], found["max_parallelism"]
+    if groups is not None:
+        _print(f"key groups that differ: {len(groups)} of {sizes[0]}")
+    elif sizes[0] != sizes[1]:
+        _print(f"key groups can't be compared: {sizes[0]} and {sizes[1]} of them")
+    for name, counts in found.get("entries", {}).items():
+        _print(f"{name}: " + ", ".join(f"{count:,} {what}" for what, count in counts.items() if count))
+    for change in found.get("changes", ()):
+        place = [change["state"], *(json.dumps(change[n]) for n in ("key", "user_key", "pos") if n in change)]
+        values = [json.dumps(change[n]) for n in ("before", "after") if n in change]
+        sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
+        _print(f"{sign} {' '.join(place)}: {' -> '.join(values)}")
+    hidden = sum(sum(c.values()) for c in found.get("entries", {}).values()) - len(found.get("changes", ()))
+    if hidden:
+        _print(f"and {hidden:,} more: --limit shows them")
+
+
+@app.command()
+@_exit_codes
+def export(
+    to: Annotated[str, typer.Option(help="An empty folder: a path or URL.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="latest, an id, an interval's end, or a savepoint's folder.")
+    ] = "latest",
+    root: AnyRoot = None,
+    pipeline: AnyPipeline = None,
+    states: States = None,
+    jobs: Annotated[int, typer.Option(help="How many shards are restored at a time, each by a process.")] = 1,
+    as_json: Json = False,
+) -> int:
+    """Writes state as Parquet files, a folder for each state."""
+    source = find_state(checkpoint, root=root, pipeline=pipeline)
+    files = export_state(source, to, states=states or None, jobs=jobs)
+    if as_json:
+        return _print_json([{"state": f.state, "path": f.path, "rows": f.rows, "bytes": f.size_bytes} for f in files])
+    for state in dict.fromkeys(f.state for f in files):
+        of_state = [f for f in files if f.state == state]
+        rows, size_bytes = sum(f.rows for f in of_state), sum(f.size_bytes for f in of_state)
+        _print(f"{state}: {rows:,} rows in {len(of_state)} files with {size_bytes:,} bytes")
+    _print(f"exported {source} to {to}")
+    return 0
+
+
+@app.command()
+@_exit_codes
+def verify(
+    root: Root,
+    pipeline: Pipeline,
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="latest, an id, or an interval's end; left out: all of them.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: nothing of the state is downloaded.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Checks the log, every file that it names, and the state itself, restored shard by shard into a temporary folder."""
+    storage = open_storage(join_url(root, pipeline))
+    _refuse_nothing(storage)
+    which = None if checkpoint is None else {Coordinator(storage, pipeline).record(parse_checkpoint(checkpoint)).id}
+    with work_folder("verify") as work:
+        found = verify_pipeline(storage, which=which, work=None if fast else work)
+    if as_json:
+        _print_json(_verification(found, fast))
+        return 0 if found.success else FINDINGS
+    for finding in found.findings:
+        _print(f"finding: {finding}")
+    for checked in found.checkpoints:
+        for finding in checked.findings:
+            _print(f"finding: checkpoint {checked.id}: {finding}")
+    sound = [c for c in found.checkpoints if not c.findings]
+    _print(
+        f"{len(sound)} of {len(found.checkpoints)} checkpoints are sound"
+        + (" as far as metadata tell" if fast else f", {sum(c.entries for c in sound):,} entries walked")
+    )
+    if not found.success:
+        newest = found.newest_sound
+        _print(
+            f"the newest sound one is checkpoint {newest}" if newest is not None else "none of them can be vouched for"
+        )
+    return 0 if found.success else FINDINGS
+
+
+@app.command("sweep")
+@_exit_codes
+def sweep_(
+    root: Root,
+    pipeline: Pipeline,
+    min_age: Annotated[
+        str, typer.Option(help="How long an attempt must have written nothing to be taken for dead: 90m, 12h, 3d.")
+    ] = f"{MIN_AGE.days}d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Deletes what crashed and lost attempts left behind."""
+    storage, _ = _open(root, pipeline)
+    result = sweep(storage, pipeline, now_ms=_now_ms(), min_age=parse_duration(min_age), dry_run=dry_run)
+    plan = result.plan
+    abandoned = plan.abandon if dry_run else result.record.abandoned if result.record is not None else ()
+    if as_json:
+        return _print_json(
+            {
+                "dry_run": dry_run,
+                "record": result.record.id if result.record is not None else None,
+                "abandoned": list(abandoned),
+                "planned": [{"path": f.path, "bytes": f.size_bytes} for f in plan.delete],
+                "deleted_files": result.deleted_files,
+                "deleted_bytes": result.deleted_bytes,
+                "shrunk": list(result.shrunk),
+                "unknown": list(plan.unknown),
+            }
+        )
+    for file in plan.delete if dry_run else ():
+        _print(f"{file.size_bytes:>12} {file.path}")
+    for attempt in abandoned:
+        _print(f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}")
+    for path in plan.unknown:
+        _print(f"left alone, not ours: {path}")
+    if dry_run:
+        _print(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")
+    else:
+        _print(f"deleted {result.deleted_files} files; {result.deleted_bytes:,} bytes were orphans")
+    return 0
+
+
+app.command()(_exit_codes(moving_state.savepoint))
+app.command()(_exit_codes(moving_state.restore))
+app.command()(_exit_codes(moving_state.fork))
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------------
+
+
+def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
+    storage = open_storage(join_url(root, pipeline))
+    _refuse_nothing(storage)
+    return storage, Coordinator(storage, pipeline).log()
+
+
+def _refuse_nothing(storage: Storage) -> None:
+    if next(iter(storage.list("")), None) is None:
+        raise UsageError(f"there is nothing at {storage.url}; look at --root and --pipeline")
+
+
+def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
+    try:
+        with telling_drops(storage, record.id):
+            return [manifest_of(ref, storage) for ref in record.content.shards]
+    except NotFound as error:
+        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}") from error
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# --- printing -----------------------------------------------------------------------------------------------------------------------
+
+
+def _verification(found: Verification, fast: bool) -> dict[str, Any]:
+    return {
+        "success": found.success,
+        "fast": fast,
+        "newest_sound": found.newest_sound,
+        "findings": list(found.findings),
+        "checkpoints": [
+            {"id": c.id, "entries": None if fast else c.entries, "findings": list(c.findings)}
+            for c in found.checkpoints
+        ],
+    }
+
+
+def _print_json(value: Any) -> int:
+    typer.echo(json.dumps(value, indent=2))
+    return 0
+
+
+def _print(what: str | Table) -> None:
+    """Text as it is: a path in brackets is no markup. A table is as wide as it needs to be, since a cut path or instant is none."""
+    console = Console(highlight=False, width=1000)
+    console.print(Text(what) if isinstance(what, str) else what, soft_wrap=isinstance(what, str))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        text = name in ("", "interval", "kind", "state")
+        table.add_column(name, justify="left" if text else "right", no_wrap=True)
+    return table
+
+
+def _cells(row: dict[str, Any]) -> Iterable[str]:
+    interval = f"{_short(row['start'])} to {_short(row['end'])}" if row["start"] is not None else ""
+    age = "" if row["age_s"] is None else _age(row["age_s"])
+    values: Sequence[Any] = (row["base"], row["state"], row["keys"], row["bytes"], row["files"])
+    return str(row["id"]), interval, row["kind"], *map(_text, values), age
+
+
+def _short(instant: str) -> str:
+    return instant.removesuffix("T00:00:00Z")
+
+
+def _age(seconds: int) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{max(seconds, 0)}s"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""The driver program that Airflow's operators start: one command, one result file.
+
+    python -m cairn.command.driver process|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
+
+The result is JSON, ``{"ok": {...}}`` or ``{"error": {"type": ..., "message": ...}}`` with exit code 1. A driver that is killed
+leaves no result. Lines on stdout are the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.checkpoint_names import parse_checkpoint
+from cairn.spark_session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
+from state_backend.adapters.open_storage import join_url
+from state_backend.values.errors import CairnError, ProcessorError, UsageError
+from state_backend.values.records import Permissions, RunRef
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("cairn")
+
+# Begins the one line of a ``process`` driver that is for the operator and not for people: attempt and options, as JSON.
+BEGUN = "@cairn begun "
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; 0 or 1."""
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    options = _parser().parse_args(arguments)
+    try:
+        result = {"ok": options.command(options)}
+    except Exception as raised:
+        error = explain(raised, options.spark)
+        _print_error(error)
+        name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
+        result = {"error": {"type": name, "message": str(error)}}
+    # Whole or not at all: the operator takes a missing file for a killed driver.
+    partial = options.result.with_suffix(".partial")
+    partial.write_text(json.dumps(result))
+    partial.replace(options.result)
+    return 0 if "ok" in result else 1
+
+
+def _process(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.run_interval import process_interval
+
+    pipeline = load_pipeline(options.pipeline)
+    if options.name not in (None, pipeline.name):
+        raise UsageError(
+            f"the task's pipeline_name is {options.name!r}, but {options.pipeline} is named {pipeline.name!r}; make them the same"
+        )
+    interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
+    earlier = json.loads(options.earlier) if options.earlier else None
+
+    def on_begin(settings: Mapping[str, str]) -> None:
+        # For the operator, which keeps it where the next try finds it, also if nothing else gets out of this one.
+        print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
+
+    started = time.monotonic()
+    spark = _connect(options, pipeline, "process")
+    prepared = process_interval(
+        spark,
+        pipeline,
+        interval,
+        options.root,
+        options.mode,
+        attempt=options.attempt,
+        run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
+        permissions=Permissions(
+            allow_gap=options.allow_gap,
+            allow_stale_base=options.allow_stale_base,
+            replace_overlapping=options.replace_overlapping,
+        ),
+        earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
+        on_begin=on_begin,
+    )
+    content = prepared.content
+    return {
+        "attempt": content.attempt,
+        "reused": content.attempt != options.attempt,
+        "checkpoint_base": content.base_id,
+        "interval": str(interval),
+        "input_rows": content.totals.input_rows,
+        "output_rows": content.totals.output_rows,
+        "keys": content.totals.keys,
+        "changed_bytes": content.totals.changed_bytes,
+        "uploaded_bytes": content.totals.uploaded_bytes,
+        "state_bytes": content.totals.state_bytes,
+        "counts": content.source_position.get("counts", {}),
+        "sink": pipeline.sink is not None,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.take_savepoint import (
+        check_destination,
+        consolidate_checkpoint,
+        describe_savepoint,
+        take_savepoint,
+    )
+
+    pipeline = load_pipeline(options.pipeline)
+    folder = join_url(options.root, pipeline.name)
+    record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
+    check_destination(folder, options.to, options.format)
+    spark = _connect(options, pipeline, "savepoint")
+    if options.consolidate:
+        record = consolidate_checkpoint(spark, pipeline, options.root, record)
+    said = describe_savepoint(take_savepoint(spark, pipeline, folder, record, options.to, options.format), options.to)
+    log.info(
+        "%s savepoint of checkpoint %d: %d files, %d bytes in %s",
+        *(said["format"], record.id, said["files"], said["bytes"], options.to),
+    )
+    return said
+
+
+def _restore(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.restore_savepoint import restore_savepoint
+
+    pipeline = load_pipeline(options.pipeline)
+    spark = _connect(options, pipeline, "restore")
+    record = restore_savepoint(
+        spark, pipeline, options.root, options.savepoint, claim=options.claim, attempt=options.attempt
+    )
+    return {
+        "checkpoint": record.id,
+        "interval": str(record.content.interval),
+        "entries": record.content.totals.entries,
+        "bytes": record.content.totals.state_bytes,
+    }
+
+
+def _validate(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.validate import validate_attempt, validate_checkpoint, validate_savepoint
+    from state_backend.checkpoint.quarantine_consequences import plan_consequences
+
+    pipeline = load_pipeline(options.pipeline)
+    coordinator = coordinator_of(pipeline, options.root)
+    # Never the session of the writer: its workers are other processes, so what they find was not in anybody's memory.
+    spark = _connect(options, pipeline, "validate") if options.mode == "full" else None
+    how: dict[str, Any] = {
+        "mode": options.mode,
+        "docs": options.docs,
+        "with_expectations": not options.without_expectations,
+    }
+    keys, published, command = 0, [], ""
+    if options.attempt is not None:
+        keys = coordinator.load_prepared(options.attempt).content.totals.keys
+        found = validate_attempt(spark, pipeline, options.root, options.attempt, **how)
+    elif options.savepoint is not None:
+        found = validate_savepoint(spark, pipeline, options.savepoint, **how)
+    else:
+        record = coordinator.record(parse_checkpoint(options.checkpoint))
+        keys = record.content.totals.keys
+        found = validate_checkpoint(spark, pipeline, options.root, record, **how)
+        if not found.success:
+            consequences = plan_consequences(coordinator.log(), pipeline.name, record.id)
+            published = [f"{interval} (checkpoint {n})" for interval, n in consequences.published]
+            command = consequences.command
+    for line in found.table() if found.states else ():
+        log.info("%s", line)
+    for finding in found.findings:
+        log.info("finding: %s", finding)
+    log.info(
+        "%s, %s: %d files, %d entries%s, %d expectations, %s",
+        *(found.what, found.mode, found.files, found.entries),
+        f" restored in processes {', '.join(map(str, found.pids))}" if found.pids else "",
+        *(found.expectations, "all well" if found.success else f"{len(found.findings)} findings: refused"),
+    )
+    return {
+        "success": found.success,
+        "what": found.what,
+        "mode": found.mode,
+        "checkpoint": found.checkpoint_id,
+        "findings": list(found.findings),
+        "files": found.files,
+        "entries": found.entries,
+        "keys": keys,
+        "expectations": found.expectations,
+        "pids": list(found.pids),
+        "docs": found.docs,
+        "published": published,
+        "command": command,
+    }
+
+
+def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> SparkSession:
+    """The session of this command, without what an earlier try of the same task left running in it."""
+    name, task = f"{pipeline.name}/{command}", options.task or str(uuid.uuid4())
+    tag = operation_tag(name, options.root, task)
+    if options.again:
+        interrupt_former(options.spark, name, tag)
+    spark = connect(options.spark, f"cairn {pipeline.name} {command}", shared_as=name)
+    spark.addTag(tag)
+    interrupt_on_sigterm(spark, options.spark, tag)
+    return spark
+
+
+def load_pipeline(reference: str) -> Pipeline:
+    """The Pipeline that ``module:NAME`` names; UsageError if it is none."""
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"can't load the pipeline {reference!r}: {error}; expected module:NAME") from error
+    if not isinstance(found, Pipeline):
+        raise UsageError(f"{reference!r} is a {type(found).__name__}, not a Pipeline")
+    return found
+
+
+def _print_error(error: Exception) -> None:
+    """User code's own traceback, ours in one line; anything else whole, since it is unexpected."""
+    if isinstance(error, CairnError):
+        cause = error.__cause__
+        if isinstance(error, ProcessorError) and cause is not None:
+            traceback.print_exception(cause, file=sys.stdout)
+        for note in getattr(error, "__notes__", []):
+            print(note)
+        print(f"{type(error).__name__}: {error}")
+    else:
+        traceback.print_exception(error, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cairn.command.driver")
+    commands = parser.add_subparsers(required=True)
+
+    def command(name: str, run: Any) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name)
+        sub.set_defaults(command=run)
+        for option in ("--pipeline", "--root", "--spark"):
+            sub.add_argument(option, required=True)
+        sub.add_argument("--result", required=True, type=Path)
+        sub.add_argument("--task", help="names what is run; the same in every try")
+        sub.add_argument("--again", action="store_true", help="an earlier try may still run: interrupt it")
+        return sub
+
+    process = command("process", _process)
+    for option in ("--start", "--end", "--run-id", "--attempt"):
+        process.add_argument(option, required=True)
+    for option in ("--clear-number", "--try-number"):
+        process.add_argument(option, required=True, type=int)
+    process.add_argument("--name")
+    process.add_argument("--earlier")
+    process.add_argument("--mode", default="incremental")
+    process.add_argument("--allow-gap", action="store_true")
+    process.add_argument("--allow-stale-base", action="store_true")
+    process.add_argument("--replace-overlapping", action="store_true")
+    savepoint = command("savepoint", _savepoint)
+    savepoint.add_argument("--checkpoint", default="latest")
+    savepoint.add_argument("--to", required=True)
+    savepoint.add_argument("--format", default="native")
+    savepoint.add_argument("--consolidate", action="store_true")
+    restore = command("restore", _restore)
+    restore.add_argument("--savepoint", required=True)
+    restore.add_argument("--claim", default="NO_CLAIM")
+    restore.add_argument("--attempt", help="a uuid: the same in every try, which complete one another")
+    validate = command("validate", _validate)
+    validate.add_argument("--checkpoint", default="latest")
+    validate.add_argument("--attempt")
+    validate.add_argument("--savepoint")
+    validate.add_argument("--mode", choices=("fast", "full"), default="full")
+    validate.add_argument("--docs", type=Path)
+    validate.add_argument("--without-expectations", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    if code and any(argument.startswith("sc://") for argument in sys.argv):
+        # An orderly end would wait for Spark's client to tell the server what it needs no more: minutes, if that is gone.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

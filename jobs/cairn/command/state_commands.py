@@ -1,0 +1,293 @@
+"""The commands of ``cairn`` that take, restore and copy state. ``savepoint`` and ``restore --savepoint`` run Spark where
+``--spark`` says; rewinding and forking need none. Each of them says with ``--dry-run`` what it would do."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
+from cairn.runtime.checkpoint_names import parse_checkpoint, parse_duration
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.rewind import fork as fork_state
+from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant, to_ms
+from state_backend.values.records import Permissions, Record, RunRef, Savepoint
+
+if TYPE_CHECKING:
+    from cairn.pipeline import Pipeline
+
+Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")]
+Name = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
+Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
+Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Also a checkpoint that a re-run made stale.")]
+AllowQuarantined = Annotated[
+    bool, typer.Option("--allow-quarantined", help="Also one that validation refused; you vouch for it.")
+]
+
+
+class Format(StrEnum):
+    native = "native"
+    canonical = "canonical"
+
+
+class ClaimMode(StrEnum):
+    NO_CLAIM = "NO_CLAIM"
+    CLAIM = "CLAIM"
+
+
+def savepoint(
+    root: Root,
+    code: Code,
+    to: Annotated[str, typer.Option(help="The new savepoint's own folder, a storage URL.")],
+    checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
+    format_: Annotated[
+        Format, typer.Option("--format", help="native: compacted SSTs. canonical: Parquet.")
+    ] = Format.native,
+    consolidate: Annotated[
+        bool, typer.Option("--consolidate", help="First rewrite the checkpoint itself without what is obsolete.")
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Pause the pipeline's DAG first, and leave it paused; needs airflow here.")
+    ] = False,
+    dag: Annotated[str | None, typer.Option(help="The DAG to pause; left out: the pipeline's name.")] = None,
+    timeout: Annotated[str, typer.Option(help="How long --stop waits for running tasks: 90s, 30m.")] = "30m",
+    spark: Spark = "local[*]",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Copies a checkpoint into a folder that depends on nothing and that nothing deletes."""
+    if stop and checkpoint != "latest":
+        raise UsageError(
+            f"--stop takes what the stopped pipeline has, not checkpoint {checkpoint}; leave one of them out"
+        )
+    timeout_s = parse_duration(timeout).total_seconds()
+    pipeline = _load(code)
+    from cairn.operations.take_savepoint import (
+        check_destination,
+        check_free,
+        consolidate_checkpoint,
+        describe_savepoint,
+        take_savepoint,
+    )
+    from cairn.spark_session import connect
+
+    folder = join_url(root, pipeline.name)
+    coordinator = Coordinator(open_storage(folder), pipeline.name)
+    check_destination(folder, to, format_)
+    check_free(to)
+    if dry_run:
+        said = _would_take(coordinator.record(parse_checkpoint(checkpoint)), to, format_, dag or pipeline.name, stop)
+        return _say(said, f"would write checkpoint {said['checkpoint']} ({said['entries']:,} entries) to {to}", as_json)
+    at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
+    if stop:
+        at_rest = stopped(AirflowCli(), dag or pipeline.name, timeout_s=timeout_s)
+    with at_rest as runs:
+        committed = commit_prepared(coordinator, runs)
+        record = coordinator.record(parse_checkpoint(checkpoint))
+        session = connect(spark, f"cairn {pipeline.name} savepoint", shared_as=f"{pipeline.name}/savepoint")
+        if consolidate:
+            record = consolidate_checkpoint(session, pipeline, root, record)
+        taken = take_savepoint(session, pipeline, folder, record, to, format_.value)
+    said = describe_savepoint(taken, to) | {"paused": (dag or pipeline.name) if stop else None, "committed": committed}
+    text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {said['bytes']:,} bytes in {to}"
+    return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)
+
+
+def restore(
+    root: Root,
+    from_savepoint: Annotated[
+        str | None, typer.Option("--savepoint", help="A savepoint's folder; needs --code and Spark.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Or go back to this one of the pipeline's own: an id, or an interval's end.")
+    ] = None,
+    code: Annotated[str | None, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline.")] = None,
+    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name, for --checkpoint.")] = None,
+    claim: Annotated[
+        ClaimMode, typer.Option(help="CLAIM: the savepoint becomes the pipeline's, and is deleted.")
+    ] = ClaimMode.NO_CLAIM,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to what --checkpoint discards.")] = False,
+    allow_stale: AllowStale = False,
+    allow_quarantined: AllowQuarantined = False,
+    spark: Spark = "local[*]",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Makes a savepoint, or an earlier checkpoint, the state that the next interval starts from."""
+    if (from_savepoint is None) == (checkpoint is None):
+        raise UsageError("expected one of --savepoint URL and --checkpoint ID")
+    if checkpoint is not None:
+        allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
+        return _rewind(root, pipeline, checkpoint, allowed, yes=yes, dry_run=dry_run, as_json=as_json)
+    if code is None:
+        raise UsageError("--savepoint needs --code module:NAME: the pipeline that gets the state")
+    assert from_savepoint is not None
+    into = _load(code)
+    from cairn.operations.restore_savepoint import plan_restore_savepoint, restore_savepoint
+    from cairn.spark_session import connect
+
+    if dry_run:
+        said = plan_restore_savepoint(into, root, from_savepoint, claim=claim.value)
+        stale = ", ".join(str(row["id"]) for row in said["discards"]) or "none"
+        text = (
+            f"would restore {said['entries']:,} entries as the state at {said['end']}; checkpoints made stale: {stale}"
+        )
+        return _say(said, text, as_json)
+    session = connect(spark, f"cairn {into.name} restore", shared_as=f"{into.name}/restore")
+    record = restore_savepoint(session, into, root, from_savepoint, claim=claim.value)
+    said = _restored(record)
+    return _say(said, f"checkpoint {record.id}: {said['entries']:,} entries, the state at {said['end']}", as_json)
+
+
+def _rewind(
+    root: str, name: str | None, which: str, allowed: Permissions, *, yes: bool, dry_run: bool, as_json: bool
+) -> int:
+    if name is None:
+        raise UsageError("--checkpoint needs --pipeline: the one that goes back")
+    coordinator = Coordinator(open_storage(join_url(root, name)), name)
+    plan = plan_rewind(coordinator.log(), _id_of(coordinator, which), allowed)
+    said: dict[str, Any] = {
+        "target": plan.target.id,
+        "end": format_instant(plan.target.content.interval.end),
+        "discards": [{"id": d.id, "interval": str(d.interval)} for d in plan.discards],
+        "command": plan.command,
+    }
+    if dry_run:
+        return _say({"dry_run": True, **said}, str(plan), as_json)
+    if plan.discards and not yes:
+        raise UsageError(f"{plan} Nothing was done: agree to that with --yes")
+    attempt = str(uuid.uuid4())
+    agreed = frozenset(d.id for d in plan.discards)
+    done = rewind(
+        coordinator, plan.target.id, run=_run("rewind", attempt), attempt=attempt, permissions=allowed, agreed=agreed
+    )
+    coordinator.clean_up()
+    text = f"checkpoint {done.id} is checkpoint {plan.target.id} again. {plan}"
+    return _say({"checkpoint": done.id, **said}, text, as_json)
+
+
+def fork(
+    root: Root,
+    to: Annotated[str, typer.Option(help="Name of the pipeline that gets the state.")],
+    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="The pipeline that is forked.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
+    from_savepoint: Annotated[
+        str | None, typer.Option("--savepoint", help="A native savepoint's folder, instead of --pipeline.")
+    ] = None,
+    to_root: Annotated[str | None, typer.Option(help="Root of the new pipeline; left out: --root.")] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Start of the new pipeline, with its time zone; left out: the same.")
+    ] = None,
+    allow_stale: AllowStale = False,
+    allow_quarantined: AllowQuarantined = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Gives a checkpoint to a pipeline of another name: files are linked or copied by the storage, and neither depends on the other."""
+    allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
+    target: int | Savepoint
+    if from_savepoint is not None:
+        source = open_storage(from_savepoint)
+        target = read_savepoint(source)
+    elif pipeline is not None:
+        source = open_storage(join_url(root, pipeline))
+        target = _id_of(Coordinator(source, pipeline), checkpoint)
+    else:
+        raise UsageError("expected one of --pipeline NAME and --savepoint URL")
+    into = Coordinator(open_storage(join_url(to_root or root, to)), to)
+    start_ms = None if start is None else to_ms(_instant(start))
+    attempt = str(uuid.uuid4())
+    content = plan_fork(source, target, into, pipeline_start_ms=start_ms, permissions=allowed)
+    said = {
+        "pipeline": to,
+        "of": source.url,
+        "end": format_instant(content.interval.end),
+        "entries": content.totals.entries,
+        "bytes": content.totals.state_bytes,
+    }
+    if dry_run:
+        text = f"would make {said['entries']:,} entries of {source.url} the state of {to!r} at {said['end']}"
+        return _say({"dry_run": True, **said}, text, as_json)
+    done = fork_state(
+        source,
+        target,
+        into,
+        run=_run("fork", attempt),
+        attempt=attempt,
+        pipeline_start_ms=start_ms,
+        permissions=allowed,
+    )
+    text = f"checkpoint {done.id} of {to!r}: {said['entries']:,} entries, the state at {said['end']}"
+    return _say({"checkpoint": done.id, **said}, text, as_json)
+
+
+# --- what they share ------------------------------------------------------------------------------------------------------------
+
+
+def _would_take(record: Record, to: str, format: str, dag: str, stop: bool) -> dict[str, Any]:
+    totals = record.content.totals
+    return {
+        "dry_run": True,
+        "checkpoint": record.id,
+        "end": format_instant(record.content.interval.end),
+        "entries": totals.entries,
+        "bytes": totals.state_bytes,
+        "savepoint": to,
+        "format": str(format),
+        "would_pause": dag if stop else None,
+    }
+
+
+def _restored(record: Record) -> dict[str, Any]:
+    content = record.content
+    return {
+        "checkpoint": record.id,
+        "end": format_instant(content.interval.end),
+        "entries": content.totals.entries,
+        "bytes": content.totals.state_bytes,
+        "restored_from": content.restored_from,
+    }
+
+
+def _load(code: str) -> Pipeline:
+    from cairn.command.driver import load_pipeline
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m cairn.command.driver` has it: modules of the folder that one is in
+    return load_pipeline(code)
+
+
+def _id_of(coordinator: Coordinator, which: str) -> int:
+    """An id may be of a checkpoint that is not usable, which is for the plan to say."""
+    found = parse_checkpoint(which)
+    return found if isinstance(found, int) else coordinator.record(found).id
+
+
+def _instant(text: str) -> datetime:
+    found = parse_checkpoint(text)
+    if not isinstance(found, datetime):
+        raise UsageError(f"--start {text!r} is not an instant like 2013-01-02T00:00:00+00:00")
+    return found
+
+
+def _run(what: str, attempt: str) -> RunRef:
+    return RunRef(run_id=f"{what}__{attempt}", clear_number=0, try_number=1)
+
+
+def _say(answer: dict[str, Any], text: str, as_json: bool) -> int:
+    typer.echo(json.dumps(answer, indent=2) if as_json else text)
+    return 0

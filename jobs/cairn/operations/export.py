@@ -1,0 +1,111 @@
+"""State as Parquet files that belong to nobody but their reader: a folder for each state and one for the timers.
+
+    <to>/state-<name>/00000-0.parquet   rows of shard 0, as `state_backend.inspection.table` draws them
+    <to>/timers/00000-0.parquet
+    <to>/export.json                    written last: what it is of, and rows by state
+
+No Spark: shards are restored one after the other, or ``jobs`` of them in processes of their own, and written some 64 MiB of
+entries at a time. What a shard needs at once is local disk for its files.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.formats import paths
+from state_backend.formats.canonical_tables import CanonicalFiles, fits_parquet
+from state_backend.formats.types import parse_struct
+from state_backend.inspection.table import StateSource, read_shard, table_schema
+from state_backend.shard.transfer import upload_all
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant
+
+REPORT = "export.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """A file of an export: ``path`` below its folder, rows, bytes."""
+
+    state: str
+    path: str
+    rows: int
+    size_bytes: int
+
+
+def export_state(
+    source: StateSource, to: str, *, states: Sequence[str] | None = None, jobs: int = 1
+) -> tuple[ExportedFile, ...]:
+    """Writes these states (None: all, and the timers) into the folder ``to``, which must be empty. States without entries have
+    no file.
+
+    Raises: UsageError for a folder with anything in it, an unknown state, or one that Parquet can't hold. If it fails later,
+    files are left there, without ``export.json``; delete the folder before another try.
+    """
+    destination = open_storage(to)
+    if next(iter(destination.list("")), None) is not None:
+        raise UsageError(f"{to} is not empty; export into an empty folder")
+    if jobs < 1:
+        raise UsageError(f"jobs must be at least 1, not {jobs}")
+    chosen = tuple(dict.fromkeys(states or (*(d.name for d in source.content.states), TIMERS_NAME)))
+    for state in chosen:
+        _check_fits(source, state)
+    with ExitStack() as stack:
+        shards = range(source.content.parallelism)
+        write = partial(_export_shard, source, chosen, to)
+        done: Iterator[list[ExportedFile]] = map(write, shards)
+        if jobs > 1:
+            # Not forked: RocksDB and Arrow have threads.
+            pool = ProcessPoolExecutor(min(jobs, len(shards)), mp_context=multiprocessing.get_context("spawn"))
+            done = stack.enter_context(pool).map(write, shards)
+        files = tuple(file for of_shard in done for file in of_shard)
+    content = source.content
+    report = {
+        "of": str(source),
+        "pipeline": content.pipeline,
+        "checkpoint": source.checkpoint_id,
+        "start": format_instant(content.interval.start),
+        "end": format_instant(content.interval.end),
+        "digest": f"{content.digest:016x}",
+        "rows": {state: sum(f.rows for f in files if f.state == state) for state in chosen},
+        "files": [{"path": f.path, "rows": f.rows, "bytes": f.size_bytes} for f in files],
+    }
+    destination.create(REPORT, json.dumps(report, indent=2).encode())
+    return files
+
+
+def _check_fits(source: StateSource, state: str) -> None:
+    descriptor = source.descriptor(state)
+    structs = [source.content.key_schema]
+    if descriptor is not None:
+        structs.append(descriptor.versions[-1].value)
+    if not all(fits_parquet(parse_struct(struct)) for struct in structs):
+        raise UsageError(f"{source}: state {state!r} has a struct without fields, which Parquet can't hold")
+
+
+def _export_shard(source: StateSource, states: Sequence[str], to: str, shard: int) -> list[ExportedFile]:
+    storage, destination = open_storage(source.url), open_storage(to)
+    exported: list[ExportedFile] = []
+    with work_folder(f"export-{shard}") as work:
+        (work / "read").mkdir()
+        writers: dict[str, CanonicalFiles] = {}
+        for state, table in read_shard(source, states, shard, storage, work / "read"):
+            if state not in writers:
+                writers[state] = CanonicalFiles(work / f"write-{len(writers)}", table_schema(source, state))
+            writers[state].write(table)
+        for state, writer in writers.items():
+            writer.close()
+            name = None if state == TIMERS_NAME else state
+            targets = [(paths.exported(name, shard, n), local) for n, (local, _) in enumerate(writer.written)]
+            for handle, (_, rows) in zip(upload_all(destination, targets), writer.written, strict=True):
+                exported.append(ExportedFile(state=state, path=handle.path, rows=rows, size_bytes=handle.size_bytes))
+    return exported

@@ -1,0 +1,135 @@
+"""Reading a pipeline's source, and what can go wrong with it: SourceError, with pipeline, interval and what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
+
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.user_code import user_traceback
+from cairn.spark_session import is_lost
+from state_backend.values.errors import CairnError, SourceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.A-Z_]*\] ([^\n]*?)(?:\s*SQLSTATE: \w+)?(?:\n|$)")
+# SQLSTATE class 22, data exceptions: a cast that fails, a division by zero.
+_BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
+
+
+def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+    """The rows of the interval and the source's position.
+
+    Raises: SourceError if the source raises, or returns something else than rows of types that reach Python and a position that is
+        JSON. What is known of a Spark server that is lost comes as it is, for a retry.
+    """
+    where = f"pipeline {pipeline.name!r}, {interval}"
+    try:
+        read: Any = pipeline.source(spark, interval)
+        rows, position = read if isinstance(read, tuple) and len(read) == 2 else (read, {})
+        if not _is_frame(rows):
+            raise SourceError(
+                f"{where}: the source returned {_described(read)}; it must return a DataFrame, or a DataFrame and its position"
+            )
+        schema = rows.schema  # Spark Connect looks at the input only now
+    except CairnError:
+        raise
+    except Exception as error:
+        if is_lost(error):
+            raise
+        raised = SourceError(f"{where}: the source raised {type(error).__name__}: {_first_line(error)}")
+        # Without this function's own frame.
+        own_frame = error.__traceback__
+        error.with_traceback(
+            own_frame.tb_next if own_frame is not None and own_frame.tb_next is not None else own_frame
+        )
+        raised.add_note(textwrap.indent(user_traceback(error), "  "))
+        raise raised from error
+    if rows.isStreaming:
+        raise SourceError(
+            f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows by spark.read"
+        )
+    check_types(schema, f"{where}: the input")
+    try:
+        if not isinstance(position, dict):
+            raise TypeError(f"it is {_described(position)}, not a dict")
+        json.dumps(position, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise SourceError(
+            f"{where}: the source's position must be a dict that is JSON, to be recorded: {error}"
+        ) from None
+    return rows, position
+
+
+def check_types(schema: StructType, what: str) -> None:
+    """SourceError for a column that can't be handed to Python."""
+    for field in schema.fields:
+        found = next(_not_for_python(field.dataType), None)
+        if found is not None:
+            raise SourceError(
+                f"{what}'s column {field.name!r} is {field.dataType.simpleString()}; {found} can't be handed to Python; "
+                "drop it in the source, or cast it to STRING"
+            )
+
+
+def arrow_schema_json(data_type: Any) -> Any:
+    """A schema as ``jsonValue()`` gives it, its voids nullable: Spark says of those in an empty array that they are not, which
+    Arrow refuses."""
+    if isinstance(data_type, dict):
+        changed = {name: arrow_schema_json(value) for name, value in data_type.items()}
+        for of, nullable in (("elementType", "containsNull"), ("valueType", "valueContainsNull"), ("type", "nullable")):
+            if changed.get(of) == "void" and nullable in changed:
+                changed[nullable] = True
+        return changed
+    return [*map(arrow_schema_json, data_type)] if isinstance(data_type, list) else data_type
+
+
+@contextmanager
+def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
+    """Around what reads the rows: SourceError for files and values that Spark could not read, seen only when it computes."""
+    try:
+        yield
+    except CairnError:
+        raise
+    except Exception as error:
+        text = str(error)
+        for pattern, what, way_out in (
+            (_UNREADABLE, "an input file can't be read", "write it anew, or leave it out of the source"),
+            (_BAD_DATA, "the input can't be computed", "mend the rows, or what the source makes of them"),
+        ):
+            if found := pattern.search(text):
+                raise SourceError(
+                    f"pipeline {pipeline!r}, {interval}: {what}: {found[1].strip()} Nothing was committed; {way_out}"
+                ) from error
+        raise
+
+
+def _is_frame(value: Any) -> bool:
+    # Of a classic session and of Spark Connect, without an import of the latter.
+    return all(hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName"))
+
+
+def _not_for_python(data_type: DataType) -> Iterator[str]:
+    if isinstance(data_type, YearMonthIntervalType | CalendarIntervalType):
+        yield data_type.simpleString()
+    inner = [getattr(data_type, name, None) for name in ("elementType", "keyType", "valueType")]
+    if isinstance(data_type, StructType):
+        inner = [f.dataType for f in data_type.fields]
+    for part in inner:
+        if isinstance(part, DataType):
+            yield from _not_for_python(part)
+
+
+def _described(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]

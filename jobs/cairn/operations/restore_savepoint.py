@@ -1,0 +1,223 @@
+"""Restoring a savepoint into a pipeline: its log gets a ``restore`` record, and the next interval starts from it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Any, Literal
+
+from cairn.operations.run_interval import coordinator_of
+from cairn.runtime.first_cause import first_cause
+from cairn.runtime.keyed_state import KeyedState
+from cairn.runtime.routing import ticks
+from cairn.shard_jobs.restore_savepoint import RestoreTask
+from cairn.shard_jobs.shipping import ship
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.lineage import stale_marks
+from state_backend.checkpoint.rewind import begun_before
+from state_backend.checkpoint.savepoints import (
+    check_unclaimed,
+    claim_savepoint,
+    delete_savepoint,
+    read_claim,
+    read_savepoint,
+    release_claim,
+    remove_leftovers,
+)
+from state_backend.formats import paths
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import Fenced, UsageError
+from state_backend.values.intervals import format_instant, to_ms
+from state_backend.values.records import Claim, Content, Record, RunRef, Savepoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cairn.pipeline import Pipeline
+
+log = logging.getLogger("cairn")
+
+CLAIM_MODES = ("NO_CLAIM", "CLAIM")
+# Of a uuid's 128 bits: the 48 in front of these begin the numbers of a try's tasks.
+_BITS_BEHIND_TASK = 80
+
+
+def restore_savepoint(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    root: str,
+    savepoint_path: str,
+    *,
+    claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
+    attempt: str | None = None,
+) -> Record:
+    """Makes the savepoint's state the pipeline's state at the end of the savepoint's interval; returns the new record.
+
+    The pipeline may be empty, or go back: then what it has for later intervals becomes stale. It may have another name and
+    another parallelism than the savepoint's, and if that is canonical another max parallelism. From then on it depends on
+    no file of the savepoint: with NO_CLAIM that stays its owner's, untouched; with CLAIM it is this pipeline's, and is
+    deleted. A CLAIM that stopped half-way is completed by the same call again.
+
+    ``attempt``: a uuid of this call; the same again completes what the call before began, and commits once. None: a new one.
+
+    Raises: UsageError for a savepoint that does not fit the pipeline or that another one has claimed, or if the attempt restored
+    another savepoint; CorruptFile for one that is damaged or not what it records; Fenced if the interval is committed meanwhile;
+    Swept if a sweep abandoned the attempt. Nothing is committed then.
+    """
+    _check_mode(claim)
+    source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
+    owner = join_url(root, pipeline.name)
+    if claim == "CLAIM" and (finished := _finish_claim(source, open_storage(owner).url, coordinator)) is not None:
+        return finished
+    if attempt is not None and coordinator.log().of_attempt(attempt) is not None:
+        return _committed(coordinator, attempt)
+    begun = begun_before(coordinator, attempt) if attempt is not None else None
+    savepoint = read_savepoint(source)
+    check_unclaimed(source, open_storage(owner).url)
+    if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
+        raise UsageError(
+            f"attempt {attempt} restored savepoint {begun.restored_from}, and the one in {savepoint_path} is {savepoint.savepoint}; "
+            "take a new uuid"
+        )
+    # A try before this one, which may still run, has given names under this attempt: a name is given once.
+    first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
+    attempt = attempt or str(uuid.uuid4())
+    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt, first_task)
+    if claim == "CLAIM":
+        claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
+    if begun is None:
+        _run(spark, task)
+    try:
+        coordinator.commit(attempt)
+    except Fenced:
+        # It is sure that this attempt never counts, so the savepoint is anybody's again.
+        release_claim(source, attempt)
+        raise
+    if claim == "CLAIM":
+        delete_savepoint(source, savepoint)
+    coordinator.clean_up()
+    record = _committed(coordinator, attempt)
+    log.info(
+        "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",
+        *(pipeline.name, record.id, savepoint.format, savepoint_path),
+        *(record.content.interval, record.content.totals.entries),
+    )
+    return record
+
+
+def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:
+    """What an earlier try of this CLAIM committed, its savepoint deleted; None if there is no such try."""
+    earlier = read_claim(source)
+    if earlier is None or earlier.owner != owner or coordinator.log().of_attempt(earlier.attempt) is None:
+        return None
+    if source.stat(paths.SAVEPOINT_RECORD) is not None:
+        savepoint = read_savepoint(source)
+        if savepoint.savepoint != earlier.savepoint:
+            return None  # another one that was taken here since
+        delete_savepoint(source, savepoint)
+    remove_leftovers(source, None)
+    return _committed(coordinator, earlier.attempt)
+
+
+def plan_restore_savepoint(
+    pipeline: Pipeline, root: str, savepoint_path: str, *, claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM"
+) -> dict[str, Any]:
+    """What ``restore_savepoint`` would do, as JSON values: ``discards`` are the checkpoints that no interval would start from any
+    more. Reads records only, and raises as that does before it begins."""
+    _check_mode(claim)
+    source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
+    owner = join_url(root, pipeline.name)
+    savepoint = read_savepoint(source)
+    check_unclaimed(source, open_storage(owner).url)
+    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()), 0)
+    content, now = savepoint.content, coordinator.log()
+    stale = stale_marks(now, content, now.head_id + 1).keys()
+    replaced = {c.id for c in now.completed() if c.content.interval == content.interval}
+    return {
+        "dry_run": True,
+        "savepoint": savepoint_path,
+        "format": savepoint.format,
+        "of": {"pipeline": content.pipeline, "checkpoint": savepoint.checkpoint_id},
+        "end": format_instant(content.interval.end),
+        "entries": content.totals.entries,
+        "parallelism": task.parallelism,
+        "max_parallelism": task.max_parallelism,
+        "discards": [
+            {"id": c.id, "interval": str(c.content.interval)} for c in now.completed() if c.id in stale | replaced
+        ],
+        "deletes_savepoint": claim == "CLAIM",
+    }
+
+
+def _check_mode(claim: str) -> None:
+    if claim not in CLAIM_MODES:
+        raise UsageError(f"claim mode {claim!r} is not one of {', '.join(CLAIM_MODES)}")
+
+
+def _run(spark: SparkSession, task: RestoreTask) -> None:
+    """All shards, up to *prepared*."""
+    spark.dataSource.register(KeyedState)
+    shards = ticks(spark, parallelism=task.parallelism, max_parallelism=task.max_parallelism)
+    with first_cause():
+        shards.write.format("keyed_state").mode("append").option("task", ship(task)).save()
+
+
+def _plan(
+    pipeline: Pipeline,
+    coordinator: Coordinator,
+    owner: str,
+    source: str,
+    savepoint: Savepoint,
+    attempt: str,
+    first_task: int,
+) -> RestoreTask:
+    content = savepoint.content
+    _check_fits(pipeline, savepoint)
+    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
+    # Native shards stay as they are: the next interval restores them into the pipeline's parallelism.
+    shape = content if savepoint.format == "native" else pipeline
+    return RestoreTask(
+        root=owner,
+        source=source,
+        savepoint=savepoint,
+        pipeline=pipeline.name,
+        pipeline_start_ms=to_ms(pipeline.start),
+        run=RunRef(run_id=f"restore__{attempt}", clear_number=0, try_number=1),
+        attempt=attempt,
+        first_task=first_task,
+        h0=begun.h0,
+        parallelism=shape.parallelism,
+        max_parallelism=shape.max_parallelism,
+        engine=pipeline.engine,
+        retention=pipeline.retention,
+    )
+
+
+def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
+    """What the next interval would refuse, as far as it can be told without reading the input."""
+    content: Content = savepoint.content
+    # Names differ in case where Spark does not mind, and the next interval says if it does.
+    key = [field["name"].lower() for field in content.key_schema["fields"]]
+    for what, recorded, now in (
+        ("key", key, [name.lower() for name in pipeline.key]),
+        ("time_mode", content.time.mode, pipeline.time_mode),
+    ):
+        if recorded != now:
+            raise UsageError(
+                f"pipeline {pipeline.name!r}: {what} is {now}, but the savepoint of {content.pipeline!r} was made with {recorded}"
+            )
+    if savepoint.format == "native" and content.max_parallelism != pipeline.max_parallelism:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: max_parallelism is {pipeline.max_parallelism}, but the native savepoint was made with "
+            f"{content.max_parallelism}, and its files are by key group; take a canonical one, or keep {content.max_parallelism}"
+        )
+
+
+def _committed(coordinator: Coordinator, attempt: str) -> Record:
+    entry = coordinator.log().of_attempt(attempt)
+    if not isinstance(entry, Record):
+        raise UsageError(
+            f"attempt {attempt} was committed, but its checkpoint was dropped since; nothing is left to do"
+        )
+    return entry

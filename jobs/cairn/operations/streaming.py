@@ -1,0 +1,411 @@
+"""Moving in from a Structured Streaming query with ``transformWithState``, and out to one.
+
+`from_streaming_checkpoint` reads a query's checkpoint through Spark's own ``statestore`` source and commits it as a pipeline's
+state: values, lists, maps, timers, when entries expire, and the event-time watermark. `initial_state_of` makes the
+``initialState`` of a new query of a checkpoint or savepoint, and `continuing` the processor that takes it.
+
+What can't be moved: where a query is in its source (the pipeline's source is read by interval), and in the other direction
+the watermark, and how long entries have still to live: in the new query each has its whole time to live again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from cairn.operations.run_interval import coordinator_of, declared_states
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.checkpoint_names import find_state
+from cairn.runtime.first_cause import first_cause
+from cairn.runtime.keyed_state import KeyedState
+from cairn.runtime.routing import place
+from cairn.shard_jobs.import_streaming import TIMERS, ImportTask
+from cairn.shard_jobs.shipping import code_hash, ship
+from state_backend.adapters.open_storage import join_url
+from state_backend.formats.canonical_tables import fits_parquet
+from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
+from state_backend.formats.types import StructType as Struct
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import SourceError, StateSchemaError, UsageError
+from state_backend.values.intervals import to_ms
+from state_backend.values.records import Content, LogicalTime, Permissions, Record, RunRef, StateDescriptor, Totals
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
+
+log = logging.getLogger("cairn")
+
+_TIME_MODES = {"notime": "none", "none": "none", "processingtime": "processing", "eventtime": "event"}
+_KINDS = {"ValueState": "value", "ListState": "list", "MapState": "map"}
+_HELD = "__state"
+Types = Mapping[str, tuple[Struct, Struct | None]]
+_NOTHING = Totals(
+    input_rows=0,
+    output_rows=0,
+    late_rows=0,
+    keys_touched=0,
+    keys=0,
+    entries=0,
+    changed_bytes=0,
+    uploaded_bytes=0,
+    uploaded_files=0,
+    state_bytes=0,
+    state_files=0,
+)
+
+
+# --- in --------------------------------------------------------------------------------------------------------------------------
+
+
+def from_streaming_checkpoint(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    path: str,
+    root: str,
+    interval: Interval,
+    *,
+    batch_id: int | None = None,
+    operator_id: int = 0,
+) -> Record:
+    """Makes the state that a streaming query had after a batch (None: its last committed one) the pipeline's state at the end of
+    ``interval``, from which the next interval starts; returns the new record, of kind ``restore``.
+
+    The pipeline must have the query's key, time mode and states, by name, kind and types; a state that the query did not have yet
+    is empty. ``path`` is the query's ``checkpointLocation``; it is only read, and the query must not run meanwhile. What the
+    pipeline has for later intervals becomes stale.
+
+    Raises: SourceError if there is no such checkpoint or it can't be read; UsageError, StateSchemaError where it does not fit the
+    pipeline. Nothing is committed then.
+    """
+    if pipeline.api == "arrow":
+        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
+    properties, last = _operator(spark, path, operator_id)
+    batch = last if batch_id is None else batch_id
+    reader = _StateReader(spark, path, batch, operator_id)
+    _check_mode(pipeline, path, properties)
+    variables = {v["stateName"]: _KINDS.get(v["stateVariableType"]) for v in properties["stateVariables"]}
+    states = declared_states(spark, pipeline)
+    _check_states(pipeline, path, states, variables)
+    frames = [(n, d, reader.state(d.name)) for n, d in enumerate(states) if d.name in variables]
+    timers = None if pipeline.time_mode == "none" else reader.timers()
+    key_schema = _key_schema(
+        pipeline, path, [frame for _, _, frame in frames] + ([timers] if timers is not None else [])
+    )
+    coordinator, attempt = coordinator_of(pipeline, root), str(uuid.uuid4())
+    content = Content(
+        kind="restore",
+        pipeline=pipeline.name,
+        pipeline_start_ms=to_ms(pipeline.start),
+        interval=interval,
+        run=RunRef(run_id=f"import__{attempt}", clear_number=0, try_number=1),
+        attempt=attempt,
+        base_id=None,
+        permissions=Permissions(),
+        parallelism=pipeline.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+        key_schema=key_schema.jsonValue(),
+        states=states,
+        time=LogicalTime(
+            mode=pipeline.time_mode,
+            processing_time_ms=interval.end_ms,
+            watermark_ms=_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
+            late_watermark_ms=_late_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
+        ),
+        source_position={"streaming_checkpoint": path, "batch": batch},
+        code_hash=code_hash(pipeline.processor, pipeline.name),
+        totals=_NOTHING,
+        digest=0,
+        shards=(),
+        outputs=(),
+        durations_us={},
+        worker_pids=(),
+        retention=pipeline.retention,
+    )
+    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
+    task = ImportTask(
+        root=join_url(root, pipeline.name), source=path, h0=begun.h0, content=content, engine=pipeline.engine
+    )
+    rows = [_entries(frame, n, descriptor, path) for n, descriptor, frame in frames]
+    if timers is not None:
+        packed = F.array_sort(F.collect_list("expiration_timestamp_ms"))
+        rows.append(timers.groupBy("key").agg(packed.alias("timers")).withColumn("state", F.lit(TIMERS)))
+    key_group = F.pmod(
+        F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key]), F.lit(pipeline.max_parallelism)
+    )
+    keyed = [frame.withColumn("__key_group", key_group.cast("int")) for frame in rows]
+    spark.dataSource.register(KeyedState)
+    with first_cause():
+        placed = place(spark, keyed, parallelism=pipeline.parallelism, max_parallelism=pipeline.max_parallelism)
+        placed.write.format("keyed_state").mode("append").option("task", ship(task)).save()
+    coordinator.commit(attempt)
+    coordinator.clean_up()
+    record = coordinator.record(interval.end)
+    log.info(
+        "%s: checkpoint %d is batch %d of the streaming query in %s: the state at the end of %s, %d entries",
+        *(pipeline.name, record.id, batch, path, interval, record.content.totals.entries),
+    )
+    return record
+
+
+class _StateReader:
+    """Spark's ``statestore`` source, at one batch."""
+
+    def __init__(self, spark: SparkSession, path: str, batch: int, operator_id: int) -> None:
+        self._spark, self._path = spark, path
+        self._options = {"batchId": str(batch), "operatorId": str(operator_id)}
+
+    def state(self, name: str) -> DataFrame:
+        """A row per key, with the whole list or map."""
+        return self._load(stateVarName=name, flattenCollectionTypes="false")
+
+    def timers(self) -> DataFrame:
+        return self._load(readRegisteredTimers="true")
+
+    def _load(self, **options: str) -> DataFrame:
+        try:
+            return self._spark.read.format("statestore").options(**self._options, **options).load(self._path)
+        except Exception as error:
+            raise SourceError(f"the streaming checkpoint {self._path} can't be read: {_first_line(error)}") from error
+
+
+def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
+    """The properties of a query's transformWithState, and the last batch that it committed."""
+    what = f"{path} is not the checkpoint of a streaming query with state"
+    try:
+        rows = spark.read.format("state-metadata").load(path).collect()
+    except Exception as error:
+        raise SourceError(f"{what}: {_first_line(error)}") from error
+    if not rows:
+        raise SourceError(f"{what}: it holds no operator's metadata")
+    for row in rows:
+        if row.operatorId == operator_id and row.operatorName.startswith("transformWithState"):
+            properties: dict[str, Any] = json.loads(row.operatorProperties)
+            return properties, row.maxBatchId
+    there = ", ".join(f"{row.operatorId}, a {row.operatorName}" for row in rows)
+    raise UsageError(f"operator {operator_id} of the query in {path} is no transformWithState; it has {there}")
+
+
+def _watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
+    """What the query journaled for the batch after this one; 0 before any event."""
+    watermark_ms: int = _journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"]
+    return watermark_ms
+
+
+def _late_watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
+    """What handlers of this batch saw, up to which the next one drops rows; 0 before any event."""
+    watermark_ms: int = _journaled(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"]
+    return watermark_ms
+
+
+def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
+    (journal,) = spark.read.text(file, wholetext=True).collect()
+    said: dict[str, Any] = json.loads(journal.value.splitlines()[1])
+    return said
+
+
+def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> None:
+    mode = _TIME_MODES.get(str(properties["timeMode"]).lower())
+    if mode != pipeline.time_mode:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: time_mode is {pipeline.time_mode!r}, but the query in {path} runs with "
+            f"{properties['timeMode']}"
+        )
+
+
+def _check_states(
+    pipeline: Pipeline, path: str, states: tuple[StateDescriptor, ...], variables: dict[str, str | None]
+) -> None:
+    declared = {d.name: d.kind for d in states}
+    for name, kind in variables.items():
+        if name.startswith("$"):
+            continue
+        if declared.get(name) != kind:
+            raise StateSchemaError(
+                f"pipeline {pipeline.name!r}: the query in {path} has the {kind} state {name!r}, which init() declares "
+                f"{'not' if name not in declared else f'as a {declared[name]} state'}; declare it, or nothing of it could be kept"
+            )
+
+
+def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> StructType:
+    if not frames:
+        raise UsageError(f"pipeline {pipeline.name!r} and the query in {path} have no state in common")
+    found = frames[0].schema["key"].dataType
+    if not isinstance(found, StructType) or [*map(str.lower, found.names)] != [*map(str.lower, pipeline.key)]:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: key is {list(pipeline.key)}, but the query in {path} groups by {found.simpleString()}"
+        )
+    return found
+
+
+def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
+    """Rows as `ImportTask` takes them."""
+    column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
+    found: Any = frame.schema[column].dataType
+    match descriptor.kind:
+        case "value":
+            held, value = F.array(column), found
+        case "list":
+            held, value = F.col(column), found.elementType
+        case _:
+            held, value = F.map_entries(column), found.valueType
+    expires = value.names == ["value", "ttlExpirationMs"] and isinstance(value["value"].dataType, StructType)
+    version = descriptor.versions[-1]
+    _check_type(path, descriptor.name, value["value"].dataType if expires else value, version.value)
+    if version.user_key is not None:
+        _check_type(path, f"{descriptor.name} (user key)", found.keyType, version.user_key)
+
+    def entry(each: Column) -> Column:
+        stored = each.getField("value") if descriptor.kind == "map" else each
+        fields = [
+            (stored.getField("value") if expires else stored).alias("value"),
+            (stored.getField("ttlExpirationMs") if expires else F.lit(None).cast("long")).alias("expires_at_ms"),
+        ]
+        if descriptor.kind == "map":
+            fields.append(each.getField("key").alias("user_key"))
+        return F.struct(*fields)
+
+    return frame.select("key", F.lit(n).alias("state"), F.transform(held, entry).alias(f"entries_{n}"))
+
+
+def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any]) -> None:
+    theirs, ours = parse_struct(found.jsonValue()), parse_struct(declared)
+    if str(theirs) != str(ours):
+        raise StateSchemaError(f"state {what}: the query in {path} has {theirs}, init() declares {ours}")
+    if not fits_parquet(ours):
+        raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
+
+
+# --- out -------------------------------------------------------------------------------------------------------------------------
+
+
+def initial_state_of(
+    spark: SparkSession, savepoint: str, *, root: str | None = None, pipeline: str | None = None
+) -> GroupedData:
+    """What ``transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)`` starts a query with: a row per key, with its
+    columns and, in one more column, all that it has. ``savepoint``: a savepoint's folder, or, with root and pipeline, a checkpoint as
+    ``format("keyed_state")`` takes it. Raises: UsageError, StateGapError if there is none."""
+    spark.dataSource.register(KeyedState)
+    source = find_state(savepoint, root=root, pipeline=pipeline)
+    if any(name == _HELD for name in (f["name"] for f in source.content.key_schema["fields"])):
+        raise UsageError(f"{source} has a key column {_HELD!r}, which is the name of the column with the state")
+    kinds = {d.name: d.kind for d in source.content.states} | {TIMERS_NAME: "timers"}
+    frames = []
+    for n, (name, kind) in enumerate(kinds.items()):
+        reader = spark.read.format("keyed_state").option("state", name)
+        if source.savepoint is None:
+            reader = reader.option("checkpoint", str(source.checkpoint_id))
+        table = reader.load(source.url)
+        frames.append(table.groupBy("key").agg(_gathered(kind).alias(f"held_{n}")))
+    rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames).groupBy("key")
+    held = rows.agg(*[F.first(f"held_{n}", ignorenulls=True).alias(f"held_{n}") for n in range(len(kinds))])
+    state = F.struct(*[F.col(f"held_{n}").alias(name) for n, name in enumerate(kinds)])
+    keys = [field["name"] for field in source.content.key_schema["fields"]]
+    return held.select(*[F.col("key").getField(k).alias(k) for k in keys], state.alias(_HELD)).groupBy(*keys)
+
+
+def _gathered(kind: str) -> Column:
+    """All that a key has of one state."""
+    if kind == "value":
+        return F.first("value")
+    if kind == "list":
+        in_order = F.array_sort(
+            F.collect_list(F.struct("pos", "value")), lambda a, b: F.signum(a["pos"] - b["pos"]).cast("int")
+        )
+        return F.transform(in_order, lambda element: element["value"])
+    if kind == "map":
+        return F.collect_list(F.struct("user_key", "value"))
+    return F.array_sort(F.collect_list(F.unix_millis("expires_at")))
+
+
+def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
+    """The processor class, of PySpark's row API, with a ``handleInitialState`` that puts back what `initial_state_of` gives of the
+    same state. It replaces the class's own one. The workers need this project on their path."""
+    states = find_state(savepoint, root=root, pipeline=pipeline).content.states
+    types = {d.name: (parse_struct(d.versions[-1].value), _user_key(d)) for d in states}
+
+    class Continuing(processor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self._cairn_handle = _Remembering(handle)
+            super().init(self._cairn_handle)
+
+        def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+            self._cairn_handle.put_back(initialState[_HELD], types)
+
+    Continuing.__name__ = Continuing.__qualname__ = f"Continuing{processor.__name__}"
+    return Continuing
+
+
+def _user_key(descriptor: StateDescriptor) -> Struct | None:
+    user_key = descriptor.versions[-1].user_key
+    return parse_struct(user_key) if user_key is not None else None
+
+
+class _Remembering:
+    """A handle that knows which states were asked of it."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._states: dict[str, tuple[str, Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+    def getValueState(self, stateName: str, *rest: Any, **named: Any) -> Any:
+        return self._remember(stateName, "value", self._handle.getValueState(stateName, *rest, **named))
+
+    def getListState(self, stateName: str, *rest: Any, **named: Any) -> Any:
+        return self._remember(stateName, "list", self._handle.getListState(stateName, *rest, **named))
+
+    def getMapState(self, stateName: str, *rest: Any, **named: Any) -> Any:
+        return self._remember(stateName, "map", self._handle.getMapState(stateName, *rest, **named))
+
+    def _remember(self, name: str, kind: str, state: Any) -> Any:
+        self._states[name] = kind, state
+        return state
+
+    def put_back(self, held: Any, types: Types) -> None:
+        """Writes what one key had; UsageError for a state that the processor does not declare."""
+        for at_ms in held[TIMERS_NAME] or ():
+            self._handle.registerTimer(at_ms)
+        for name, (value, user_key) in types.items():
+            what = held[name]
+            if what is None:
+                continue
+            kind, state = self._states.get(name, ("", None))
+            if kind == "value":
+                state.update(_as_state(value, what))
+            elif kind == "list":
+                state.put([_as_state(value, element) for element in what])
+            elif kind == "map" and user_key is not None:
+                for entry in what:
+                    state.updateValue(_as_state(user_key, entry["user_key"]), _as_state(value, entry["value"]))
+            else:
+                raise UsageError(
+                    f"there is a state {name!r}, which the query's processor does not declare, or as something else"
+                )
+
+
+def _as_state(data_type: DataType, value: Any) -> Any:
+    """A value as states take it, of one inside a row of the initial state, where structs are dicts, and maps their pairs."""
+    if value is None:
+        return None
+    match data_type:
+        case Struct():
+            return tuple(_as_state(f.type, value[f.name]) for f in data_type.fields)
+        case ArrayType():
+            return [_as_state(data_type.element, item) for item in value]
+        case MapType():
+            pairs = value.items() if isinstance(value, dict) else value
+            return {_as_state(data_type.key, k): _as_state(data_type.value, v) for k, v in pairs}
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

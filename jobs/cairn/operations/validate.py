@@ -1,0 +1,516 @@
+"""Validation: a checkpoint, a prepared attempt or a savepoint is examined, and refused if it is wrong. In this order, and the
+first step that finds something is the last:
+
+    files          every file there, with its size and crc32c; record and manifests agree with each other   (fast ends here)
+    restored state every shard restored from the storage into an empty folder, on Spark: each key in its place, each value
+                   decodable, indexes and positions right, counts and digest of each key group as recorded
+    expectations   the owner's Great Expectations suite on each state as a DataFrame, and beside the checkpoint before
+
+A refused checkpoint is quarantined: no interval builds on it. A refused attempt can't be committed. A savepoint is its owner's:
+what was found is returned, and nothing is marked.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from cairn.change_expectations import OverTime
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.dropped import check_retained, telling_drops
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats.paths import interval_name
+from state_backend.inspection.verify import verify_files
+from state_backend.shard.manifest import manifest_of
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import UsageError
+from state_backend.values.records import CanonicalFile, Content, Record, ValidationMode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cairn.pipeline import Pipeline
+
+log = logging.getLogger("cairn")
+
+MODES: tuple[ValidationMode, ...] = ("fast", "full")
+REASON = "validation refused it"
+_SITE = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateReport:
+    """A state as it was validated: recorded entries, expectations that were evaluated, and how many of them failed."""
+
+    state: str
+    entries: int
+    expectations: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """What validation found. ``checkpoint_id``: None for an attempt. ``entries``: that were walked, 0 in mode fast. ``docs``: the
+    page of the Data Docs to begin at. ``pids``: the processes that restored."""
+
+    what: str
+    checkpoint_id: int | None
+    mode: ValidationMode
+    findings: tuple[str, ...]
+    files: int
+    entries: int
+    states: tuple[StateReport, ...]
+    docs: str | None = None
+    pids: tuple[int, ...] = ()
+
+    @property
+    def success(self) -> bool:
+        return not self.findings
+
+    @property
+    def expectations(self) -> int:
+        return sum(s.expectations for s in self.states)
+
+    def table(self) -> list[str]:
+        """A line for each state, under a heading."""
+        width = max([5, *(len(s.state) for s in self.states)])
+        lines = [f"{'state':{width}}  {'entries':>13}  {'expectations':>12}  {'failed':>6}"]
+        lines += [f"{s.state:{width}}  {s.entries:13,}  {s.expectations:12,}  {s.failed:6,}" for s in self.states]
+        return lines
+
+
+def validate_checkpoint(
+    spark: SparkSession | None,
+    pipeline: Pipeline,
+    root: str,
+    record: Record,
+    *,
+    mode: ValidationMode = "full",
+    docs: Path | None = None,
+    with_expectations: bool = True,
+    quarantine: bool = True,
+) -> Validation:
+    """Examines a committed checkpoint and marks it: validated, or quarantined if it is wrong and ``quarantine``. Mode fast needs no
+    Spark. Data Docs go into a folder of the pipeline's
+    in ``docs``, where those of earlier validations stay.
+
+    Raises: UsageError if an expectation itself can't be evaluated: that says nothing about the data, so nothing is marked;
+    CheckpointDropped if retention dropped the checkpoint meanwhile: its files are missing then, and nothing is marked.
+    """
+    options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
+    target = _Target(
+        f"checkpoint {record.id}",
+        join_url(root, pipeline.name),
+        record.content,
+        _before(pipeline, root, record),
+        options,
+        checkpoint_id=record.id,
+    )
+    found = replace(_validate(spark, pipeline, target, mode, docs, with_expectations), checkpoint_id=record.id)
+    coordinator = Coordinator(open_storage(target.folder), pipeline.name)
+    if found.success:
+        coordinator.mark_validated(record.id, mode)
+    elif quarantine:
+        coordinator.quarantine(record.id, REASON, found.findings)
+    return found
+
+
+def validate_attempt(
+    spark: SparkSession | None,
+    pipeline: Pipeline,
+    root: str,
+    attempt: str,
+    *,
+    mode: ValidationMode = "full",
+    docs: Path | None = None,
+    with_expectations: bool = True,
+) -> Validation:
+    """Examines a prepared attempt before it is committed; if it is wrong, its commit is refused from then on. Errors as
+    ``validate_checkpoint``; StateUnusable if the attempt never got as far as prepared."""
+    folder = join_url(root, pipeline.name)
+    coordinator = Coordinator(open_storage(folder), pipeline.name)
+    content = coordinator.load_prepared(attempt).content
+    record = Record(id=0, retained=(), reproduces=None, content=content)
+    options = {"root": root, "pipeline": pipeline.name, "attempt": attempt}
+    target = _Target(f"attempt {attempt}", folder, content, _before(pipeline, root, record), options)
+    found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+    if not found.success:
+        coordinator.refuse(attempt, REASON, found.findings)
+    return found
+
+
+def validate_savepoint(
+    spark: SparkSession | None,
+    pipeline: Pipeline,
+    folder: str,
+    *,
+    mode: ValidationMode = "full",
+    docs: Path | None = None,
+    with_expectations: bool = True,
+) -> Validation:
+    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``; UsageError
+    if the folder holds no savepoint."""
+    savepoint = read_savepoint(open_storage(folder))
+    target = _Target(
+        f"savepoint {savepoint.savepoint}", folder, savepoint.content, None, {"checkpoint": folder}, savepoint.files
+    )
+    found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+    return replace(found, checkpoint_id=savepoint.checkpoint_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is validated. ``folder``: what handles are relative to; ``options``: how ``format("keyed_state")`` finds it.
+    ``savepoint``: None for a checkpoint or attempt, else the canonical files. ``checkpoint_id``: None for what is no checkpoint."""
+
+    name: str
+    folder: str
+    content: Content
+    before: Record | None
+    options: dict[str, str]
+    savepoint: tuple[CanonicalFile, ...] | None = None
+    checkpoint_id: int | None = None
+
+
+def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
+    """The checkpoint that this one started from, if retention has kept it and somebody wants to compare."""
+    base_id = record.content.base_id
+    if base_id is None or pipeline.expectations_over_time is None:
+        return None
+    now = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
+    entry = now.entries.get(base_id)
+    if base_id in now.retained and isinstance(entry, Record):
+        return entry
+    log.info("checkpoint %d, which this one started from, was dropped: nothing is compared over time", base_id)
+    return None
+
+
+def _validate(
+    spark: SparkSession | None,
+    pipeline: Pipeline,
+    target: _Target,
+    mode: ValidationMode,
+    docs: Path | None,
+    with_expectations: bool,
+) -> Validation:
+    if mode not in MODES:
+        raise UsageError(f"validation mode {mode!r} is not one of {', '.join(MODES)}")
+    content = target.content
+    with work_folder("verify") as work:
+        files = verify_files(content, open_storage(target.folder), work=work, savepoint=target.savepoint)
+    found = Validation(
+        what=target.name,
+        checkpoint_id=None,
+        mode=mode,
+        findings=files.findings,
+        files=files.files,
+        entries=0,
+        states=(),
+    )
+    storage = open_storage(target.folder)
+    if found.findings:
+        check_retained(storage, target.checkpoint_id)
+        return found
+    with telling_drops(storage, target.checkpoint_id):
+        found = replace(found, states=_reports(target))
+    if mode == "fast":
+        return found
+    if spark is None:
+        raise UsageError("a full validation restores the state, so it needs a Spark session; fast does not")
+    found = _restored(spark, pipeline, target, found)
+    if found.findings:
+        check_retained(storage, target.checkpoint_id)
+    if found.findings or not with_expectations:
+        return found
+    return _expected(spark, pipeline, target, found, docs)
+
+
+def _reports(target: _Target) -> tuple[StateReport, ...]:
+    content = target.content
+    entries = dict.fromkeys([*(d.name for d in content.states), TIMERS_NAME], 0)
+    storage = open_storage(target.folder)
+    for ref in content.shards:
+        for state in manifest_of(ref, storage).key_group_states:
+            for name, count in state.entries.items():
+                entries[name] += count
+    for file in target.savepoint or ():
+        entries[file.state] += file.rows
+    return tuple(StateReport(state=name, entries=n, expectations=0, failed=0) for name, n in entries.items())
+
+
+def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
+    """The engine's own proof, by the tasks of a Spark job."""
+    from cairn.runtime.first_cause import first_cause
+    from cairn.shard_jobs.validate import ValidationTask
+
+    content = target.content
+    task = ValidationTask(
+        root=target.folder,
+        content=content,
+        canonical=target.savepoint or (),
+        engine=replace(pipeline.engine, cache_dir=None),
+    )
+    with first_cause():
+        shards = task.run(spark)
+    pids = tuple(sorted({s.pid for s in shards}))
+    return replace(found, findings=task.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
+
+
+# --- states as tables ----------------------------------------------------------------------------------------------------------
+
+
+def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataFrame:
+    from cairn.runtime.keyed_state import KeyedState
+
+    spark.dataSource.register(KeyedState)
+    return spark.read.format("keyed_state").options(**options).option("state", state).load()
+
+
+def flat_state(spark: SparkSession, pipeline: Pipeline, root: str, record: Record, state: str) -> DataFrame:
+    """A state with one column per field, as expectations want it: value fields by their names, key fields as ``key_<name>``,
+    user key fields as ``user_key_<name>``, and ``expires_at``, ``key_group``, ``shard``."""
+    options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
+    return _flat(_state(spark, options, state))
+
+
+def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
+    from pyspark.sql import functions as F
+
+    columns = []
+    for name in table.columns:
+        if name in ("key", "user_key", "value"):
+            start = value_prefix if name == "value" else f"{name}_"
+            columns += [F.col(name).getField(f).alias(start + f) for f in table.schema[name].dataType.fieldNames()]
+        else:
+            columns.append(F.col(name))
+    return table.select(*columns)
+
+
+def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | None) -> DataFrame:
+    """Two states as ``format("keyed_state")`` gives them, side by side; ``OverTime.pairs`` names the columns. ``now_ms``: the
+    processing time by which what was there before may have expired."""
+    from pyspark.sql import functions as F
+
+    def side(table: DataFrame, name: str) -> DataFrame:
+        columns = [F.lit(True).alias(f"{name}_there"), F.col("expires_at").alias(f"{name}_expires_at")]
+        fields = table.schema["value"].dataType.fieldNames() if "value" in table.columns else []
+        columns += [F.col("value").getField(f).alias(f"{name}_{f}") for f in fields]
+        if name == "before":
+            columns.append((F.expr(removable) if removable else F.lit(False)).alias("removable"))
+        keys = []
+        for part in ("key", "user_key"):
+            if part in table.columns:
+                names = table.schema[part].dataType.fieldNames()
+                keys += [F.col(part).getField(f).alias(f"{part}_{f}") for f in names]
+        keys += [F.col("position")] if "position" in table.columns else []
+        return table.select(*keys, *columns)
+
+    left, right = side(before, "before").alias("l"), side(now, "now").alias("r")
+    keys = [name for name in right.columns if not name.startswith("now_")]
+    same = [F.col(f"l.`{name}`").eqNullSafe(F.col(f"r.`{name}`")) for name in keys]
+    joined = left.join(right, on=same, how="full_outer")
+    gone = F.col("now_there").isNull()
+    fate = (
+        F.when(F.col("before_there").isNull(), "new")
+        .when(~gone, "kept")
+        .when(F.col("before_expires_at") <= F.timestamp_millis(F.lit(now_ms)), "expired")
+        .when(F.col("removable"), "removed")
+        .otherwise("lost")
+    )
+    there = [F.when(gone, F.col(f"l.`{n}`")).otherwise(F.col(f"r.`{n}`")).alias(n) for n in keys]
+    values = [F.col(f"l.`{n}`") for n in left.columns if n.startswith("before_") and n != "before_there"]
+    values += [F.col(f"r.`{n}`") for n in right.columns if n.startswith("now_") and n != "now_there"]
+    lost = F.when(fate == "lost", F.to_json(F.struct(*there))).alias("lost_row")
+    return joined.select(*there, *values, fate.alias("fate"), lost)
+
+
+# --- expectations --------------------------------------------------------------------------------------------------------------
+
+
+def _expected(
+    spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation, docs: Path | None
+) -> Validation:
+    suites = dict(pipeline.expectations()) if pipeline.expectations is not None else {}
+    over_time: dict[str, OverTime] = {}
+    if pipeline.expectations_over_time is not None and target.before is not None:
+        over_time = dict(pipeline.expectations_over_time())
+    if not suites and not over_time:
+        return found
+    known = {s.state for s in found.states}
+    for name in {*suites, *over_time} - known:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: expectations of a state {name!r}; it has {', '.join(sorted(known))}"
+        )
+    from cairn.runtime.first_cause import first_cause
+
+    with first_cause():
+        suite = _Suites(pipeline, target, docs)
+        for state in dict.fromkeys([*suites, *over_time]):
+            suite.run(state, *_tables(spark, target, state, suites.get(state, ()), over_time.get(state)))
+    counted = ((s, *suite.counts.get(s.state, (0, 0))) for s in found.states)
+    reports = tuple(replace(s, expectations=evaluated, failed=failed) for s, evaluated, failed in counted)
+    return replace(found, findings=tuple(suite.findings), states=reports, docs=suite.docs_page)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table and what is expected of it. ``label`` names it beside its state's own."""
+
+    label: str
+    make: Callable[[], DataFrame]
+    expectations: list[Any]
+
+
+def _tables(
+    spark: SparkSession, target: _Target, state: str, expectations: Sequence[Any], over_time: OverTime | None
+) -> tuple[_Table, ...]:
+    own = _Table("", lambda: _flat(_state(spark, target.options, state)), list(expectations))
+    before = target.before
+    if over_time is None or before is None:
+        return (own,)
+    options = {name: target.options[name] for name in ("root", "pipeline")}
+    earlier = _state(spark, {**options, "checkpoint": str(before.id)}, state)
+    own.expectations.extend(_growth(over_time, earlier, before))
+    if not over_time.needs_pairs:
+        return (own,)
+    import great_expectations.expectations as gxe
+
+    beside = list(over_time.pairs)
+    if over_time.no_row_lost:
+        beside.append(gxe.ExpectColumnValuesToBeNull(column="lost_row"))
+    now_ms = target.content.time.processing_time_ms
+
+    def make() -> DataFrame:
+        return pairs(earlier, _state(spark, target.options, state), now_ms=now_ms, removable=over_time.removable)
+
+    return own, _Table(" over time", make, beside)
+
+
+def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator[Any]:
+    """How many rows there may be, as an expectation of Great Expectations' own, so that the Data Docs show the numbers."""
+    if over_time.least_rows is None and over_time.most_rows is None:
+        return
+    import great_expectations.expectations as gxe
+
+    rows = earlier.count()
+    yield gxe.ExpectTableRowCountToBeBetween(
+        min_value=None if over_time.least_rows is None else math.ceil(rows * over_time.least_rows),
+        max_value=None if over_time.most_rows is None else math.floor(rows * over_time.most_rows),
+        meta={"notes": f"checkpoint {before.id}, which this one started from, has {rows} rows"},
+    )
+
+
+class _Suites:
+    """Runs suites, one for each table, and gathers what they found."""
+
+    def __init__(self, pipeline: Pipeline, target: _Target, docs: Path | None) -> None:
+        import great_expectations as gx
+
+        self.findings: list[str] = []
+        self.counts: dict[str, tuple[int, int]] = {}  # by state: evaluated, failed
+        self.docs_page: str | None = None
+        self._pipeline = pipeline
+        # A part of paths: of intervals as our own paths have them.
+        self._run_name = f"{target.name} {interval_name(target.content.interval)}"
+        self._actions: list[Any] = []
+        if docs is None:
+            self._context = gx.get_context(mode="ephemeral")
+        else:
+            self._context = _with_docs(docs / pipeline.name)
+            self._actions.append(gx.checkpoint.UpdateDataDocsAction(name="docs", site_names=[_SITE]))
+        self._context.variables.progress_bars = {"globally": False}
+        self._source = self._context.data_sources.add_spark("restored_state")
+
+    def run(self, state: str, *tables: _Table) -> None:
+        """The tables of one state. UsageError for an expectation that can't be evaluated."""
+        evaluated = failed = 0
+        for table in tables:
+            if not table.expectations:
+                continue
+            for result in self._run(f"{state}{table.label}", table):
+                evaluated += 1
+                finding = _finding(f"{state}{table.label}", result)
+                if finding is not None:
+                    failed += 1
+                    self.findings.append(finding)
+        self.counts[state] = evaluated, failed
+
+    def _run(self, name: str, table: _Table) -> Iterator[Any]:
+        import great_expectations as gx
+
+        context = self._context
+        batch = self._source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
+        suite = context.suites.add(
+            gx.ExpectationSuite(name=f"{self._pipeline.name}.{name}", expectations=table.expectations)
+        )
+        definition = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=batch, suite=suite))
+        checkpoint = context.checkpoints.add(
+            gx.Checkpoint(
+                name=name,
+                validation_definitions=[definition],
+                actions=self._actions,
+                result_format={"result_format": "SUMMARY"},
+            )
+        )
+        # One restore for all expectations of the suite, not one for each.
+        frame = table.make().cache()
+        try:
+            run_id = gx.RunIdentifier(run_name=self._run_name)
+            result = checkpoint.run(batch_parameters={"dataframe": frame}, run_id=run_id)
+        finally:
+            frame.unpersist()
+        for identifier, run in result.run_results.items():
+            first = self.docs_page is None or (not run.success and not self.findings)
+            if self._actions and first:
+                # Of a run the first page, or that of the first failure. Not the index: its table needs scripts of other hosts.
+                (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
+                self.docs_page = unquote(urlsplit(site["site_url"]).path)
+            yield from run.results
+
+
+def _with_docs(folder: Path) -> Any:
+    """A context whose Data Docs are a site in the folder. Results are kept beside the pages, in ``results``: Great Expectations
+    removes the pages of results that it does not find, so those of every run before."""
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults
+
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def files(path: Path) -> dict[str, str]:
+        return {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(path)}
+
+    stores = InMemoryStoreBackendDefaults()
+    stores.stores[stores.validation_results_store_name]["store_backend"] = files(folder / "results")
+    context = gx.get_context(project_config=DataContextConfig(store_backend_defaults=stores), mode="ephemeral")
+    index = {"class_name": "DefaultSiteIndexBuilder"}
+    site = {"class_name": "SiteBuilder", "site_index_builder": index, "store_backend": files(folder)}
+    context.add_data_docs_site(_SITE, {**site, "show_how_to_buttons": False})
+    return context
+
+
+def _finding(state: str, result: Any) -> str | None:
+    config = result.expectation_config
+    what = f"state {state!r}: {config.type} {config.kwargs.get('column', '')}".rstrip()
+    for raised in _exceptions(result.exception_info):
+        raise UsageError(f"{what} could not be evaluated: {raised}; the expectation is wrong, not the data")
+    if result.success:
+        return None
+    seen = {
+        k: v
+        for k, v in result.result.items()
+        if k in ("observed_value", "unexpected_count", "element_count", "partial_unexpected_list")
+    }
+    return f"{what}: {seen}"
+
+
+def _exceptions(info: Mapping[str, Any]) -> list[str]:
+    """What an expectation raised: one flat dict if nothing was, else one dict per metric."""
+    entries = [info] if "raised_exception" in info else [v for v in info.values() if isinstance(v, Mapping)]
+    return [str(e.get("exception_message")) for e in entries if e.get("raised_exception")]

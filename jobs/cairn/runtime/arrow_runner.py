@@ -1,0 +1,175 @@
+"""Drives a vectorised processor over one shard: rounds of many keys, their state read and written as Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import TimerValues
+from pyspark.sql.types import StructType
+
+from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.runtime.input_batches import InputBatches
+from cairn.runtime.input_rows import starts_of
+from cairn.runtime.output_file import LocalParquet
+from cairn.runtime.output_rows import no_nulls_if_none_may_be
+from cairn.runtime.processor_handle import ArrowHandle
+from cairn.runtime.routing import key_columns
+from cairn.runtime.user_code import UserCode
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.types import parse_struct
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import ProcessorError
+
+# Large enough that the fixed cost of Arrow and NumPy calls vanishes, small enough to stay in the caches.
+ROUND_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """Rows of whole keys, except where the last one continues. ``starts``: where each key begins."""
+
+    rows: pa.RecordBatch
+    encoded: pa.Array
+    starts: Any
+    last_key_continues: bool
+
+
+class ArrowRunner:
+    """``keys``: how many keys had input."""
+
+    def __init__(
+        self,
+        processor: Callable[[], Any],
+        state: ShardState,
+        key_schema: StructType,
+        input_schema: StructType,
+        output: LocalParquet,
+        user_code: UserCode,
+        timer_values: TimerValues,
+    ) -> None:
+        self.keys = 0
+        self._state = state
+        self._key_names = key_schema.names
+        self._input_names = input_schema.names
+        self._key_columns = KeyColumns(parse_struct(key_schema.jsonValue()))
+        self._output = output
+        self._user_code = user_code
+        self._timer_values = timer_values
+        with user_code.call("init"):
+            self._processor = processor()
+            handle = ArrowHandle(state, key_schema, input_schema)
+            self._processor.init(handle)
+        self._states = handle.states
+
+    def process(self, batches: InputBatches) -> None:
+        for round_ in self._rounds(batches):
+            self._run(round_)
+
+    def _rounds(self, batches: InputBatches) -> Iterator[_Round]:
+        held: list[pa.RecordBatch] = []
+        limit = ROUND_ROWS
+        for batch in batches:
+            held.append(batch)
+            if sum(b.num_rows for b in held) < limit:
+                continue
+            rows, encoded, starts = self._split(held)
+            cut, last_key_continues = int(starts[-1]), False
+            if cut == 0 and self._processor.splits_keys:
+                # One row is kept back, so that something does follow.
+                cut, last_key_continues = len(encoded) - 1, True
+            if cut:
+                yield _Round(
+                    rows=rows[:cut],
+                    encoded=encoded[:cut],
+                    starts=starts[starts < cut],
+                    last_key_continues=last_key_continues,
+                )
+                held, limit = [rows[cut:]], ROUND_ROWS + rows.num_rows - cut
+            else:
+                limit *= 2
+        if held:
+            rows, encoded, starts = self._split(held)
+            yield _Round(rows=rows, encoded=encoded, starts=starts, last_key_continues=False)
+
+    def _split(self, held: list[pa.RecordBatch]) -> tuple[pa.RecordBatch, pa.Array, Any]:
+        rows = held[0] if len(held) == 1 else pa.concat_batches(held)
+        encoded = self._key_columns.encode(self._keys_of(rows))
+        return rows, encoded, starts_of(encoded, rows.column("__kind").to_numpy())
+
+    def _keys_of(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [rows.column(name) for name in key_columns(len(self._key_names))]
+
+    def _run(self, round_: _Round) -> None:
+        rows, encoded, starts = round_.rows, round_.encoded, round_.starts
+        keys = pa.Table.from_arrays(self._keys_of(rows), names=self._key_names)
+        groups = rows.column("__key_group").to_numpy()
+        if len(starts) < len(encoded):
+            first_rows = pa.array(starts)
+            keys, encoded, groups = keys.take(first_rows), encoded.take(first_rows), groups[starts]
+        self.keys += len(encoded) - round_.last_key_continues
+        read = {name: columns.read(groups.astype(np.uint16), encoded) for name, columns in self._states.items()}
+        batch = KeyedBatch(
+            keys=keys,
+            rows=pa.Table.from_arrays(rows.column("__input").flatten(), names=self._input_names),
+            row_offsets=np.append(starts, rows.num_rows).astype(np.int64),
+            states={name: table for name, (table, _) in read.items()},
+            exists={name: exists for name, (_, exists) in read.items()},
+            time=self._timer_values,
+            last_key_continues=round_.last_key_continues,
+        )
+        with self._user_code.call("handleBatch"):
+            result = self._processor.handleBatch(batch)
+            self._check(result, len(encoded))
+            for name, columns in self._states.items():
+                cleared = result.cleared.get(name)
+                if name in result.states:
+                    columns.write(result.states[name], cleared)
+                elif cleared is not None:
+                    columns.clear(cleared)
+            if result.output is not None and result.output.num_rows:
+                self._output.write(self._output_table(result.output))
+
+    def _check(self, result: Any, keys: int) -> None:
+        if not isinstance(result, BatchResult):
+            raise ProcessorError(
+                f"it returned a {type(result).__name__}; it must return cairn.arrow_processor.BatchResult"
+            )
+        for what, given in (("states", result.states), ("cleared", result.cleared)):
+            for name, rows in given.items():
+                if name not in self._states:
+                    raise ProcessorError(
+                        f"{what} names {name!r}; init() declared {', '.join(self._states) or 'no state'}"
+                    )
+                if len(rows) != keys:
+                    raise ProcessorError(
+                        f"{what}[{name!r}] has {len(rows)} rows for {keys} keys; it must have one per key"
+                    )
+
+    def _output_table(self, table: pa.Table) -> pa.Table:
+        schema = self._output.schema
+        if set(table.column_names) != set(schema.names):
+            raise ProcessorError(
+                f"the output has the columns {', '.join(table.column_names)}; output_schema has {', '.join(schema.names)}"
+            )
+        columns = []
+        for field in schema:
+            column = table.column(field.name)
+            try:
+                column = column if column.type == field.type else column.cast(field.type)
+            except pa.ArrowException as error:
+                raise ProcessorError(
+                    f"output column {field.name!r} is {field.type}, found {column.type}: {error}"
+                ) from error
+            columns.append(no_nulls_if_none_may_be(field, column))
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def fire_timers(self) -> None:
+        """There are none."""
+
+    def close(self) -> None:
+        with self._user_code.call("close"):
+            self._processor.close()

@@ -1,0 +1,74 @@
+"""How a person names a checkpoint, in options of Spark's reader and on the command line, and a duration there."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.formats import paths
+from state_backend.inspection.table import StateSource
+from state_backend.values.errors import UsageError
+
+
+def parse_checkpoint(text: str) -> str | int | datetime:
+    """``latest``, an id, or an interval end in ISO format with a time zone."""
+    if text == "latest":
+        return text
+    if text.isdigit():
+        return int(text)
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
+        ) from None
+    if instant.tzinfo is None:
+        raise UsageError(f"checkpoint {text!r} has no time zone")
+    return instant
+
+
+def parse_duration(text: str) -> timedelta:
+    """``90s``, ``30m``, ``12h`` or ``3d``; UsageError otherwise."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None:
+        raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")
+    return int(match[1]) * timedelta(**{{"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[match[2]]: 1})
+
+
+def find_state(
+    checkpoint: str = "latest",
+    *,
+    root: str | None = None,
+    pipeline: str | None = None,
+    path: str | None = None,
+    attempt: str | None = None,
+) -> StateSource:
+    """The state that is meant. ``checkpoint``: as `parse_checkpoint`, of ``pipeline`` below ``root``; or the folder of a
+    savepoint. ``path``: the folder of a savepoint, of a pipeline, or, with ``pipeline``, above pipelines. ``attempt``: instead
+    of a checkpoint the uuid of one that is prepared and not committed yet.
+
+    Raises: UsageError, StateGapError if there is none.
+    """
+    if path is None and "/" in checkpoint:
+        path, checkpoint = checkpoint, "latest"
+    if path is None:
+        if root is None or pipeline is None:
+            raise UsageError(
+                "which state? Give root and pipeline, or the path of a pipeline's folder or of a savepoint"
+            )
+        path = join_url(root, pipeline)
+    else:
+        storage = open_storage(path)
+        if next(iter(storage.list(paths.CHECKPOINTS)), None) is not None:
+            pipeline = pipeline or path.rstrip("/").rpartition("/")[2]
+        elif pipeline is None or storage.stat(paths.SAVEPOINT_RECORD) is not None:
+            return StateSource.of_savepoint(path, read_savepoint(storage))
+        else:
+            path = join_url(path, pipeline)
+    coordinator = Coordinator(open_storage(path), pipeline)
+    if attempt is not None:
+        return StateSource(url=path, content=coordinator.load_prepared(attempt).content, checkpoint_id=0)
+    return StateSource.of_record(path, coordinator.record(parse_checkpoint(checkpoint)))

@@ -1,0 +1,82 @@
+"""The routed Arrow batches of one shard, without its ticks and late rows.
+
+Late rows do not vanish: they go to a file of their own, which the record names beside the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.runtime.output_file import LocalParquet
+from cairn.runtime.routing import INPUT, TICK
+from cairn.runtime.watermark import EventTime
+from state_backend.values.errors import InvariantViolated
+from state_backend.values.key_groups import KeyGroupRange
+
+
+class InputBatches:
+    """Iterates over non-empty batches of input and initial-state rows, with the columns that ``routing`` names.
+
+    ``input_rows``: input rows so far, late ones included. ``newest_event_us``: the latest event time seen, late or not.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        owned: KeyGroupRange,
+        event_time: EventTime | None,
+        late: LocalParquet,
+    ) -> None:
+        self.ticks = 0
+        self.input_rows = 0
+        self.newest_event_us: int | None = None
+        self._batches = batches
+        self._owned = owned
+        self._event_time = event_time
+        self._late = late
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            kinds = batch.column("__kind").to_numpy()
+            ticks = int((kinds == TICK).sum())
+            self.ticks += ticks
+            self.input_rows += int((kinds == INPUT).sum())
+            rows = batch.filter(pa.array(kinds != TICK)) if ticks else batch
+            if self._event_time is not None and rows.num_rows:
+                rows = self._on_time(rows, self._event_time)
+            if rows.num_rows:
+                self._check_owned(rows)
+                yield rows
+
+    def _on_time(self, rows: pa.RecordBatch, event_time: EventTime) -> pa.RecordBatch:
+        # Null for rows of the initial state, and where the event time is not known: neither is ever late.
+        inputs = rows.column("__input")
+        events = _as_us(pc.struct_field(inputs, [inputs.type.get_field_index(event_time.column)]))
+        newest = pc.max(events).as_py()
+        if newest is not None:
+            self.newest_event_us = max(newest, self.newest_event_us or newest)
+        if event_time.late_until_us is None:
+            return rows
+        late = pc.fill_null(pc.less_equal(events, event_time.late_until_us), False)
+        if not pc.any(late).as_py():
+            return rows
+        # Instants come in the session's zone; files have them in UTC.
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(inputs.filter(late).flatten(), self._late.schema, strict=True)
+        ]
+        self._late.write(pa.RecordBatch.from_arrays(columns, schema=self._late.schema))
+        return rows.filter(pc.invert(late))
+
+    def _check_owned(self, rows: pa.RecordBatch) -> None:
+        groups = rows.column("__key_group")
+        first, last = groups[0].as_py(), groups[-1].as_py()
+        if not (first in self._owned and last in self._owned):
+            raise InvariantViolated(f"rows of key groups {first} .. {last} reached the shard of {self._owned}")
+
+
+def _as_us(events: pa.Array) -> pa.Array:
+    return events.cast(pa.timestamp("us", events.type.tz)).cast(pa.int64())

@@ -1,0 +1,157 @@
+"""The input of one shard as keys with their rows, for the row and the pandas API.
+
+A batch is one round, or some where its keys' state is large: the state of a round's keys is prefetched when it begins. A key's rows may go on in the next batch; its handler
+sees one lazy iterator all the same, and what it does not read is skipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from cairn.runtime.input_batches import InputBatches
+from cairn.runtime.processor_handle import row_maker
+from cairn.runtime.routing import INITIAL, INPUT, key_columns
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.state.shard_state import ShardState
+
+# (struct column of a batch) -> (start, end) -> what the handler iterates over for these rows.
+Slices = Callable[[int, int], Iterable[Any]]
+SlicesOf = Callable[[pa.StructArray], Slices]
+# What a handler iterates over where a key's rows go on in the next batch, made of what it gets of each.
+Joined = Callable[[Iterator[Any]], Iterator[Any]]
+KeyValues = Callable[[pa.Array], Sequence[Any]]
+
+
+class KeyedInput:
+    """Iterates ``(kind, key group, key, encoded key, items)``, by key group, key and kind; the items of one must be used
+    before the next is asked for. ``keys`` counts the keys that had input."""
+
+    def __init__(
+        self,
+        batches: InputBatches,
+        encoder: KeyColumns,
+        slices_of: dict[int, SlicesOf],
+        state: ShardState,
+        *,
+        key_values: KeyValues = pa.Array.to_pylist,
+        joined: Joined = iter,
+    ) -> None:
+        self.keys = 0
+        self._key_values = key_values
+        self._joined = joined
+        self._batches = iter(batches)
+        self._key_columns = encoder
+        self._key_names = key_columns(len(encoder.schema.fields))
+        self._slices_of = slices_of
+        self._state = state
+        # (kind, key group, key, encoded key, start, end): consecutive rows of one key and kind in the current batch.
+        self._segments: list[tuple[int, int, tuple[Any, ...], bytes, int, int]] = []
+        self._slices: dict[int, Slices] = {}
+        self._at = 0
+        # Of the segments up to this one, the state has been read ahead; of these key groups and encoded keys it is to be read.
+        self._fetched = 0
+        self._wanted: tuple[Any, Any] = (None, None)
+
+    def __iter__(self) -> Iterator[tuple[int, int, tuple[Any, ...], bytes, Iterator[Any]]]:
+        while self._at < len(self._segments) or self._load():
+            slices = self._slices
+            last = len(self._segments) - 1
+            while self._at < last:
+                if self._at >= self._fetched:
+                    self._fetch()
+                round_end = min(self._fetched, last)
+                for kind, key_group, key, encoded_key, start, end in self._segments[self._at : round_end]:
+                    yield kind, key_group, key, encoded_key, iter(slices[kind](start, end))
+                self._at = round_end
+            if self._at >= self._fetched:
+                self._fetch()
+            # The last one of a batch may go on in the next.
+            kind, key_group, key, encoded_key, start, end = self._segments[self._at]
+            items = self._joined(self._across_batches(kind, encoded_key))
+            yield kind, key_group, key, encoded_key, items
+            for _ in items:
+                pass
+
+    def _across_batches(self, kind: int, encoded_key: bytes) -> Iterator[Any]:
+        while True:
+            *_, start, end = self._segments[self._at]
+            self._at += 1
+            yield from self._slices[kind](start, end)
+            if self._at < len(self._segments) or not self._load():
+                return
+            if (self._segments[0][0], self._segments[0][3]) != (kind, encoded_key):
+                return
+            self.keys -= kind == INPUT  # was counted already
+
+    def _load(self) -> bool:
+        """Makes the next batch current; False at the end."""
+        batch = next(self._batches, None)
+        self._state.flush()
+        self._at = self._fetched = 0
+        if batch is None:
+            self._segments, self._slices = [], {}
+            return False
+        self._segments = self._split(batch)
+        kinds = Counter([segment[0] for segment in self._segments])
+        self.keys += kinds[INPUT]
+        self._slices = {kind: self._slices_of[kind](batch.column(_COLUMNS[kind])) for kind in kinds}
+        self._fetch()
+        return True
+
+    def _fetch(self) -> None:
+        """Reads the state of the next segments ahead: of all in the batch, if it is not too large."""
+        self._state.flush()
+        groups, encoded = self._wanted
+        self._fetched += self._state.prefetch(groups[self._fetched :], encoded[self._fetched :])
+
+    def _split(self, batch: pa.RecordBatch) -> list[tuple[int, int, tuple[Any, ...], bytes, int, int]]:
+        """The batch's segments."""
+        keys = [batch.column(name) for name in self._key_names]
+        encoded = self._key_columns.encode(keys)
+        kinds = batch.column("__kind").to_numpy()
+        starts = starts_of(encoded, kinds)
+        ends = [*starts[1:].tolist(), len(encoded)]
+        if len(starts) < len(encoded):
+            keys = [column.take(pa.array(starts)) for column in keys]
+            encoded = encoded.take(pa.array(starts))
+        groups = batch.column("__key_group").to_numpy()[starts]
+        self._wanted = groups, encoded
+        return list(
+            zip(
+                kinds[starts].tolist(),
+                groups.tolist(),
+                zip(*[self._key_values(column) for column in keys], strict=True),
+                encoded.to_pylist(),
+                starts.tolist(),
+                ends,
+                strict=True,
+            )
+        )
+
+
+_COLUMNS = {INPUT: "__input", INITIAL: "__initial"}
+
+
+def starts_of(encoded: pa.Array, kinds: Any) -> Any:
+    """Positions at which another key or kind begins; the first one is 0."""
+    changed = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False) | (kinds[1:] != kinds[:-1])
+    return np.concatenate([[0], np.flatnonzero(changed) + 1])
+
+
+def row_slices(schema: StructType) -> SlicesOf:
+    """For the row API: PySpark rows, with the Python types that ``transformWithState`` gives: instants know their zone, maps
+    are lists of pairs, nested structs are dicts."""
+    make = row_maker(schema.names)
+
+    def slices_of(column: pa.StructArray) -> Slices:
+        rows = list(map(make, zip(*[values.to_pylist() for values in column.flatten()], strict=True)))
+        return lambda start, end: rows[start:end]
+
+    return slices_of

@@ -1,0 +1,112 @@
+"""Drives a processor of the row or the pandas API over one shard, in Spark's order of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+from cairn.runtime.input_rows import KeyedInput
+from cairn.runtime.processor_handle import HandleState, ProcessorHandle, row_maker
+from cairn.runtime.routing import INITIAL
+from cairn.runtime.user_code import UserCode, iterable
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.state.shard_state import ShardState
+from state_backend.values.records import TimeMode
+
+_KEYS_PER_CHECK = 256
+
+
+class Output(Protocol):
+    """Takes what handlers yield; written by ``flush``, between keys, when ``full``."""
+
+    @property
+    def full(self) -> bool: ...
+
+    def add(self, item: Any) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class KeyedRunner:
+    """``timer_values`` are for the handlers of rows; ``expired_values`` for those of timers, which fire up to ``due_ms``."""
+
+    def __init__(
+        self,
+        processor: Callable[[], Any],
+        state: ShardState,
+        keys: KeyCodec,
+        output: Output,
+        user_code: UserCode,
+        *,
+        time_mode: TimeMode,
+        timer_values: TimerValues,
+        expired_values: TimerValues,
+        due_ms: int,
+    ) -> None:
+        self._state = state
+        self._keys = keys
+        self._output = output
+        self._user_code = user_code
+        self._timed = time_mode != "none"
+        self._timer_values = timer_values
+        self._expired_values = expired_values
+        self._due_ms = due_ms
+        self._row_key = row_maker(keys.schema.names)
+        with user_code.call("init"):
+            self._processor = processor()
+            self._handle = ProcessorHandle(state, time_mode)
+            self._processor.init(self._handle)
+            self._handle.initialized()
+
+    def process(self, rows: KeyedInput) -> None:
+        set_key, output, add = self._state.set_key, self._output, self._output.add
+        handler, timer_values = self._processor.handleInputRows, self._timer_values
+        for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
+            set_key(key_group, encoded_key)
+            call = "handleInputRows"
+            try:
+                if kind == INITIAL:
+                    call = "handleInitialState"
+                    for item in items:
+                        self._processor.handleInitialState(key, item, timer_values)
+                else:
+                    for result in iterable(handler(key, items, timer_values), call):
+                        add(result)
+            except BaseException as error:
+                self._user_code.failed(call, key, error)
+            if count % _KEYS_PER_CHECK == 0 and output.full:
+                self._write_output()
+        self._handle.state = HandleState.DATA_PROCESSED
+
+    def fire_timers(self) -> None:
+        if self._timed:
+            handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
+            output, add = self._output, self._output.add
+            last_key, key = None, self._row_key(())
+            for count, (expiry_ms, _, encoded_key, _) in enumerate(self._state.due_timers(self._due_ms)):
+                if encoded_key != last_key:
+                    last_key, key = encoded_key, self._row_key(self._keys.decode(encoded_key))
+                try:
+                    results = handler(key=key, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(expiry_ms))
+                    for result in iterable(results, "handleExpiredTimer"):
+                        add(result)
+                except Exception as error:
+                    self._user_code.failed("handleExpiredTimer", key, error)
+                if count % _KEYS_PER_CHECK == 0 and output.full:
+                    self._write_output()
+        self._handle.state = HandleState.TIMER_PROCESSED
+
+    def close(self) -> None:
+        self._state.set_key(-1, b"")
+        with self._user_code.call("close"):
+            self._processor.close()
+        self._handle.state = HandleState.CLOSED
+        self._state.flush()
+        self._write_output()
+
+    def _write_output(self) -> None:
+        # Of many keys: an error names the row.
+        with self._user_code.call("output"):
+            self._output.flush()

@@ -1,0 +1,225 @@
+"""``format("keyed_state")``: state as a table, and the sink that an interval's rows are written to.
+
+Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, an interval end, or a savepoint's folder)
+or ``attempt`` (the uuid of one that is prepared and not committed yet); or ``load(path)`` with the folder of a pipeline or of a
+savepoint. "latest" is looked up once, by ``load``. One partition per shard, each restored into an empty folder from the storage only;
+of a canonical savepoint one per shard too, read from its files.
+
+    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
+
+``state="$timers"`` gives ``key | expires_at | key_group | shard``; ``state="$check"`` restores each shard, walks all of it, and
+gives one row per shard with what was found wrong.
+
+Three more options limit what is read, and what comes: ``key``, a JSON object with the key's columns, or a list of such; ``shard``
+and ``key_group``, numbers with commas between them. Other shards are not touched then, and of a shard those files are not fetched
+that can't hold the key. Spark's own filters do not limit what is read; ``cairn.runtime.state_selection`` says why.
+
+Writing is for the runtime: the rows are routed batches and the option ``task`` is what each partition runs. Spark hands the
+acks of exactly the successful task attempts to ``commit``, which prepares the attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from cairn.runtime.checkpoint_names import find_state
+from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
+from cairn.shard_jobs.interval import ShardAck
+from cairn.shard_jobs.shipping import unship
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.work_folders import work_folder
+from state_backend.inspection.table import Part, StateSource, read_table
+from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.restore import restore_shard
+from state_backend.state.check_shard import verify_shard
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.records import ShardRef, StateDescriptor
+
+TIMERS, CHECK = TIMERS_NAME, "$check"
+_ROWS_PER_BATCH = 10_000
+
+
+@dataclass
+class _Ack(WriterCommitMessage):
+    ack: ShardAck
+
+
+class _TaskWriter(DataSourceArrowWriter):
+    def __init__(self, option: str) -> None:
+        self._option = option
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        return _Ack(unship(self._option).run_shard(iterator, context.partitionId(), context.taskAttemptId()))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        unship(self._option).finish([m.ack for m in messages if isinstance(m, _Ack)])
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing is undone here: a task that is still running could write after it. The sweeper removes an attempt's files."""
+
+
+@dataclass
+class _Shard(InputPartition):
+    ref: ShardRef
+    max_parallelism: int
+    key_schema: dict[str, Any]
+    states: tuple[StateDescriptor, ...]
+
+
+@dataclass
+class _Part(InputPartition):
+    shard: int
+    part: Part
+
+
+class KeyedState(DataSource):
+    """The data source; its options are in the module's docstring."""
+
+    _found: StateSource | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "keyed_state"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return _TaskWriter(self.options["task"])
+
+    def schema(self) -> StructType:
+        self._plan()
+        return _table_schema(self._source(), self._state())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        source, state = self._source(), self._state()
+        if state != CHECK:
+            return _TableReader(source, state, schema, self._plan())
+        if source.canonical:
+            raise UsageError(f"{source} can't be checked: restoring it checks it")
+        return _CheckReader(source, schema)
+
+    def _plan(self) -> ReadPlan:
+        content, given = self._source().content, self.options
+        keys, groups, shards = given.get("key"), given.get("key_group"), given.get("shard")
+        return plan_read(
+            content,
+            keys=None if keys is None else parse_keys(keys, content.key_schema),
+            key_groups=None if groups is None else parse_numbers(groups, "key_group"),
+            shards=None if shards is None else parse_numbers(shards, "shard"),
+        )
+
+    def _source(self) -> StateSource:
+        """Found once: Spark sends what it has on from the call that asks for the schema, so that "latest" can't be one checkpoint
+        there and another one when rows are read."""
+        if self._found is None:
+            options = self.options
+            self._found = find_state(
+                str(options.get("checkpoint", "latest")),
+                root=options.get("root"),
+                pipeline=options.get("pipeline"),
+                path=options.get("path"),
+                attempt=options.get("attempt"),
+            )
+        return self._found
+
+    def _state(self) -> str:
+        state = self.options.get("state")
+        if state is None:
+            names = ", ".join([d.name for d in self._source().content.states] + [TIMERS])
+            raise UsageError(f'format("keyed_state") needs the option "state": {names}')
+        return str(state)
+
+
+def _table_schema(source: StateSource, name: str) -> StructType:
+    place = [StructField("key_group", IntegerType(), False), StructField("shard", IntegerType(), False)]
+    if name == CHECK:
+        return StructType(
+            [
+                place[1],
+                StructField("entries", LongType(), False),
+                StructField("pid", LongType(), False),
+                StructField("finding", StringType(), True),
+            ]
+        )
+    fields = [StructField("key", StructType.fromJson(source.content.key_schema), False)]
+    descriptor = source.descriptor(name)
+    if descriptor is not None:
+        version = descriptor.versions[-1]
+        fields.append(StructField("value", StructType.fromJson(version.value), False))
+        if version.user_key is not None:
+            fields.append(StructField("user_key", StructType.fromJson(version.user_key), False))
+        if descriptor.kind == "list":
+            fields.append(StructField("pos", LongType(), False))
+    return StructType([*fields, StructField("expires_at", TimestampType(), True), *place])
+
+
+class _TableReader(DataSourceReader):
+    def __init__(self, source: StateSource, state: str, schema: StructType, plan: ReadPlan) -> None:
+        self._source, self._state, self._schema, self._plan = source, state, schema, plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        content = self._source.content
+        return [_Part(shard, self._plan.part_of(shard, content)) for shard in self._plan.shards]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _Part):  # Spark asks for something even where there is no partition
+            return
+        arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
+        storage = open_storage(self._source.url)
+        with work_folder(f"read-{partition.shard}") as work:
+            for table in read_table(self._source, self._state, partition.shard, storage, work, partition.part):
+                yield from table.select(arrow.names).cast(arrow).to_batches(_ROWS_PER_BATCH)
+
+
+class _CheckReader(DataSourceReader):
+    def __init__(self, source: StateSource, schema: StructType) -> None:
+        self._source, self._schema = source, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        content = self._source.content
+        return [_Shard(ref, content.max_parallelism, content.key_schema, content.states) for ref in content.shards]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Shard)
+        arrow = to_arrow_schema(self._schema, timezone="UTC", prefers_large_types=False)
+        with work_folder(f"check-{partition.ref.shard}") as work:
+            rows = list(_findings(partition, open_storage(self._source.url), work))
+        columns = [pa.array(column, field.type) for field, column in zip(arrow, zip(*rows, strict=True), strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, schema=arrow)
+
+
+def _findings(partition: _Shard, storage: Any, work: Any) -> Iterator[tuple[Any, ...]]:
+    import os
+
+    shard, pid = partition.ref.shard, os.getpid()
+    try:
+        manifest = needed_manifest(partition.ref, storage)
+        restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", EngineOptions())
+    except StateUnusable as error:
+        yield shard, 0, pid, str(error)
+        return
+    try:
+        entries, findings = verify_shard(
+            restored.store, manifest, partition.states, partition.key_schema, partition.max_parallelism
+        )
+    finally:
+        restored.store.close()
+    yield shard, entries, pid, None
+    for finding in findings:
+        yield shard, entries, pid, finding

@@ -1,0 +1,262 @@
+"""Which modules a processor is made of, and their sources.
+
+A user's module is one that neither Python, nor an installed package, nor this runtime brings. Import statements are read from the
+sources, since a constant that was imported leaves no trace of where it came from. Modules of an installed package count only for a
+processor that is itself in that package.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import site
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import cairn
+import state_backend
+from state_backend.values.errors import UsageError
+
+# What runs in Airflow: a DAG's module may import it beside its pipeline, and no worker needs it.
+_OPERATORS = "cairn_operators"
+_SITE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserModule:
+    """A module as the driver has it.
+
+    kind: "source"; "binary", which is compiled; "namespace", which is a package without a file; "installed", which workers must
+        have themselves.
+    file: where the driver has it, a path into a zip included; "" for a namespace. ``folders``: the ``__path__`` of a package.
+    source: of "source" only. ``digest``: SHA-256, hex, over the file's bytes; "" for a namespace.
+    """
+
+    name: str
+    kind: Literal["source", "binary", "namespace", "installed"]
+    file: str = ""
+    folders: tuple[str, ...] | None = None
+    source: bytes = b""
+    digest: str = ""
+
+
+def find_user_modules(roots: Iterable[str], own: Iterable[str] = ()) -> list[UserModule]:
+    """The user's modules among ``roots``, what they import, directly or not, and the packages around those; sorted by name.
+
+    roots: names of modules. ``own``: names of the modules that define the processor; theirs may be an installed package.
+    Raises: UsageError for a module whose file can't be parsed.
+    """
+    search = _Search({name.partition(".")[0] for name in own} - {"pyspark", "py4j"})
+    pending = [name for name in roots if name]
+    while pending:
+        name = pending.pop()
+        if name not in search.seen:
+            pending += search.visit(name)
+    return [search.found[name] for name in sorted(search.found)]
+
+
+class _Search:
+    def __init__(self, own_packages: set[str]) -> None:
+        self._own_packages = own_packages
+        self.seen: set[str] = set()
+        self.found: dict[str, UserModule] = {}
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def visit(self, name: str) -> Iterator[str]:
+        """Takes a module if it is the user's; the names that it leads to."""
+        self.seen.add(name)
+        spec = self._spec(name)
+        module = self._described(name, spec) if spec is not None else None
+        if module is None:
+            return
+        self.found[name] = module
+        if "." in name:
+            yield name.rpartition(".")[0]
+        source = module.source or (spec and _source_of(spec)) or b""
+        if source:
+            yield from _imported(source, name, name if module.folders is not None else name.rpartition(".")[0])
+
+    def _described(self, name: str, spec: ModuleSpec) -> UserModule | None:
+        folders = tuple(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+        if not spec.has_location or spec.origin is None:
+            users = folders and not any(is_installed(f) or is_runtime(f) for f in folders)
+            return UserModule(name=name, kind="namespace", folders=folders) if users else None
+        if is_runtime(spec.origin) or name.partition(".")[0] == _OPERATORS:
+            return None
+        installed = is_installed(spec.origin)
+        if installed and not (name.partition(".")[0] in self._own_packages and _is_in_site(spec.origin)):
+            return None
+        data = bytes_of(spec)
+        common: dict[str, Any] = {"name": name, "file": spec.origin, "folders": folders}
+        common["digest"] = hashlib.sha256(data).hexdigest()
+        if installed:
+            return UserModule(kind="installed", **common)
+        if spec.origin.endswith(".py"):
+            return UserModule(kind="source", source=data, **common)
+        return UserModule(kind="binary", **common)
+
+    def _spec(self, name: str) -> ModuleSpec | None:
+        """Where a module is, without running it or its parents."""
+        if name not in self._specs:
+            self._specs[name] = _loaded_spec(name) or self._unloaded_spec(name)
+        return self._specs[name]
+
+    def _unloaded_spec(self, name: str) -> ModuleSpec | None:
+        if name == "__main__":
+            return None  # a notebook; what lies in a file of that name is something else
+        parent = name.rpartition(".")[0]
+        path = None
+        if parent:
+            above = self._spec(parent)
+            if above is None or above.submodule_search_locations is None or self._described(parent, above) is None:
+                return None
+            path = list(above.submodule_search_locations)
+        try:
+            return PathFinder.find_spec(name, path)
+        except (ImportError, ValueError):
+            return None
+
+
+def _loaded_spec(name: str) -> ModuleSpec | None:
+    """A loaded module's spec, made up from its file if it has none, as a script has not."""
+    module = sys.modules.get(name)
+    spec: ModuleSpec | None = getattr(module, "__spec__", None)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or (spec is not None and name != "__main__"):
+        return spec
+    return importlib.util.spec_from_file_location(name, str(Path(file).absolute())) if Path(file).is_file() else None
+
+
+def bytes_of(spec: ModuleSpec) -> bytes:
+    """The bytes of a module's file as they are now, also out of a zip. Raises: UsageError if they can't be read."""
+    file = str(spec.origin)
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        loader: Any = spec.loader
+        try:
+            loader.invalidate_caches()
+            data: bytes = loader.get_data(file)
+        except (AttributeError, OSError) as error:
+            raise UsageError(
+                f"the module {spec.name} of the processor can't be read any more: {file}: {error}"
+            ) from None
+        return data
+
+
+def _source_of(spec: ModuleSpec) -> bytes:
+    return bytes_of(spec) if spec.origin is not None and spec.origin.endswith(".py") else b""
+
+
+@lru_cache(maxsize=1024)
+def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
+    """Names of modules that a source may import, at the top or in a function."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"the module {name} of the processor can't be parsed: {error}") from None
+    names: list[str] = []
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            names += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                parent = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:
+                continue  # it would fail where it stands too
+            names += (parent, *(f"{parent}.{alias.name}" for alias in node.names))
+        # Only statements are looked at, which is most of the time saved: no expression has an import.
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            within = getattr(node, block, None)
+            if isinstance(within, list):
+                pending += within
+    return tuple(names)
+
+
+def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None:
+    """A module as the first of these finders has it. ``path``: the ``__path__`` of its package, None without one."""
+    for finder in finders:
+        try:
+            spec: ModuleSpec | None = finder.find_spec(name, path, None)
+        except Exception:
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
+    """The bytes of a module's file in this process; None if it is not here. Runs neither the module nor its package."""
+    path: Any = None
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for n in range(len(parts)):
+        spec = spec_here(".".join(parts[: n + 1]), path, finders)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return None if spec is None else bytes_of(spec)
+
+
+def version_of(name: str) -> str:
+    """The installed version of the package that a module is in, as far as it goes by the same name; for messages."""
+    package = name.partition(".")[0]
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
+
+
+def runtime_files() -> Iterator[tuple[Path, Path]]:
+    """Root and file of each of the runtime's modules, in a fixed order."""
+    for root in (*state_backend.__path__, *cairn.__path__):
+        for file in sorted(Path(root).glob("**/*.py")):
+            yield Path(root), file
+
+
+@cache
+def is_runtime(file: str) -> bool:
+    """True for what `runtime_files` has."""
+    return file in _runtime()
+
+
+@cache
+def _runtime() -> frozenset[str]:
+    return frozenset(str(file) for _, file in runtime_files())
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """True for what Python or an installed package brought; PySpark may lie in SPARK_HOME."""
+    return _is_in_site(file) or any(_is_below(file, folder) for folder in _installed())
+
+
+def _is_in_site(file: str) -> bool:
+    parts = PurePath(file).parts
+    return not _SITE_FOLDERS.isdisjoint(parts) or any(
+        _is_below(file, sysconfig.get_path(p)) and sysconfig.get_path(p) != sysconfig.get_path("stdlib")
+        for p in ("purelib", "platlib")
+    )
+
+
+def _is_below(file: str, folder: str) -> bool:
+    return file == folder or file.startswith(folder.rstrip("/") + "/")
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    own = [str(Path(str(sys.modules[name].__file__)).parent) for name in ("pyspark", "py4j") if name in sys.modules]
+    paths = [sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return (*paths, *own, *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []))

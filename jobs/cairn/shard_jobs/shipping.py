@@ -1,0 +1,444 @@
+"""How code reaches the workers, and which code it was.
+
+A Spark server lives longer than one interval, and its workers may have imported yesterday's processor. So the sources of the user's
+modules travel with every task, and the processor is pickled by reference to them: each worker imports exactly what the driver
+has, from its own path where the same bytes lie there, and again where an earlier task imported other ones. Then a module's lock, logger
+or client is made in the worker, as under Spark. Where a module can't be imported in the worker, since it needs at its top what only
+the driver has, the processor's parts of it arrive pickled by value.
+
+The runtime itself is imported by the workers; a task refuses to run on a server whose runtime differs from the driver's.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import io
+import pickle
+import socket
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ExtensionFileLoader, FileFinder, ModuleSpec
+from importlib.util import decode_source, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.core.broadcast import Broadcast
+
+from cairn.runtime.user_modules import (
+    UserModule,
+    bytes_here,
+    bytes_of,
+    find_user_modules,
+    runtime_files,
+    spec_here,
+    version_of,
+)
+from cairn.runtime.value_hash import ValueHasher
+from state_backend.values.errors import ProcessorError, UsageError
+
+# --- on the driver ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedProcessor:
+    """A pipeline's processor as it was when the interval was planned. Each call makes one from a copy of its own.
+
+    modules: their sources are compressed. ``by_reference``, ``by_value``: pickles; by value None: it can't be, ``no_value`` says why,
+        or nothing of it is in a module of the user's.
+    broadcasts: their ids and pickled values.
+    """
+
+    name: str
+    code_hash: str
+    modules: tuple[UserModule, ...]
+    by_reference: bytes
+    by_value: bytes | None
+    no_value: str
+    broadcasts: tuple[tuple[int, bytes], ...]
+
+    def __call__(self) -> Any:
+        """A new processor, in a worker.
+
+        Raises: UsageError if its code can't be loaded there, or is other code; ProcessorError if a factory returns none; and what
+        the user's own constructor raises."""
+        return _make(self._load(), self.name)
+
+    def _load(self) -> Any:
+        with _values_of(self.broadcasts):
+            try:
+                import_as_shipped(self.modules)
+                form = cloudpickle.loads(self.by_reference)
+                _remember_installed(self.modules)
+                return form
+            except UsageError:
+                raise
+            except (Exception, SystemExit) as error:
+                if self.by_value is None:
+                    raise UsageError(
+                        f"the processor {self.name} can't be loaded on the worker {socket.gethostname()}: "
+                        f"{type(error).__name__}: {error}; install what is missing there, or send it (--py-files, "
+                        f"spark.sparkContext.addPyFile){self.no_value}"
+                    ) from error
+            return cloudpickle.loads(self.by_value)
+
+
+def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
+    """Packs a processor in any of its forms: a class, an instance, a partial, or a function that returns one.
+
+    Raises: UsageError, naming pipeline and argument, for what can't be hashed or sent.
+    """
+    with _named(pipeline):
+        digest, modules = _hash_code(processor)
+        _LOADED.update((m.name, (sys.modules[m.name], m.digest)) for m in modules if m.name in sys.modules)
+        broadcasts: dict[int, Broadcast[Any]] = {}
+        by_reference = _pickle(processor, broadcasts)
+        modules = [m for m in modules if m.name != "__main__"]
+        by_value, no_value = None, ""
+        if any(m.kind == "source" for m in modules):
+            try:
+                by_value = _pickle_by_value(processor, modules, broadcasts)
+            except UsageError as error:
+                no_value = f". By value it can't be sent either: {_blame(modules) or error}"
+        return ShippedProcessor(
+            name=name_of(processor),
+            code_hash=digest,
+            modules=tuple(replace(m, source=zlib.compress(m.source)) for m in modules),
+            by_reference=by_reference,
+            by_value=by_value,
+            no_value=no_value,
+            broadcasts=tuple((number, _pickle(b.value, {})) for number, b in broadcasts.items()),
+        )
+
+
+def processor_on_driver(processor: Any, pipeline: str) -> Any:
+    """A new processor in this process, from a copy: what it does reaches no worker, and no later interval.
+
+    Raises: UsageError for what can't be copied; ProcessorError if a factory returns no processor; and what the user's own
+    constructor raises."""
+    file = io.BytesIO()
+    with _named(pipeline):
+        copier = _Copier(file)
+        _dump(copier, processor)
+        file.seek(0)
+        return _make(_CopyReader(file, copier.kept).load(), name_of(processor))
+
+
+def code_hash(processor: Any, pipeline: str) -> str:
+    """SHA-256, hex, over a processor with its arguments and the sources of the user's modules that it needs.
+
+    Raises: UsageError, naming pipeline and argument, for what can't be hashed.
+    """
+    with _named(pipeline):
+        return _hash_code(processor)[0]
+
+
+def name_of(processor: Any) -> str:
+    """What to call a processor in messages: its class, or the function that makes it."""
+    if isinstance(processor, functools.partial):
+        return name_of(processor.func)
+    return str(getattr(processor, "__name__", None) or type(processor).__name__)
+
+
+def ship(task: object) -> str:
+    """A task as an option of a data source."""
+    return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
+
+
+def _hash_code(processor: Any) -> tuple[str, list[UserModule]]:
+    hasher = ValueHasher()
+    value = hasher.digest(processor, "the processor")
+    modules = find_user_modules(hasher.modules, own=[getattr(_code_of(processor), "__module__", None) or ""])
+    digest = hashlib.sha256(value)
+    for module in modules:
+        digest.update(f"{module.name}\0{module.digest}\0".encode())
+    return digest.hexdigest(), modules
+
+
+def _code_of(processor: Any) -> Any:
+    while isinstance(processor, functools.partial):
+        processor = processor.func
+    return processor if hasattr(processor, "__qualname__") else type(processor)
+
+
+def _make(form: Any, name: str) -> Any:
+    made = form if not isinstance(form, type) and hasattr(form, "init") else form()
+    if isinstance(made, type) or not hasattr(made, "init"):
+        what = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+        raise ProcessorError(f"{name} returned {what}; it must return a processor, an object with init()")
+    return made
+
+
+@contextmanager
+def _named(pipeline: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Broadcast variables go by number; Spark would send them beside a query's functions, and knows of none in here."""
+
+    def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
+        super().__init__(file)
+        self._broadcasts = broadcasts
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Broadcast) and obj._jbroadcast is not None:
+            number = obj._jbroadcast.id()
+            self._broadcasts[number] = obj
+            return _broadcast, (number,)
+        return super().reducer_override(obj)
+
+
+def _pickle(value: Any, broadcasts: dict[int, Broadcast[Any]]) -> bytes:
+    file = io.BytesIO()
+    _dump(_Pickler(file, broadcasts), value)
+    return file.getvalue()
+
+
+def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
+    try:
+        pickler.dump(value)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"the processor can't be sent to the workers: {type(error).__name__}: {error}") from error
+
+
+class _Copier(cloudpickle.Pickler):
+    """Keeps classes: loading one of a notebook where it was made would replace its methods by copies, which see no later change of
+    the notebook's variables."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.kept: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, type | ModuleType | Broadcast):
+            return None
+        self.kept.append(obj)
+        return len(self.kept) - 1
+
+
+class _CopyReader(pickle.Unpickler):
+    def __init__(self, file: Any, kept: list[Any]) -> None:
+        super().__init__(file)
+        self._kept = kept
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._kept[pid]
+
+
+def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: dict[int, Broadcast[Any]]) -> bytes:
+    registered = []
+    for module in modules:
+        if (
+            module.kind == "source"
+            and module.name in sys.modules
+            and module.name not in cloudpickle.list_registry_pickle_by_value()
+        ):
+            cloudpickle.register_pickle_by_value(sys.modules[module.name])
+            registered.append(sys.modules[module.name])
+    try:
+        return _pickle(processor, broadcasts)
+    finally:
+        for loaded in registered:
+            cloudpickle.unregister_pickle_by_value(loaded)
+
+
+def _blame(modules: Sequence[UserModule]) -> str:
+    """The first object of these modules that can't be pickled. Containers come last: they may be large."""
+    candidates = [
+        (isinstance(value, dict | list | tuple | set), f"{module.name}.{name}", value)
+        for module in modules
+        for name, value in vars(sys.modules.get(module.name, object)).items()
+        if not name.startswith("__") and not isinstance(value, type | ModuleType)
+    ]
+    for _, name, value in sorted(candidates, key=lambda candidate: candidate[0]):
+        try:
+            _pickle(value, {})
+        except UsageError as error:
+            return f"{name} is a {type(value).__name__} ({error.__cause__})"
+    return ""
+
+
+# --- in a worker ------------------------------------------------------------------------------------------------------------------
+
+
+def unship(option: str) -> Any:
+    """The task, in a worker. UsageError if the worker's runtime is another version."""
+    version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
+    if version != runtime_version():
+        raise UsageError(
+            "the Spark server runs another version of this project than the driver; restart the server, so that its workers "
+            f"import the current one (driver {version}, server {runtime_version()})"
+        )
+    return cloudpickle.loads(task)
+
+
+@cache
+def runtime_version() -> str:
+    """16 hex digits over the sources that workers import, as this process found them (read at first use)."""
+    digest = hashlib.sha256()
+    for root, file in runtime_files():
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# The user's modules that this process has, and which bytes they are.
+_LOADED: dict[str, tuple[ModuleType, str]] = {}
+_BROADCASTS: dict[int, bytes] = {}
+
+
+def import_as_shipped(modules: Sequence[UserModule]) -> None:
+    """From now on this process imports these modules as they were shipped.
+
+    Where one was imported in another version, all of the user's are forgotten: others may hold what they imported from it.
+    Raises: UsageError for an installed module that is missing here or has other code.
+    """
+    for finder in sys.path_importer_cache.values():
+        # Folders only. A zip would be read anew once for each package in it: 0.3 s a task for Spark's own zips. ``bytes_of`` does that
+        # for the zip of a module that it is asked for.
+        if isinstance(finder, FileFinder):
+            finder.invalidate_caches()
+    for module in modules:
+        if module.kind == "installed":
+            _check_installed(module)
+    if any(_is_stale(m) for m in modules):
+        _forget({m.name for m in modules if m.kind in ("source", "installed")} | set(_LOADED))
+    _FINDER.modules = {m.name: m for m in modules}
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+def _is_stale(module: UserModule) -> bool:
+    loaded = sys.modules.get(module.name)
+    if loaded is None or module.kind in ("binary", "namespace"):
+        return False
+    return _LOADED.get(module.name) != (loaded, module.digest)
+
+
+def _forget(names: set[str]) -> None:
+    _LOADED.clear()
+    for name, module in list(sys.modules.items()):
+        within = name in names or any(name.startswith(f"{n}.") for n in names)
+        # Compiled code can't be loaded twice.
+        if within and not isinstance(getattr(module, "__loader__", None), ExtensionFileLoader):
+            del sys.modules[name]
+
+
+def _check_installed(module: UserModule) -> None:
+    data = bytes_here(module.name, _others())
+    found = "missing" if data is None else hashlib.sha256(data).hexdigest()
+    if found != module.digest:
+        raise UsageError(
+            f"the module {module.name} on the worker {socket.gethostname()} is {found[:12]} ({version_of(module.name)}), and "
+            f"{module.digest[:12]} on the driver; install the same version of the package on both"
+        )
+
+
+def _remember_installed(modules: Sequence[UserModule]) -> None:
+    for module in modules:
+        if module.kind == "installed" and module.name in sys.modules:
+            _LOADED[module.name] = (sys.modules[module.name], module.digest)
+
+
+def _others() -> list[Any]:
+    """How this process would find modules without this one."""
+    return [finder for finder in sys.meta_path if finder is not _FINDER and hasattr(finder, "find_spec")]
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the task that this process works at."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, UserModule] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        module = self.modules.get(fullname)
+        if module is None or module.kind not in ("source", "namespace"):
+            return None
+        here = spec_here(fullname, path, _others())
+        if module.kind == "namespace":
+            return None if here is not None else _namespace(module)
+        source = zlib.decompress(module.source)
+        file, folders, inner = module.file, list(module.folders or ()), None
+        if here is not None and _is_file_of(here, source):
+            file, folders, inner = str(here.origin), list(here.submodule_search_locations or ()), here.loader
+        return spec_from_file_location(
+            fullname,
+            file,
+            loader=_Loader(module.digest, source, inner),
+            submodule_search_locations=None if module.folders is None else folders,
+        )
+
+
+def _is_file_of(spec: ModuleSpec, source: bytes) -> bool:
+    try:
+        return spec.has_location and bytes_of(spec) == source
+    except UsageError:
+        return False
+
+
+def _namespace(module: UserModule) -> ModuleSpec:
+    spec = ModuleSpec(module.name, None, is_package=True)
+    spec.submodule_search_locations = list(module.folders or ())
+    return spec
+
+
+class _Loader(Loader):
+    """Runs exactly the bytes that were shipped. A cached compilation is told by its time in seconds, which is too coarse.
+    ``inner``: of the same file in this process, for data beside it; None if it is not here."""
+
+    def __init__(self, digest: str, source: bytes, inner: Any) -> None:
+        self._digest = digest
+        self._source = source
+        self._inner = inner
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        _LOADED[spec.name] = (module, self._digest)
+        exec(compile(self._source, str(spec.origin), "exec", dont_inherit=True), module.__dict__)
+
+    def get_source(self, fullname: str) -> str:
+        """For tracebacks, where the file is not here."""
+        return decode_source(self._source)
+
+    def get_data(self, path: str) -> bytes:
+        if self._inner is not None:
+            data: bytes = self._inner.get_data(path)
+            return data
+        return Path(path).read_bytes()
+
+    def get_resource_reader(self, name: str) -> Any:
+        reader = getattr(self._inner, "get_resource_reader", None)
+        return reader(name) if reader is not None else None
+
+
+_FINDER = _Finder()
+
+
+def _broadcast(number: int) -> Any:
+    variable: Any = Broadcast(path="")
+    variable._value = cloudpickle.loads(_BROADCASTS[number])
+    return variable
+
+
+@contextmanager
+def _values_of(broadcasts: Sequence[tuple[int, bytes]]) -> Iterator[None]:
+    _BROADCASTS.update(broadcasts)
+    try:
+        yield
+    finally:
+        _BROADCASTS.clear()

@@ -1,0 +1,125 @@
+"""A savepoint: each shard restored and written whole under the user's own folder, as compacted SSTs or as Parquet.
+
+Self-contained: its handles are relative to the savepoint's folder, so it can be moved or copied; nothing of the pipeline's
+root is needed to restore it. Written last is ``savepoint.json``; without it the folder is no savepoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from cairn.shard_jobs.interval import rare_garbage_collection
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.savepoints import remove_leftovers
+from state_backend.formats import paths, record_codec
+from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.shard.canonical_files import write_canonical
+from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.restore import restore_shard
+from state_backend.shard.snapshot import take_snapshot
+from state_backend.values.errors import InvariantViolated
+from state_backend.values.records import CanonicalFile, Content, Savepoint, ShardManifest, ShardRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointAck:
+    """What was written of a shard: a manifest (native), or files (canonical)."""
+
+    shard: int
+    manifest: ShardManifest | None
+    files: tuple[CanonicalFile, ...]
+    duration_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavepointTask:
+    """Travels to the workers. ``root`` is the pipeline's, ``destination`` the savepoint's folder."""
+
+    root: str
+    destination: str
+    savepoint: str
+    format: Literal["native", "canonical"]
+    checkpoint_id: int
+    content: Content
+    engine: EngineOptions
+
+    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
+        """Writes one shard. On disk if it stops: files that no savepoint.json names."""
+        for _ in batches:
+            pass
+        source, destination = open_storage(self.root), open_storage(self.destination)
+        started_ns = time.monotonic_ns()
+        manifest = needed_manifest(self.content.shards[shard], source)
+        written: ShardManifest | None = None
+        files: tuple[CanonicalFile, ...] = ()
+        with rare_garbage_collection(), work_folder(f"savepoint-{shard}") as work:
+            restored = restore_shard(manifest.key_groups, [manifest], source, work / "db", self.engine)
+            try:
+                if self.format == "canonical":
+                    files = self._canonical(restored.store, manifest, destination, work, task)
+                else:
+                    written = self._native(restored.store, manifest, destination, work, task)
+            finally:
+                restored.store.close()
+        duration_us = (time.monotonic_ns() - started_ns) // 1000
+        return SavepointAck(shard=shard, manifest=written, files=files, duration_us=duration_us)
+
+    def _canonical(
+        self, store: RocksStore, manifest: ShardManifest, destination: Storage, work: Path, task: int
+    ) -> tuple[CanonicalFile, ...]:
+        return write_canonical(
+            store,
+            manifest,
+            self.content.states,
+            parse_struct(self.content.key_schema),
+            destination,
+            work=work,
+            savepoint=self.savepoint,
+            task=task,
+        )
+
+    def _native(
+        self, store: RocksStore, manifest: ShardManifest, destination: Storage, work: Path, task: int
+    ) -> ShardManifest:
+        store.compact()
+        return take_snapshot(
+            store,
+            destination,
+            image=work / "image",
+            attempt=self.savepoint,
+            shard=manifest.shard,
+            task=task,
+            key_groups=manifest.key_groups,
+            key_group_states=manifest.key_group_states,
+            opened=(),
+            opened_inline=frozenset(),
+            full=True,
+            inline_budget_bytes=0,
+        ).manifest
+
+    def finish(self, acks: list[SavepointAck]) -> None:
+        """Writes the savepoint's record: from here on it is one."""
+        acks = sorted(acks, key=lambda a: a.shard)
+        if [a.shard for a in acks] != list(range(self.content.parallelism)):
+            raise InvariantViolated(
+                f"a savepoint of {self.content.parallelism} shards got acks of {[a.shard for a in acks]}"
+            )
+        storage = open_storage(self.destination)
+        files = tuple(f for a in acks for f in a.files)
+        shards = tuple(ShardRef(shard=a.shard, manifest=None, inline=a.manifest) for a in acks if a.manifest)
+        # The outputs stay with the pipeline; a savepoint is state.
+        content = replace(self.content, shards=shards, outputs=())
+        record = Savepoint(
+            savepoint=self.savepoint, format=self.format, checkpoint_id=self.checkpoint_id, content=content, files=files
+        )
+        storage.create(paths.SAVEPOINT_RECORD, record_codec.encode(record))
+        remove_leftovers(storage, record)

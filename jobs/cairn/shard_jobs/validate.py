@@ -1,0 +1,154 @@
+"""One shard of a checkpoint, an attempt or a savepoint, restored into an empty folder from the storage only, and walked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cairn.runtime.routing import ticks
+from cairn.shard_jobs.interval import rare_garbage_collection
+from cairn.shard_jobs.shipping import ship, unship
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
+from state_backend.formats.types import parse_struct
+from state_backend.shard.canonical_files import read_canonical
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
+from state_backend.state.check_shard import verify_shard
+from state_backend.values.errors import NotFound, StateTypeError, StateUnusable
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import CanonicalFile, Content, ShardManifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SCHEMA = "shard int, entries long, digest string, pid long, findings array<string>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardValidation:
+    """What a walk through one shard found. ``digest`` is the sum over its entries; ``pid`` the worker's process."""
+
+    shard: int
+    entries: int
+    digest: int
+    pid: int
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationTask:
+    """Travels to the workers. ``root`` is the folder that the content's handles are relative to; ``canonical`` are the files of a
+    savepoint in that format, whose content has no shards."""
+
+    root: str
+    content: Content
+    canonical: tuple[CanonicalFile, ...]
+    engine: EngineOptions
+
+    def run(self, spark: SparkSession) -> list[ShardValidation]:
+        """All shards, by number."""
+        content = self.content
+        rows = ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism)
+        found = rows.mapInArrow(partial(_run_shards, ship(self)), _SCHEMA).collect()
+        shards = [
+            ShardValidation(
+                shard=r.shard, entries=r.entries, digest=int(r.digest), pid=r.pid, findings=tuple(r.findings)
+            )
+            for r in found
+        ]
+        return sorted(shards, key=lambda s: s.shard)
+
+    def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
+        """What was found in all shards together."""
+        findings = [finding for shard in shards for finding in shard.findings]
+        entries, digest = sum(s.entries for s in shards), sum(s.digest for s in shards) % 2**64
+        recorded = self.content
+        if not findings and (entries, digest) != (recorded.totals.entries, recorded.digest):
+            findings.append(
+                f"{entries} entries with digest {digest:016x} were restored, recorded are {recorded.totals.entries} with "
+                f"{recorded.digest:016x}"
+            )
+        return tuple(findings)
+
+    def run_shard(self, shard: int) -> ShardValidation:
+        """One shard; what makes it unusable is a finding."""
+        with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
+            try:
+                entries, digest, findings = (self._read if self.canonical else self._restore)(shard, work)
+            except (StateUnusable, NotFound, StateTypeError) as error:
+                entries, digest, findings = 0, 0, [f"shard {shard}: {error}"]
+        return ShardValidation(shard=shard, entries=entries, digest=digest, pid=os.getpid(), findings=tuple(findings))
+
+    def _restore(self, shard: int, work: Path) -> tuple[int, int, list[str]]:
+        content, storage = self.content, open_storage(self.root)
+        ref = next((ref for ref in content.shards if ref.shard == shard), None)
+        if ref is None:
+            return 0, 0, []  # of an empty canonical savepoint
+        manifest = manifest_of(ref, storage)
+        restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", self.engine)
+        with restored.store as store:
+            entries, findings = verify_shard(
+                store, manifest, content.states, content.key_schema, content.max_parallelism
+            )
+        return entries, manifest.digest, findings
+
+    def _read(self, shard: int, work: Path) -> tuple[int, int, list[str]]:
+        content = self.content
+        owned = range_of(shard, content.parallelism, content.max_parallelism)
+        with RocksStore(work / "db", self.engine) as store:
+            states = read_canonical(
+                self.canonical,
+                content.states,
+                parse_struct(content.key_schema),
+                open_storage(self.root),
+                store,
+                work=work,
+                owned=owned,
+                max_parallelism=content.max_parallelism,
+                recorded_max_parallelism=content.max_parallelism,
+            )
+            made = ShardManifest(
+                shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=states
+            )
+            entries, findings = verify_shard(store, made, content.states, content.key_schema, content.max_parallelism)
+        return entries, made.digest, findings
+
+
+def _run_shards(option: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a worker: a row of what was found for each tick."""
+    task: Any = unship(option)
+    for batch in batches:
+        for first in batch.column(0).to_pylist():
+            shard = first * task.content.parallelism // task.content.max_parallelism
+            found = task.run_shard(shard)
+            yield pa.RecordBatch.from_pylist(
+                [
+                    {
+                        "shard": found.shard,
+                        "entries": found.entries,
+                        "digest": str(found.digest),
+                        "pid": found.pid,
+                        "findings": list(found.findings),
+                    }
+                ],
+                schema=_ARROW,
+            )
+
+
+_ARROW = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("entries", pa.int64()),
+        ("digest", pa.string()),
+        ("pid", pa.int64()),
+        ("findings", pa.list_(pa.string())),
+    ]
+)

@@ -1,0 +1,1 @@
+"""Looking into checkpoints and savepoints without changing them."""

@@ -1,0 +1,334 @@
+"""What two states differ in, entry by entry.
+
+    states       with equal counts and digest are equal
+    key groups   the same
+    shards       only those with a key group that differs are restored, from the SSTs that reach into such groups; a file that
+                 both sides need is fetched once
+    entries      of a key group that differs are read from both sides in the order of their keys, and compared as they are stored
+
+Entries that are stored differently but read the same, since they were written again after the schema grew, are no change.
+A canonical savepoint has one digest for all, so if that is another, all of it is read, into the key groups of the other side.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import RocksStore
+from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.savepoints import native_manifest
+from state_backend.formats.key_codec import KeyCodec
+from state_backend.formats.schema_evolution import row_reader
+from state_backend.formats.types import names_and_types, parse_struct
+from state_backend.inspection.describe import plain
+from state_backend.inspection.table import StateSource, open_shard
+from state_backend.ports.storage import Storage
+from state_backend.shard.canonical_files import read_canonical
+from state_backend.shard.file_cache import FileCache
+from state_backend.shard.manifest import manifest_of
+from state_backend.state import layout
+from state_backend.state.entries import decode_entry
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant, from_ms, shown_ms
+from state_backend.values.key_groups import KeyGroupRange, range_of, shard_of
+from state_backend.values.records import Content, KeyGroupState, ShardManifest, StateDescriptor
+
+Groups = Mapping[int, KeyGroupState]
+_ALL_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A value, an element or a map's entry as it is read, with when it expires."""
+
+    value: dict[str, Any]
+    expiry_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryChange:
+    """One entry that differs. ``user_key`` is for maps, ``position`` for lists; a timer's entry is when it fires, as ``at_ms``."""
+
+    state: str
+    change: Literal["added", "removed", "changed"]
+    key: dict[str, Any]
+    user_key: dict[str, Any] | None
+    position: int | None
+    before: Entry | None
+    after: Entry | None
+
+
+def plan_groups(first: Groups | None, second: Groups | None, max_parallelism: int) -> list[int]:
+    """The key groups that may differ, ascending. None: it is not known what a side has in each."""
+    if first is None or second is None:
+        return [*range(max_parallelism)]
+    # Not by bytes: an older version did not record them.
+    held = [{g: (s.entries, s.digest) for g, s in groups.items()} for groups in (first, second)]
+    return sorted(g for g in first.keys() | second.keys() if held[0].get(g) != held[1].get(g))
+
+
+def diff_states(
+    first: StateSource, second: StateSource, work: Path, *, states: Collection[str] | None = None
+) -> Iterator[EntryChange]:
+    """What has to change in the first to become the second, by key group, state and key. ``work``: an empty folder.
+
+    Raises: UsageError if neither has its keys in the key groups of the other, or the keys are of other columns.
+    """
+    keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
+    if keys[0] != keys[1]:
+        raise UsageError(f"the keys of {first} are not those of {second}")
+    for state in states or ():
+        if not any(state == d.name for s in (first, second) for d in s.content.states) and state != layout.TIMERS_NAME:
+            first.descriptor(state)
+    if _same_state(first.content) == _same_state(second.content):
+        return
+    fixed = [s.content.max_parallelism for s in (first, second) if not s.canonical] or [first.content.max_parallelism]
+    if len({*fixed}) > 1:
+        raise UsageError(
+            f"{first} has {fixed[0]} key groups, {second} has {fixed[1]}; take a canonical savepoint of one of them and compare that"
+        )
+    with ExitStack() as stack:
+        sides = [_Side(source, fixed[0], work / name, stack) for source, name in ((first, "first"), (second, "second"))]
+        groups = plan_groups(sides[0].groups, sides[1].groups, fixed[0])
+        cache = work / "cache"
+        for group in groups:
+            # What both sides have done with is fetched for nobody else.
+            if not any([side.keeps(group) for side in sides]):
+                shutil.rmtree(cache, ignore_errors=True)
+            for side in sides:
+                side.open(group, groups, FileCache(cache, _ALL_BYTES))
+            yield from _group_changes(sides[0], sides[1], group, states)
+
+
+def _same_state(content: Content) -> tuple[int, int]:
+    """Equal for two that hold the same entries, whatever their shards and key groups."""
+    return content.digest, content.totals.entries
+
+
+class _Side:
+    """One of the two, with the one shard open that has the key group which is being compared."""
+
+    def __init__(self, source: StateSource, max_parallelism: int, work: Path, stack: ExitStack) -> None:
+        self.source, self.work = source, work
+        self.max_parallelism = max_parallelism
+        self.parallelism = min(source.content.parallelism, max_parallelism)
+        self.storage = open_storage(source.url)
+        self.keys = KeyCodec(parse_struct(source.content.key_schema))
+        self.states = {d.name: d for d in source.content.states}
+        self._store: RocksStore | None = None
+        self._open: ExitStack = stack.enter_context(ExitStack())
+        self._range: KeyGroupRange | None = None
+        self.groups = None if source.canonical else self._recorded()
+
+    def _recorded(self) -> Groups:
+        return {s.key_group: s for m in manifests_of(self.source, self.storage) for s in m.key_group_states}
+
+    def keeps(self, group: int) -> bool:
+        """Whether the open shard has this key group too; if not, it is closed."""
+        if self._range is not None and group in self._range:
+            return True
+        self._close()
+        return False
+
+    def open(self, group: int, groups: Sequence[int], cache: FileCache) -> None:
+        if self._range is not None:
+            return
+        shard = shard_of(group, self.parallelism, self.max_parallelism)
+        self._range = range_of(shard, self.parallelism, self.max_parallelism)
+        self.work.mkdir(parents=True)
+        if self.source.canonical:
+            self._store = self._open.enter_context(self._filled(self._range))
+        else:
+            spans = [layout.key_group_bounds(g, g) for g in groups if g in self._range]
+            opened = open_shard(self.source, shard, self.storage, self.work, spans=spans, cache=cache)
+            self._store, _ = self._open.enter_context(opened)
+
+    def _filled(self, owned: KeyGroupRange) -> RocksStore:
+        store, content = RocksStore(self.work / "db"), self.source.content
+        savepoint = self.source.savepoint
+        read_canonical(
+            savepoint.files if savepoint is not None else (),
+            content.states,
+            self.keys.schema,
+            self.storage,
+            store,
+            work=self.work,
+            owned=owned,
+            max_parallelism=self.max_parallelism,
+            recorded_max_parallelism=content.max_parallelism,
+        )
+        return store
+
+    def _close(self) -> None:
+        self._open.close()
+        self._store, self._range = None, None
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def scan(self, group: int, state_id: int | None) -> Iterator[tuple[bytes, bytes]]:
+        """(what follows key group and state id, entry) of one state in the open shard, ascending."""
+        if state_id is None or self._store is None:
+            return
+        start = layout.prefix(group, state_id)
+        for stored_key, entry in self._store.scan(start, layout.after(start)):
+            yield stored_key[3:], entry
+
+
+def manifests_of(source: StateSource, storage: Storage) -> list[ShardManifest]:
+    """The manifests of a checkpoint or a native savepoint, by shard; none of a canonical one."""
+    if source.savepoint is None:
+        with telling_drops(storage, source.checkpoint_id):
+            return [manifest_of(ref, storage) for ref in source.content.shards]
+    return [native_manifest(source.savepoint, ref.shard, storage) for ref in source.content.shards]
+
+
+def describe_change(change: EntryChange) -> dict[str, Any]:
+    """An entry that differs; of a timer ``at_ms`` says when it fires. Bytes are hex digits, decimals text, instants ISO 8601 (those
+    of type timestamp are UTC), and what JSON has no number for is "NaN", "Infinity" or "-Infinity"."""
+    row = {"state": change.state, "change": change.change, "key": plain(change.key)}
+    if change.user_key is not None:
+        row["user_key"] = plain(change.user_key)
+    if change.position is not None:
+        row["pos"] = change.position
+    for name, entry in (("before", change.before), ("after", change.after)):
+        if entry is not None:
+            row[name] = plain(entry.value)
+        if entry is not None and entry.expiry_ms is not None:
+            row[f"{name}_expires_at"] = format_instant(from_ms(shown_ms(entry.expiry_ms)))
+    return row
+
+
+# --- entries -----------------------------------------------------------------------------------------------------------------
+
+
+def _group_changes(first: _Side, second: _Side, group: int, states: Collection[str] | None) -> Iterator[EntryChange]:
+    for name in dict.fromkeys([*first.states, *second.states]):
+        if states is None or name in states:
+            yield from _state_changes(first, second, group, name)
+    if states is None or layout.TIMERS_NAME in states:
+        yield from _timer_changes(first, second, group)
+
+
+def _state_changes(first: _Side, second: _Side, group: int, name: str) -> Iterator[EntryChange]:
+    a, b = first.states.get(name), second.states.get(name)
+    if a is not None and b is not None and _shape(a) != _shape(b):
+        # It was dropped, and declared anew as something else.
+        yield from _compare(first, second, group, a, None)
+        yield from _compare(first, second, group, None, b)
+    else:
+        yield from _compare(first, second, group, a, b)
+
+
+def _shape(descriptor: StateDescriptor) -> tuple[Any, ...]:
+    user_key = descriptor.versions[-1].user_key
+    return descriptor.kind, parse_struct(user_key) if user_key is not None else None
+
+
+def _compare(
+    first: _Side, second: _Side, group: int, a: StateDescriptor | None, b: StateDescriptor | None
+) -> Iterator[EntryChange]:
+    described = b or a
+    assert described is not None
+    readers = [_Reader(side, d) if d is not None else None for side, d in ((first, a), (second, b))]
+    scans = [side.scan(group, d.state_id if d is not None else None) for side, d in ((first, a), (second, b))]
+    for rest, stored in merged(*scans):
+        if stored[0] == stored[1]:
+            continue
+        read = [
+            reader.read(group, rest, entry) if reader is not None and entry is not None else None
+            for reader, entry in zip(readers, stored, strict=True)
+        ]
+        place = next((found[0] for found in read if found is not None), None)
+        if place is None:
+            continue  # where a list begins and goes on: no entry
+        before, after = (found[1] if found is not None else None for found in read)
+        if before is not None and after is not None and _same(before, after):
+            continue
+        yield EntryChange(
+            state=described.name,
+            change="added" if before is None else "removed" if after is None else "changed",
+            **place,
+            before=before,
+            after=after,
+        )
+
+
+def _same(before: Entry, after: Entry) -> bool:
+    """Whether they read the same; a field that one side does not know is null there."""
+    known = [{name: value for name, value in e.value.items() if value is not None} for e in (before, after)]
+    return (repr(known[0]), before.expiry_ms) == (repr(known[1]), after.expiry_ms)
+
+
+class _Reader:
+    """Entries of one state of one side."""
+
+    def __init__(self, side: _Side, descriptor: StateDescriptor) -> None:
+        version = descriptor.versions[-1]
+        self._descriptor, self._keys = descriptor, side.keys
+        self._user_keys = KeyCodec(parse_struct(version.user_key)) if version.user_key is not None else None
+        self._names = parse_struct(version.value).names
+        self._decode = row_reader(descriptor.name, descriptor.versions)
+
+    def read(self, group: int, rest: bytes, entry: bytes) -> tuple[dict[str, Any], Entry] | None:
+        """Where it lies and what it is; None for the positions of a list."""
+        stored_key = layout.prefix(group, self._descriptor.state_id) + rest
+        found = decode_entry(self._descriptor, stored_key, entry, self._keys, self._user_keys)
+        if found is None:
+            return None
+        user_key = None
+        if self._user_keys is not None and found.user_key is not None:
+            user_key = _named(self._user_keys, found.user_key)
+        place = {"key": _named(self._keys, found.key), "user_key": user_key, "position": found.position}
+        value = dict(zip(self._names, self._decode(found.row), strict=True))
+        return place, Entry(value=value, expiry_ms=found.expiry_ms)
+
+
+def _timer_changes(first: _Side, second: _Side, group: int) -> Iterator[EntryChange]:
+    for timer, held in merged(_timers(first, group), _timers(second, group)):
+        if held[0] == held[1]:
+            continue
+        gone = held[0] is not None
+        entry = Entry(value={"at_ms": layout.unpack_time(timer[-8:])}, expiry_ms=None)
+        yield EntryChange(
+            state=layout.TIMERS_NAME,
+            change="removed" if gone else "added",
+            key=_named(first.keys, first.keys.decode(timer[:-8])),
+            user_key=None,
+            position=None,
+            before=entry if gone else None,
+            after=None if gone else entry,
+        )
+
+
+def _timers(side: _Side, group: int) -> Iterator[tuple[bytes, bytes]]:
+    """Key and expiry of each timer, and nothing, ascending; of whichever layout."""
+    for rest, entry in side.scan(group, layout.TIMERS):
+        for timer in layout.timers_in(rest, entry):
+            yield timer, b""
+
+
+def merged(
+    first: Iterator[tuple[bytes, bytes]], second: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, tuple[bytes | None, bytes | None]]]:
+    """Two ascending runs of (key, entry) as one, with what either side has under each key."""
+    a, b = next(first, None), next(second, None)
+    while a is not None or b is not None:
+        if b is None or (a is not None and a[0] < b[0]):
+            assert a is not None
+            yield a[0], (a[1], None)
+            a = next(first, None)
+        elif a is None or b[0] < a[0]:
+            yield b[0], (None, b[1])
+            b = next(second, None)
+        else:
+            yield a[0], (a[1], b[1])
+            a, b = next(first, None), next(second, None)
+
+
+def _named(codec: KeyCodec, values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(codec.schema.names, values, strict=True))

@@ -1,0 +1,294 @@
+"""State as Arrow tables: of a checkpoint or a savepoint, shard by shard, a bounded part at a time, without Spark.
+
+    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard int
+    timers     key struct | expires_at timestamp | key_group int | shard int
+
+A time for which there is no date is shown as 9999-12-31T00:00:00Z, or 0001-01-02T00:00:00Z (`shown_ms`).
+Entries whose time is up are left out, as processors do not see them. Rows ascend by key group and encoded key, then by user
+key, position or time.
+
+Only what is needed is fetched. Where part of a shard is asked for, that is its manifest, its segments, and those SSTs whose keys
+reach into the part: RocksDB's own MANIFEST, which travels inside ours, says which keys a file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.savepoints import native_manifest
+from state_backend.formats.arrow_columns import arrow_type
+from state_backend.formats.canonical_tables import read_tables
+from state_backend.formats.evolution_columns import columns_reader
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.rocksdb_manifest import SstSpan, live_spans, without
+from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
+from state_backend.shard.canonical_files import stored_batches
+from state_backend.shard.file_cache import FileCache
+from state_backend.shard.manifest import needed_manifest
+from state_backend.shard.restore import restore_shard
+from state_backend.state import layout
+from state_backend.state.canonical_columns import StateRows, TimerRows
+from state_backend.values.errors import CorruptFile, NotFound, UsageError
+from state_backend.values.intervals import shown_ms
+from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.records import CanonicalFile, Content, Record, Savepoint, ShardManifest, StateDescriptor
+
+_INSTANT = pa.timestamp("ms", "UTC")
+Span = tuple[bytes, bytes | None]
+Shape = Callable[[pa.Table], Iterator[pa.Table]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSource:
+    """State that lies at ``url``, which its handles are relative to. ``savepoint``: None for a checkpoint of that pipeline's
+    folder."""
+
+    url: str
+    content: Content
+    checkpoint_id: int
+    savepoint: Savepoint | None = None
+
+    @classmethod
+    def of_record(cls, url: str, record: Record) -> StateSource:
+        return cls(url=url, content=record.content, checkpoint_id=record.id)
+
+    @classmethod
+    def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
+        return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
+
+    @property
+    def canonical(self) -> bool:
+        """Whether the state lies in Parquet files and not in shards."""
+        return self.savepoint is not None and self.savepoint.format == "canonical"
+
+    def __str__(self) -> str:
+        what = f"checkpoint {self.checkpoint_id} of {self.content.pipeline!r}"
+        return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
+
+    def descriptor(self, state: str) -> StateDescriptor | None:
+        """Of a state by name; None for the timers. UsageError, naming what there is."""
+        if state == layout.TIMERS_NAME:
+            return None
+        for descriptor in self.content.states:
+            if descriptor.name == state:
+                return descriptor
+        names = ", ".join([d.name for d in self.content.states] + [layout.TIMERS_NAME])
+        raise UsageError(f"{self} has no state {state!r}; it has {names}")
+
+    def key_groups(self, shard: int) -> KeyGroupRange:
+        return range_of(shard, self.content.parallelism, self.content.max_parallelism)
+
+    def files(self, shard: int, state: str) -> list[CanonicalFile]:
+        """Of a canonical savepoint, in the order of their rows."""
+        listed = self.savepoint.files if self.savepoint is not None else ()
+        return [f for f in listed if (f.shard, f.state) == (shard, state)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of a shard is wanted: key groups, or single keys as (key group, encoded key), each ascending; None: not limited."""
+
+    key_groups: tuple[int, ...] | None = None
+    keys: tuple[tuple[int, bytes], ...] | None = None
+
+
+WHOLE = Part()
+
+
+def table_schema(source: StateSource, state: str) -> pa.Schema:
+    """The columns of a state's table."""
+    descriptor = source.descriptor(state)
+    fields = [pa.field("key", arrow_type(parse_struct(source.content.key_schema)), False)]
+    if descriptor is not None:
+        version = descriptor.versions[-1]
+        fields.append(pa.field("value", arrow_type(parse_struct(version.value)), False))
+        if version.user_key is not None:
+            fields.append(pa.field("user_key", arrow_type(parse_struct(version.user_key)), False))
+        if descriptor.kind == "list":
+            fields.append(pa.field("pos", pa.int64(), False))
+    fields += [pa.field("expires_at", _INSTANT), pa.field("key_group", pa.int32(), False)]
+    return pa.schema([*fields, pa.field("shard", pa.int32(), False)])
+
+
+def read_table(
+    source: StateSource, state: str, shard: int, storage: Storage, work: Path, part: Part = WHOLE
+) -> Iterator[pa.Table]:
+    """The rows of one state in one shard. ``storage`` is that of the source's URL; ``work``: an empty folder.
+
+    Raises: UsageError for a state that is not there; CorruptFile for what is missing or damaged; CheckpointDropped if retention
+    dropped the checkpoint meanwhile.
+    """
+    return (table for _, table in read_shard(source, [state], shard, storage, work, part))
+
+
+def read_shard(
+    source: StateSource, states: Sequence[str], shard: int, storage: Storage, work: Path, part: Part = WHOLE
+) -> Iterator[tuple[str, pa.Table]]:
+    """The same of several states, one behind the other, with one restore."""
+    descriptors = [source.descriptor(state) for state in states]
+    rows = [_rows(source, descriptor) for descriptor in descriptors]
+    shapes = [_shape(source, state, shard) for state in states]
+    if source.canonical:
+        for state, reader, shape in zip(states, rows, shapes, strict=True):
+            for file in source.files(shard, state):
+                for table in _file_tables(source, reader, file, storage, work, part):
+                    yield from ((state, shaped) for shaped in shape(table))
+        return
+    ids = [layout.TIMERS if descriptor is None else descriptor.state_id for descriptor in descriptors]
+    with open_shard(source, shard, storage, work, spans=_spans(part, ids)) as (store, manifest):
+        for state, state_id, reader, shape in zip(states, ids, rows, shapes, strict=True):
+            for stored, entries in stored_batches(store, _prefixes(manifest, state, state_id, part)):
+                yield from ((state, shaped) for shaped in shape(reader.table(stored, entries)))
+
+
+def _rows(source: StateSource, descriptor: StateDescriptor | None) -> StateRows | TimerRows:
+    key_schema = parse_struct(source.content.key_schema)
+    return TimerRows(key_schema) if descriptor is None else StateRows(descriptor, key_schema)
+
+
+def _prefixes(manifest: ShardManifest, state: str, state_id: int, part: Part) -> list[bytes]:
+    """Where the state's entries lie in a shard. A key group without any is not looked into."""
+    groups = {s.key_group for s in manifest.key_group_states if s.entries.get(state)}
+    if part.keys is not None:
+        return [layout.prefix(group, state_id) + key for group, key in part.keys if group in groups]
+    wanted = groups if part.key_groups is None else groups & {*part.key_groups}
+    return [layout.prefix(group, state_id) for group in sorted(wanted)]
+
+
+def _shape(source: StateSource, state: str, shard: int) -> Shape:
+    """From the columns of a canonical savepoint to those of the table."""
+    descriptor, schema = source.descriptor(state), table_schema(source, state)
+    now_ms = source.content.time.processing_time_ms
+
+    def shape(table: pa.Table) -> Iterator[pa.Table]:
+        if descriptor is not None:
+            times = table["expires_at_ms"]
+            if times.null_count < len(times):
+                table = table.filter(pc.fill_null(pc.greater(times, now_ms), True))
+        if not table.num_rows:
+            return
+        columns = {name: table[name] for name in table.column_names}
+        if descriptor is not None and "value" not in columns:  # Parquet couldn't hold it
+            decode = columns_reader(descriptor.name, descriptor.versions)
+            columns["value"] = decode(table["encoded_row"].combine_chunks()).to_struct_array()
+        if "position" in columns:
+            columns["pos"] = columns["position"]
+        earliest, latest = shown_ms(layout.MIN_TIME_MS), shown_ms(layout.MAX_TIME_MS)
+        times = columns["expires_at_ms"]
+        times = pc.max_element_wise(pc.min_element_wise(times, latest, skip_nulls=False), earliest, skip_nulls=False)
+        columns["expires_at"] = times.cast(_INSTANT)
+        columns["shard"] = pa.array(np.full(table.num_rows, shard, np.int32))
+        yield pa.table([columns[name] for name in schema.names], schema=schema)
+
+    return shape
+
+
+def _file_tables(
+    source: StateSource, rows: StateRows | TimerRows, file: CanonicalFile, storage: Storage, work: Path, part: Part
+) -> Iterator[pa.Table]:
+    """The row groups of a canonical file that may hold the part, less the rows that are not in it."""
+    groups = part.key_groups if part.keys is None else tuple(sorted({group for group, _ in part.keys}))
+    if groups is not None and not groups:
+        return
+    local = work / "canonical.parquet"
+    try:
+        storage.download(file.handle, local)
+    except NotFound as error:
+        raise CorruptFile(f"a file of the savepoint is missing from {storage.url}: {error}") from error
+    reach = None if groups is None else KeyGroupRange(first=groups[0], last=groups[-1])
+    keys = KeyColumns(parse_struct(source.content.key_schema))
+    for table in read_tables(local, rows.schema, reach, f"{file.handle.path!r} of {storage.url}"):
+        found = table
+        if groups is not None:
+            found = found.filter(pc.is_in(found["key_group"], pa.array(groups, pa.int32())))
+        if part.keys is not None and found.num_rows:
+            encoded = keys.encode(found["key"].combine_chunks().flatten())
+            found = found.filter(pc.is_in(encoded, pa.array([key for _, key in part.keys], pa.binary())))
+        yield found
+    local.unlink()
+
+
+# --- shards ------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_shard(
+    source: StateSource,
+    shard: int,
+    storage: Storage,
+    work: Path,
+    *,
+    spans: Sequence[Span] | None = None,
+    cache: FileCache | None = None,
+) -> Iterator[tuple[RocksStore, ShardManifest]]:
+    """A shard's state in a folder below ``work``, and its manifest, which lists only those of its files that were fetched.
+    ``spans``: what of its key space will be looked at; the store tells nothing true about the rest.
+
+    Raises: CorruptFile for what is missing or damaged; CheckpointDropped if retention dropped the checkpoint meanwhile.
+    """
+    with telling_drops(storage, source.checkpoint_id if source.savepoint is None else None):
+        manifest = _manifest(source, shard, storage)
+        if spans is not None:
+            manifest = needed_for(manifest, spans)
+        folder = work / f"shard-{shard}"
+        restored = restore_shard(manifest.key_groups, [manifest], storage, folder, EngineOptions(), cache)
+    try:
+        yield restored.store, manifest
+    finally:
+        restored.store.close()
+
+
+def _manifest(source: StateSource, shard: int, storage: Storage) -> ShardManifest:
+    if source.savepoint is not None:
+        return native_manifest(source.savepoint, shard, storage)
+    manifest = needed_manifest(source.content.shards[shard], storage)
+    if manifest.shard != shard or manifest.key_groups != source.key_groups(shard):
+        raise CorruptFile(
+            f"{source}: the manifest of shard {shard} is of shard {manifest.shard}, {manifest.key_groups}; expected "
+            f"{source.key_groups(shard)}"
+        )
+    return manifest
+
+
+def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
+    """Where the part of these states lies in key space."""
+    if part.keys is not None:
+        behind = part.keys
+    elif part.key_groups is not None:
+        behind = tuple((group, b"") for group in part.key_groups)
+    else:
+        return None
+    starts = [layout.prefix(group, state_id) + key for group, key in behind for state_id in state_ids]
+    return [(start, layout.after(start)) for start in starts]
+
+
+def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
+    """The manifest without the SSTs that hold nothing of the spans. If RocksDB's own MANIFEST can't be followed, all stay."""
+    (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
+    try:
+        files = live_spans(log.data, f"{log.name} of shard {manifest.shard}")
+    except CorruptFile:
+        return manifest
+    spare = [file for file in files if not any(_touches(file, span) for span in spans)]
+    names = {f"{file.number:06d}{SST_SUFFIX}" for file in spare}
+    pruned = replace(log, data=without(log.data, spare))
+    return replace(
+        manifest,
+        files=tuple(f for f in manifest.files if f.name not in names),
+        inline_files=tuple(pruned if f is log else f for f in manifest.inline_files if f.name not in names),
+    )
+
+
+def _touches(file: SstSpan, span: Span) -> bool:
+    start, end = span
+    return file.largest >= start and (end is None or file.smallest < end)

@@ -1,0 +1,402 @@
+"""Whether what lies on the storage is what the log says: by metadata only, or by restoring every shard and walking its state.
+
+Fast: every record, mark and manifest is read and checked, and every file that a record names is looked up in one listing: size,
+and crc32c where the storage keeps one. Deep: also every file is downloaded against its handle, every shard restored into an
+empty folder, and every entry compared with the counts and digests of its key group.
+
+``verify_files`` is for one checkpoint or savepoint before it is used or published: like fast, but where the storage keeps no
+checksums the bytes of every file are read. It decodes no entry, so a file that was rewritten together with its handle passes.
+
+The log is read first and the files are listed last, so that what is committed or dropped meanwhile is no finding.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.lineage import backfill_command, plan_base
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import check_whole, restore_shard
+from state_backend.state.check_shard import verify_shard
+from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
+from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound, StateUnusable, StorageError
+from state_backend.values.handles import FileInfo, Handle, handles_in
+from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.key_groups import range_of
+from state_backend.values.records import (
+    CanonicalFile,
+    Content,
+    Permissions,
+    Prepared,
+    Published,
+    Quarantine,
+    Record,
+    Refused,
+    ShardManifest,
+    SweepRecord,
+    Tombstone,
+    Validated,
+)
+
+_DECODED: Mapping[str, tuple[type, ...]] = {
+    paths.CHECKPOINTS: (Record, SweepRecord, Tombstone),
+    paths.QUARANTINE: (Quarantine,),
+    paths.PUBLISHED: (Published,),
+    paths.VALIDATED: (Validated,),
+    paths.ATTEMPTS: (Prepared, Refused),
+}
+
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedCheckpoint:
+    """What was found wrong with a checkpoint, and how many entries were walked (0 if only metadata were looked at)."""
+
+    id: int
+    entries: int
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """``findings`` are of the log, the marks, and output that outlives its checkpoint; the rest is by checkpoint."""
+
+    findings: tuple[str, ...]
+    checkpoints: tuple[VerifiedCheckpoint, ...]
+
+    @property
+    def success(self) -> bool:
+        return not self.findings and not any(c.findings for c in self.checkpoints)
+
+    @property
+    def newest_sound(self) -> int | None:
+        """The highest id without findings; None also if the log itself can't be read."""
+        return max((c.id for c in self.checkpoints if not c.findings), default=None)
+
+
+def verify_pipeline(
+    storage: Storage, *, which: Collection[int] | None = None, work: Path | None = None
+) -> Verification:
+    """Verifies the log and its completed checkpoints, or those of ``which`` (ids). ``work`` is an empty local folder for the deep
+    verification, with room for one shard; None verifies by metadata only.
+
+    What is wrong is returned, naming the file; only a storage that can't be reached raises.
+    """
+    log, findings = _verified_log(storage)
+    files = {info.path: info for info in storage.list("")}
+    findings += [*_marks(storage, files), *_end_of_log(storage, files)]
+    if log is None:
+        return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=())
+    findings += [
+        f"output of {interval}, checkpoint {checkpoint_id}: {finding}"
+        for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items())
+        if checkpoint_id not in log.retained
+        for finding in _files(storage, [o.handle for o in outputs], files, work)
+    ]
+    findings += _overlaps(log)
+    checkpoints = []
+    for record in log.completed():
+        if which is None or record.id in which:
+            verified = _checkpoint(record, storage, files, work)
+            if verified.findings and record.id not in read_log(storage).retained:
+                continue  # it was dropped, and its files with it, while we looked
+            checkpoints.append(verified)
+    return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints))
+
+
+def _overlaps(log: Log) -> Iterator[str]:
+    """Current outputs that overlap, committed by code that let them: whoever reads them has the same rows twice."""
+    current = sorted((interval, n) for interval, (n, _) in log.current_outputs().items())
+    for (before, n), (interval, other) in pairwise(current):
+        if before.overlaps(interval):
+            yield (
+                f"output of {before}, checkpoint {n}, and of {interval}, checkpoint {other}, overlap; run one of them again with "
+                "replace_overlapping"
+            )
+
+
+def sound_before(storage: Storage, damaged: Content) -> Record | None:
+    """The newest restore point up to the start of the damaged checkpoint's interval that an interval would start from and whose
+    files verify by metadata; None if there is none. The log has to be readable."""
+    log, files = read_log(storage), {info.path: info for info in storage.list("")}
+    ends = {r.content.interval.end for r in log.completed() if r.content.interval.end <= damaged.interval.start}
+    for end in sorted(ends, reverse=True):
+        following = Interval(end, end + (damaged.interval.end - damaged.interval.start))
+        with suppress(StateUnusable):  # stale, or quarantined
+            allowed = Permissions(replace_overlapping=True)  # what output there is says nothing about the state
+            base = plan_base(log, damaged.pipeline, following, allowed, damaged.pipeline_start_ms)
+            if base is not None and not _checkpoint(base, storage, files, None).findings:
+                return base
+    return None
+
+
+@contextmanager
+def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
+    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored instead. Raises
+    CheckpointDropped in its place if retention dropped the checkpoint meanwhile."""
+    try:
+        with telling_drops(storage, restored.id if restored is not None else None):
+            yield
+    except CorruptFile as error:
+        try:
+            offer = _offer(storage, restored)
+        except CairnError as problem:
+            offer = f"whether another checkpoint is sound can't be told now: {problem}"
+        raise type(error)(f"{error}\n{offer}") from error
+
+
+def _offer(storage: Storage, damaged: Record | None) -> str:
+    if damaged is None:
+        return "put the file back from a copy, then try again"
+    content, sound = damaged.content, sound_before(storage, damaged.content)
+    start = sound.content.interval.end if sound is not None else from_ms(content.pipeline_start_ms)
+    first = Interval(start, start + (content.interval.end - content.interval.start))
+    command = backfill_command(content.pipeline, first, format_instant(content.interval.start))
+    text = f"It was to be restored from checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
+    if sound is None:
+        text += "No earlier checkpoint verifies. Put the file back from a copy, restore a savepoint, or begin at the pipeline's start"
+    else:
+        text += (
+            f"The newest checkpoint before it that verifies, by its metadata, is {sound.id}, the state at {format_instant(start)}. "
+            "Put the file back from a copy, or go back to that one and make the other again"
+        )
+    return f"{text}: {command}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedFiles:
+    """How many files a checkpoint needs, their bytes, and what was found wrong with them or with what is recorded of them."""
+
+    files: int
+    size_bytes: int
+    findings: tuple[str, ...]
+
+
+def verify_files(
+    content: Content, storage: Storage, *, work: Path, savepoint: Sequence[CanonicalFile] | None = None
+) -> VerifiedFiles:
+    """That every file which the content names is there with its size and crc32c, and that the content agrees with itself: states,
+    shards, key-group ranges, counts, and the digests of all key groups, which sum up to the recorded one.
+
+    ``savepoint``: of a savepoint, its canonical files (native: none); its content tells the checkpoint's bytes, not its own.
+    ``work``: an empty local folder; where the storage keeps no checksums, it holds eight files at a time while they are read. Only
+    a storage that can't be reached raises.
+    """
+    findings, canonical = [*_contradictions(content)], savepoint or ()
+    manifests, damaged = _manifests(content, storage)
+    handles = dict.fromkeys([*handles_in(content), *handles_in(tuple(manifests)), *(f.handle for f in canonical)])
+    folders = sorted({f"{handle.path.rpartition('/')[0]}/" for handle in handles})
+    listed = {info.path: info for folder in folders for info in storage.list(folder)}
+    wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
+    unread = [h for h in handles if h not in wrong and listed[h.path].crc32c is None]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
+        read = pool.map(lambda at: _downloaded(unread[at], storage, work / str(at)), range(len(unread)))
+        wrong |= {h: finding for h, finding in zip(unread, read, strict=True) if finding is not None}
+    findings += [*(wrong[h] for h in handles if h in wrong), *damaged]
+    if canonical or not content.shards:
+        rows = sum(f.rows for f in canonical)
+        findings += [] if rows == content.totals.entries else [f"{rows} rows, {content.totals.entries} are recorded"]
+    elif not damaged:
+        findings += _sums(content, manifests)
+        found_bytes = sum(m.size_bytes for m in manifests)
+        if savepoint is None and found_bytes != content.totals.state_bytes:
+            findings.append(f"bytes of state: the record says {content.totals.state_bytes}, its shards {found_bytes}")
+    return VerifiedFiles(
+        files=len(handles), size_bytes=sum(h.size_bytes for h in handles), findings=tuple(dict.fromkeys(findings))
+    )
+
+
+# --- the log and the marks ----------------------------------------------------------------------------------------------------------
+
+
+def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
+    try:
+        return read_log(storage), []
+    except CorruptRecord as error:
+        return None, [str(error)]
+
+
+def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
+    """Everything that is JSON, decoded, and under the name that its content asks for."""
+    for path in files:
+        expected = next((types for start, types in _DECODED.items() if path.startswith(start)), None)
+        if expected is None:
+            continue
+        try:
+            found: Any = record_codec.decode(storage.read(path), path, *expected)
+        except NotFound:
+            continue  # cleaned up meanwhile; a record never is, and the log was read already
+        except CorruptRecord as error:
+            yield str(error)
+            continue
+        if (name := _path_of(found)) != path:
+            yield f"{path}: its content belongs to {name}"
+
+
+def _path_of(
+    value: Record | SweepRecord | Tombstone | Quarantine | Published | Prepared | Refused | Validated,
+) -> str:
+    if isinstance(value, Refused):
+        return paths.refused(value.attempt)
+    if isinstance(value, Validated):
+        return paths.validated(value.id, value.mode)
+    if isinstance(value, Prepared):
+        return paths.prepared(value.content.attempt)
+    if isinstance(value, Published):
+        return paths.published(value.interval, value.id)
+    return paths.quarantine(value.id) if isinstance(value, Quarantine) else paths.record(value.id)
+
+
+def _end_of_log(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
+    """A record that is missing at the end leaves no hole; marks that speak of it give it away."""
+    head_id = max((paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)), default=0)
+    for path in files:
+        spoken_of = paths.published_id(path) or (paths.validated_id(path) or (0, ""))[0]
+        if path.startswith(paths.QUARANTINE):
+            spoken_of = paths.record_id(path.removeprefix(paths.QUARANTINE)) or 0
+        # A look at the record itself: it may have been committed while the files were listed.
+        if spoken_of > head_id and storage.stat(paths.record(spoken_of)) is None:
+            yield f"{paths.record(spoken_of)} is missing: {path} speaks of it, but the log ends at {head_id}"
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _files(
+    storage: Storage, handles: Iterable[Handle], files: Mapping[str, FileInfo], work: Path | None
+) -> Iterator[str]:
+    """What is wrong with files: as listed, and if there is a ``work`` folder, byte by byte."""
+    for handle in dict.fromkeys(handles):
+        finding = _listed(handle, files.get(handle.path))
+        if finding is None and work is not None:
+            finding = _downloaded(handle, storage, work / "file")
+        if finding is not None:
+            yield finding
+
+
+def _listed(handle: Handle, info: FileInfo | None) -> str | None:
+    if info is None:
+        return f"{handle.path} is missing"
+    if info.size_bytes != handle.size_bytes:
+        return f"{handle.path}: expected {handle.size_bytes} bytes, found {info.size_bytes}"
+    if info.crc32c not in (None, handle.crc32c):
+        return f"{handle.path}: expected crc32c {handle.crc32c:08x}, found {info.crc32c:08x}"
+    return None
+
+
+def _downloaded(handle: Handle, storage: Storage, local: Path) -> str | None:
+    try:
+        storage.download(handle, local)
+    except (StateUnusable, NotFound) as error:
+        return str(error)
+    local.unlink()
+    return None
+
+
+# --- one checkpoint -----------------------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(
+    record: Record, storage: Storage, files: Mapping[str, FileInfo], work: Path | None
+) -> VerifiedCheckpoint:
+    content = record.content
+    findings = [*_files(storage, (o.handle for o in content.outputs), files, work)]
+    manifests, damaged = _manifests(content, storage)
+    findings += [*damaged, *_contradictions(content)]
+    entries, refs = 0, {ref.shard: ref for ref in content.shards}
+    for manifest in manifests:
+        handles = [*handles_in(refs.get(manifest.shard)), *handles_in(manifest)]
+        wrong = [*_files(storage, handles, files, None)]
+        if not wrong and work is not None:
+            walked, wrong = _walked(manifest, content, storage, work)
+            entries += walked
+            # A restore stops at the first damaged file; the others are worth knowing too.
+            wrong = [*_files(storage, handles, files, work)] or wrong if wrong and not walked else wrong
+        findings += wrong
+    if not damaged:
+        findings += _sums(content, manifests)
+    return VerifiedCheckpoint(id=record.id, entries=entries, findings=tuple(dict.fromkeys(findings)))
+
+
+def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest], list[str]]:
+    """Those that can be read, and what is wrong with the others."""
+    manifests, findings = [], []
+    for ref in content.shards:
+        try:
+            manifests.append(manifest_of(ref, storage))
+        except (StateUnusable, NotFound) as error:
+            path = ref.manifest.path if ref.manifest is not None else "inline"
+            findings.append(f"manifest of shard {ref.shard}, {path}: {error}")
+    return manifests, findings
+
+
+def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: Path) -> tuple[int, list[str]]:
+    directory = work / f"shard-{manifest.shard}"
+    try:
+        restored = restore_shard(manifest.key_groups, [manifest], storage, directory, EngineOptions())
+    except (StateUnusable, StorageError) as error:
+        return 0, [f"shard {manifest.shard}: {error}"]
+    try:
+        return verify_shard(restored.store, manifest, content.states, content.key_schema, content.max_parallelism)
+    finally:
+        restored.store.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _contradictions(content: Content) -> Iterator[str]:
+    """What can't be true of the states that a content declares."""
+    names, ids = [d.name for d in content.states], [d.state_id for d in content.states]
+    if len({*names}) < len(names) or len({*ids}) < len(ids):
+        yield f"two states share a name or an id: {', '.join(f'{n} ({i})' for n, i in zip(names, ids, strict=True))}"
+    for descriptor in content.states:
+        versions = [v.version for v in descriptor.versions]
+        if not versions or versions != sorted({*versions}) or not 1 <= descriptor.state_id <= MAX_STATE_ID:
+            yield f"state {descriptor.name!r}: id {descriptor.state_id}, schema versions {versions}"
+
+
+def _sums(content: Content, manifests: Sequence[ShardManifest]) -> Iterator[str]:
+    """Where the record and the manifests of its shards disagree."""
+    shards = [*range(content.parallelism)]
+    if [ref.shard for ref in content.shards] != shards:
+        yield f"the record has shards {[ref.shard for ref in content.shards]}, its parallelism is {content.parallelism}"
+    try:
+        check_whole([m.key_groups for m in manifests], content.max_parallelism)
+    except StateUnusable as error:
+        yield str(error)
+    names = {TIMERS_NAME, *(d.name for d in content.states)}
+    keys = dict.fromkeys((d.name for d in content.states if d.kind == "value"), 0)
+    for ref, manifest in zip(content.shards, manifests, strict=True):
+        owned = manifest.key_groups
+        if manifest.shard != ref.shard:
+            yield f"shard {ref.shard} has the manifest of shard {manifest.shard}"
+        elif ref.shard in shards and owned != range_of(ref.shard, content.parallelism, content.max_parallelism):
+            yield f"shard {ref.shard} of {content.parallelism} holds key groups {owned.first} to {owned.last}"
+        groups = [s.key_group for s in manifest.key_group_states]
+        if groups != sorted({*groups}) or any(g not in owned for g in groups):
+            yield f"shard {manifest.shard}, key groups {owned.first} to {owned.last}, counts entries of {groups}"
+        for state in manifest.key_group_states:
+            if not state.entries or min(state.entries.values()) < 1 or not state.entries.keys() <= names:
+                yield f"shard {manifest.shard}: key group {state.key_group} counts {state.entries}"
+            for name in keys.keys() & state.entries.keys():
+                keys[name] += state.entries[name]
+    totals = content.totals
+    for what, recorded, found in (
+        ("entries", totals.entries, sum(m.entries for m in manifests)),
+        ("digest", content.digest, sum(m.digest for m in manifests) % 2**64),
+        ("keys", totals.keys, max(keys.values(), default=0)),
+    ):
+        if recorded != found:
+            yield f"{what}: the record says {recorded}, its shards {found}"

@@ -1,0 +1,215 @@
+"""A shard's state as canonical files, and back into a store of any key-group range and max parallelism.
+
+Only entries travel. What can be made of them is made anew: positions of lists, the index of timers, the index of what
+expires, counts and digests. The key group of each key is computed, also where it is in the file: an entry in the wrong place
+would never be found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from state_backend.adapters.rocks import RocksStore
+from state_backend.formats import paths
+from state_backend.formats.arrow_columns import Array, binary_views
+from state_backend.formats.canonical_tables import MAX_FILE_BYTES, CanonicalFiles, read_tables
+from state_backend.formats.spark_hash import key_groups as key_groups_of
+from state_backend.formats.types import StructType
+from state_backend.ports.storage import Storage
+from state_backend.shard.transfer import upload_all
+from state_backend.state import layout
+from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys
+from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, split_timers, stored_keys
+from state_backend.state.shard_state import ShardState
+from state_backend.values.errors import CorruptFile, NotFound, StateTypeError
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import CanonicalFile, KeyGroupState, ShardManifest, StateDescriptor
+
+_BATCH_ROWS, _BATCH_BYTES = 131_072, 64 * 1024 * 1024
+
+
+def write_canonical(
+    store: RocksStore,
+    manifest: ShardManifest,
+    states: Sequence[StateDescriptor],
+    key_schema: StructType,
+    storage: Storage,
+    *,
+    work: Path,
+    savepoint: str,
+    task: int,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> tuple[CanonicalFile, ...]:
+    """Writes what the store holds, expired entries too, by way of the folder ``work``. ``manifest``: the shard that the
+    store was restored from. States without entries have no file."""
+    files: list[CanonicalFile] = []
+    for descriptor in (*states, None):
+        rows = TimerRows(key_schema) if descriptor is None else StateRows(descriptor, key_schema)
+        name = layout.TIMERS_NAME if descriptor is None else descriptor.name
+        state_id = layout.TIMERS if descriptor is None else descriptor.state_id
+        groups = [s.key_group for s in manifest.key_group_states if s.entries.get(name)]
+        if not groups:
+            continue
+        local = CanonicalFiles(work / str(state_id), rows.schema, max_bytes=max_file_bytes)
+        for stored, entries in stored_batches(store, [layout.prefix(group, state_id) for group in groups]):
+            local.write(rows.table(stored, entries))
+        local.close()
+        uploads = [
+            (paths.canonical(savepoint, descriptor.name if descriptor else None, manifest.shard, task, n), file)
+            for n, (file, _) in enumerate(local.written)
+        ]
+        for handle, (file, count) in zip(upload_all(storage, uploads), local.written, strict=True):
+            file.unlink()
+            files.append(
+                CanonicalFile(
+                    state=name, shard=manifest.shard, key_groups=manifest.key_groups, handle=handle, rows=count
+                )
+            )
+    return tuple(files)
+
+
+def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Stored keys that begin so, and their entries, prefix by prefix, at most about 64 MiB at a time. The first batch is
+    small, since it tells how large entries are."""
+    entries = chain.from_iterable(store.scan(start, layout.after(start)) for start in prefixes)
+    wanted = min(1024, _BATCH_ROWS)
+    while pairs := list(islice(entries, wanted)):
+        keys, values = (pa.array(column, pa.binary()) for column in zip(*pairs, strict=True))
+        size_bytes = sum(int(binary_views(column)[0][-1]) for column in (keys, values))
+        wanted = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(pairs) // size_bytes))
+        yield keys, values
+
+
+def read_canonical(
+    files: Sequence[CanonicalFile],
+    states: Sequence[StateDescriptor],
+    key_schema: StructType,
+    storage: Storage,
+    store: RocksStore,
+    *,
+    work: Path,
+    owned: KeyGroupRange,
+    max_parallelism: int,
+    recorded_max_parallelism: int,
+) -> tuple[KeyGroupState, ...]:
+    """Fills an empty store with the entries whose key group, at ``max_parallelism``, is in ``owned``. Counts and digests of
+    what it wrote. Where max parallelism changes, all files are read; else those of the range.
+
+    Raises: CorruptFile, naming the file, for rows that are not a canonical savepoint's.
+    """
+    target = EntryWriter(store, states, key_schema, owned, max_parallelism)
+    same = max_parallelism == recorded_max_parallelism
+    by_state = {descriptor.name: descriptor for descriptor in states}
+    for name in dict.fromkeys(f.state for f in files):
+        if name != layout.TIMERS_NAME and name not in by_state:
+            raise CorruptFile(f"a savepoint in {storage.url} has a file of state {name!r}, which it does not declare")
+        rows = TimerRows(key_schema) if name == layout.TIMERS_NAME else StateRows(by_state[name], key_schema)
+        last: tuple[int, bytes] | None = None
+        for file in (f for f in files if f.state == name):
+            if same and file.key_groups.intersect(owned) is None:
+                continue
+            local = work / "canonical.parquet"
+            try:
+                storage.download(file.handle, local)
+            except NotFound as error:
+                raise CorruptFile(f"a file of the savepoint is missing from {storage.url}: {error}") from error
+            where = f"{file.handle.path!r} of {storage.url}"
+            for table in read_tables(local, rows.schema, owned if same else None, where):
+                if table.num_rows:
+                    last = target.take(rows, by_state.get(name), table, last, where, same)
+            local.unlink()
+    return target.state.key_group_states()
+
+
+class EntryWriter:
+    """Fills an empty store with entries of the key groups that it owns, and makes what goes with them: positions of lists, the
+    indexes of timers and of what expires, counts and digests. Which is why a list comes whole or in order."""
+
+    def __init__(
+        self,
+        store: RocksStore,
+        states: Sequence[StateDescriptor],
+        key_schema: StructType,
+        owned: KeyGroupRange,
+        max_parallelism: int,
+    ) -> None:
+        self.state = ShardState(store, key_groups=(), descriptors=states, now_ms=0)
+        self._key_schema, self._owned, self._max_parallelism = key_schema, owned, max_parallelism
+
+    def take(
+        self,
+        rows: StateRows | TimerRows,
+        descriptor: StateDescriptor | None,
+        table: pa.Table,
+        last: tuple[int, bytes] | None,
+        where: str,
+        same: bool,
+    ) -> tuple[int, bytes]:
+        """Writes those rows of a row group that belong here; its last row, for the check that rows ascend."""
+        try:
+            located = rows.located(table)
+            hashed = key_groups_of(rows.keys_of(table), self._key_schema, self._max_parallelism)
+        except (CorruptFile, StateTypeError) as error:
+            raise CorruptFile(f"{where}: {error}") from error
+        recorded = np.asarray(table["key_group"].combine_chunks())
+        if same and (recorded != hashed).any():
+            raise CorruptFile(f"{where}: a key is not in the key group that its row says")
+        last = check_ascending(recorded, located.rests, last, where)
+        mine = (hashed >= self._owned.first) & (hashed <= self._owned.last)
+        if descriptor is None:
+            self.put_timers(located, hashed, mine)
+        else:
+            self.put_entries(descriptor, located, hashed, mine)
+        return last
+
+    def put_entries(self, descriptor: StateDescriptor, located: Located, groups: Array, mine: Array) -> None:
+        """Writes the entries of one state whose rows are marked in ``mine``."""
+        places = np.flatnonzero(mine)
+        if not len(places):
+            return
+        # In order of key group: as the digest is summed, and nearly as the store has them.
+        places = places[np.argsort(groups[places], kind="stable")]
+        here, rests, entries = groups[places], located.rests.take(places), located.entries.take(places)
+        self._account(descriptor.name, here, rests, entries)
+        self.state.put_many(stored_keys(here, descriptor.state_id, rests), entries.to_pylist())
+        if located.lists is not None:
+            begins, (firsts, nexts) = located.lists
+            kept = mine[begins]
+            heads = located.rests.take(begins[kept])
+            keys = [head[:-9] + layout.LIST_META for head in heads.to_pylist()]
+            positions = map(layout.pack_positions, firsts[kept].tolist(), nexts[kept].tolist())
+            self.state.put_positions(
+                stored_keys(groups[begins[kept]], descriptor.state_id, pa.array(keys, pa.binary())), list(positions)
+            )
+        expiring = is_expiring(entries)
+        if expiring.any():
+            mask = pa.array(expiring)
+            times, behind = expiries(entries.filter(mask)), bytes([descriptor.state_id])
+            self._index(layout.EXPIRY_INDEX, here[expiring], times, behind, rests.filter(mask))
+
+    def put_timers(self, located: Located, groups: Array, mine: Array) -> None:
+        """Writes the timers whose rows are marked in ``mine``."""
+        places = np.flatnonzero(mine)
+        if not len(places):
+            return
+        places = places[np.argsort(groups[places], kind="stable")]
+        here, rests = groups[places], located.rests.take(places)
+        nothing = located.entries.take(places)
+        self._account(layout.TIMERS_NAME, here, rests, nothing)
+        self.state.put_many(stored_keys(here, layout.TIMERS, rests), nothing.to_pylist())
+        keys, times = split_timers(rests)
+        self._index(layout.TIMER_INDEX, here, times, b"", keys)
+
+    def _account(self, name: str, groups: Array, rests: pa.Array, entries: pa.Array) -> None:
+        nothing = pa.nulls(len(entries), pa.binary())
+        for group, *changes in changes_by_key_group(name, groups, rests, nothing, entries):
+            self.state.account(group, name, *changes)
+
+    def _index(self, index: int, groups: Array, times: Array, behind: bytes, rests: pa.Array) -> None:
+        keys = index_keys(groups, index, times, behind, rests)
+        self.state.put_many(keys, [b""] * len(keys))

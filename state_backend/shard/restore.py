@@ -1,0 +1,208 @@
+"""From manifests to an open shard, into any parallelism.
+
+Source: the plan follows Flink's incremental restore: one overlapping handle is opened and clipped to the range; of several
+the best is opened, and the entries of the others that belong to the range are written to files that it takes in. Every
+file is verified against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early.
+Changelog segments are replayed last, each key group's from the handle that had it, and of each only what belongs to the range.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.formats import changelog
+from state_backend.ports.storage import Storage
+from state_backend.shard.file_cache import FileCache
+from state_backend.shard.transfer import download_all
+from state_backend.state.layout import key_group_bounds
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, StateUnusable
+from state_backend.values.key_groups import KeyGroupRange
+from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
+
+# RocksDB opens what this file names, also elsewhere.
+_CURRENT = re.compile(rb"MANIFEST-[0-9]+\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """Open ``first`` (None: start empty), clip it if ``clip``, then copy the range from each of ``others``."""
+
+    first: ShardManifest | None
+    clip: bool
+    others: tuple[ShardManifest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredShard:
+    """An open store with its range's state, and the files that it was opened from: the next checkpoint shares them.
+
+    ``base``: the one manifest that holds just this range, if it was restored from such a one; changes can be added to it.
+    """
+
+    store: RocksStore
+    base: ShardManifest | None
+    key_group_states: tuple[KeyGroupState, ...]
+    opened: tuple[LocalFile, ...]
+    opened_inline: frozenset[str]
+    downloaded_bytes: int
+    cached_bytes: int = 0
+
+
+def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
+    """Which manifests a shard restores from, and how.
+
+    The best to open is the one that brings most of the range; of equals, the one of which most is wanted.
+    """
+    overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
+    if not overlapping:
+        return RestorePlan(first=None, clip=False, others=())
+    first, wanted = max(
+        overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first)
+    )
+    others = tuple(m for m, _ in overlapping if m is not first)
+    return RestorePlan(first=first, clip=wanted != first.key_groups, others=others)
+
+
+def restore_shard(
+    target: KeyGroupRange,
+    manifests: Sequence[ShardManifest],
+    storage: Storage,
+    directory: Path,
+    options: EngineOptions,
+    cache: FileCache | None = None,
+) -> RestoredShard:
+    """Opens the state of ``target`` in ``directory``, which must not exist, from the storage, or what ``cache`` has of it.
+
+    Raises: CorruptFile naming the file that is missing or damaged; then nothing is left in ``directory``.
+    """
+    plan = plan_restore(target, manifests)
+    states = tuple(s for m in manifests for s in m.key_group_states if s.key_group in target)
+    states = tuple(sorted(states, key=lambda s: s.key_group))
+    if plan.first is None:
+        store = RocksStore(directory, options)
+        return RestoredShard(
+            store=store, base=None, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0
+        )
+    try:
+        downloaded_bytes, cached_bytes = fetch(plan.first, storage, directory, cache)
+        store = RocksStore(directory, options)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    try:
+        if plan.clip:
+            _clip(store, target)
+        _replay(plan.first, directory, store, target)
+        for n, other in enumerate(plan.others):
+            beside = directory.with_name(f"{directory.name}.from-{n}")
+            try:
+                fetched = fetch(other, storage, beside, cache)
+                downloaded_bytes, cached_bytes = downloaded_bytes + fetched[0], cached_bytes + fetched[1]
+                with RocksStore(beside, options) as source:
+                    source.copy_range(store, *key_group_bounds(target.first, target.last))
+                _replay(other, beside, store, target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+    except BaseException:
+        store.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return RestoredShard(
+        store=store,
+        base=plan.first if plan.first.key_groups == target else None,
+        key_group_states=states,
+        opened=plan.first.files,
+        opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
+        downloaded_bytes=downloaded_bytes,
+        cached_bytes=cached_bytes,
+    )
+
+
+def fetch(
+    manifest: ShardManifest, storage: Storage, directory: Path, cache: FileCache | None = None
+) -> tuple[int, int]:
+    """Makes a folder that RocksDB opens as the shard's state without its segments, which lie there too; returns the bytes that
+    the storage delivered, and those that the cache had."""
+    directory.mkdir(parents=True)
+    for file in manifest.inline_files:
+        if file.name == "CURRENT" and _CURRENT.fullmatch(file.data) is None:
+            raise CorruptRecord(
+                f"shard {manifest.shard}: CURRENT names {file.data[:60]!r}, which is no manifest of its folder"
+            )
+        _inside(directory, file.name).write_bytes(file.data)
+    files = [(f.handle, _inside(directory, f.name)) for f in manifest.files]
+    files += [(s.handle, _segment(directory, n)) for n, s in enumerate(manifest.segments) if s.handle is not None]
+    missing = [file for file in files if cache is None or not cache.link(storage.url, *file)]
+    try:
+        download_all(storage, missing)
+    except NotFound as error:
+        raise CorruptFile(
+            f"shard {manifest.shard}: a file of the checkpoint is missing from {storage.url}: {error}"
+        ) from error
+    if cache is not None and missing:
+        cache.keep(storage.url, missing)
+    downloaded_bytes = sum(handle.size_bytes for handle, _ in missing)
+    return downloaded_bytes, sum(handle.size_bytes for handle, _ in files) - downloaded_bytes
+
+
+def _segment(directory: Path, number: int) -> Path:
+    """RocksDB leaves alone what is not named like a file of its own."""
+    return directory / f"segment-{number}"
+
+
+def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange) -> None:
+    """Does the changes of the manifest's segments again, those to its key groups that belong to the target."""
+    owned = manifest.key_groups.intersect(target)
+    if owned is None:
+        return
+    low, high = key_group_bounds(owned.first, owned.last)
+    for number, segment in enumerate(manifest.segments):
+        path = _segment(directory, number)
+        name = segment.handle.path if segment.handle is not None else f"segment {number} of shard {manifest.shard}"
+        changes = 0
+        with path.open("rb") if segment.data is None else io.BytesIO(segment.data) as file:
+            for kind, pairs in changelog.read_segment(file, name):
+                changes += len(pairs)
+                if kind == changelog.RANGES:
+                    for start, end in pairs:
+                        within = max(start, low), min(end or b"", high or end or b"")
+                        if within[0] < within[1]:
+                            store.delete_range(*within)
+                else:
+                    keys = [key for key, _ in pairs]
+                    store.write(pairs[bisect_left(keys, low) : None if high is None else bisect_left(keys, high)])
+        if changes != segment.changes:
+            raise CorruptFile(f"{name}: {changes} changes; its manifest says {segment.changes}")
+        path.unlink(missing_ok=True)
+
+
+def _inside(directory: Path, name: str) -> Path:
+    if "/" in name or name in ("", ".", "..") or "\\" in name:
+        raise CorruptRecord(f"a manifest names a local file {name!r}")
+    return directory / name
+
+
+def _clip(store: RocksStore, target: KeyGroupRange) -> None:
+    start, end = key_group_bounds(target.first, target.last)
+    if start > b"\x00\x00":
+        store.delete_range(b"", start)
+    if end is not None:
+        store.delete_range(end, b"\xff" * 64)
+
+
+def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
+    """That the shards of a checkpoint cover every key group exactly once; StateUnusable otherwise."""
+    at = 0
+    for shard in sorted(ranges, key=lambda r: r.first):
+        if shard.first != at:
+            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {shard}")
+        at = shard.last + 1
+    if at != max_parallelism:
+        raise StateUnusable(f"shards of the checkpoint end at key group {at - 1}, expected {max_parallelism - 1}")
