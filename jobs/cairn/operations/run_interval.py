@@ -42,6 +42,7 @@ from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
+    DamagedCopy,
     ProcessorError,
     SourceError,
     StateUnusable,
@@ -267,8 +268,16 @@ def _process_interval(
     )
     spark.dataSource.register(KeyedState)
     option = ship(task)
-    with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval), first_cause():
-        routed.write.format("keyed_state").mode("append").option("task", option).save()
+    with offering_sound(open_storage(pipeline_root), begun.base):
+        try:
+            _compute(pipeline.name, interval, routed, option)
+        except DamagedCopy as error:
+            # On a cluster Spark runs the shard again by itself; a local master runs each task once.
+            log.warning(
+                "%s %s: a host's copy of a file is damaged; the interval is computed once more, with the storage's: %s",
+                *(pipeline.name, interval, error),
+            )
+            _compute(pipeline.name, interval, routed, option)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -279,6 +288,11 @@ def _process_interval(
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
     return prepared
+
+
+def _compute(pipeline: str, interval: Interval, routed: DataFrame, option: str) -> None:
+    with input_errors(pipeline, interval), first_cause():
+        routed.write.format("keyed_state").mode("append").option("task", option).save()
 
 
 def _reuse(
