@@ -9,6 +9,7 @@ UI shows them afterwards; running it again runs the same days again.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -61,7 +62,7 @@ def run_demo(days: int) -> int:
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)
     with ExitStack() as stack:
-        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
+        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002, token=secrets.token_urlsafe())
         stack.callback(spark.stop)
         # Every day's checkpoint is restored and proven. The owner's expectations come once a week, since importing Great
         # Expectations would take most of a day's time here; of a few days they see each.
