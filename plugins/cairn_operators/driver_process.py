@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,7 +86,13 @@ def _start(
     process = subprocess.Popen(
         command,
         cwd=root,
-        env={**os.environ, **environment, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            **environment,
+            "PYTHONPATH": path,
+            "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task()),
+            "PYTHONUNBUFFERED": "1",
+        },
         stdin=subprocess.DEVNULL if private is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -96,6 +103,17 @@ def _start(
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended at once: its output says why
             pipe.write(json.dumps(private).encode())
     return process
+
+
+def _path_of_the_task() -> list[str]:
+    """Where the task's own process finds modules beside those that Python and packages bring: what Airflow added for the DAG's
+    bundle in the version that this run has, for plugins and for config."""
+    installed = tuple(
+        str(Path(folder).resolve())
+        for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), sys.prefix)
+    )
+    folders = [str(Path(entry).resolve()) for entry in sys.path if entry]
+    return [f for f in dict.fromkeys(folders) if not f.startswith(installed) and not f.endswith(".zip")]
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:

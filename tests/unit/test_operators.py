@@ -41,6 +41,7 @@ from cairn_operators import (
     stateful_pipeline,
 )
 from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.google_connection import google_credentials
 from cairn_operators.spark_location import spark_location, spark_url
@@ -137,6 +138,41 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
     assert (options["--run-id"], options["--clear-number"], options["--try-number"]) == ("r1", "2", "3")
     assert options["--spark"] == "sc://h:7" and "--allow-stale-base" not in asked
     assert result == {"input_rows": 842, "attempt": options["--attempt"]}
+
+
+def test_a_pipeline_beside_its_dag_is_found(
+    fake: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow puts the bundle, in the run's version, on the path of the task's process; the driver is another process. There too it
+    comes last: what is called like a module of Python takes nobody's place."""
+    bundle = tmp_path / "bundle at version 7"
+    bundle.mkdir()
+    (bundle / "beside_its_dag.py").write_text("import statistics\nPIPELINE = statistics.mean([5])\n")
+    (bundle / "statistics.py").write_text("raise ImportError('not this one')")
+    monkeypatch.syspath_prepend(str(bundle))
+    folder = fake('ok {"attempt": "a"}')
+    driver = folder / "fake_driver.py"
+    driver.write_text(
+        driver.read_text().replace('print("a line"', 'print(os.environ["CAIRN_PYTHON_PATH"])\nprint("a line"')
+    )
+    lines: list[str] = []
+    process = DriverProcess("fake_driver")
+    process.run([], lines.append)
+    assert str(bundle) in lines[0].split(os.pathsep)
+    assert not [entry for entry in lines[0].split(os.pathsep) if "site-packages" in entry or "lib/python" in entry]
+
+    monkeypatch.undo()
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "cairn.command.driver", "validate", "--pipeline", "beside_its_dag:PIPELINE"),
+            *("--root", "memory://x", "--spark", "local[1]", "--result", str(tmp_path / "result.json")),
+        ],
+        env={**os.environ, "CAIRN_PYTHON_PATH": lines[0]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "'beside_its_dag:PIPELINE' is a int, not a Pipeline" in ran.stdout, ran.stderr
 
 
 def test_every_try_is_another_attempt(fake: Callable[[str], Path]) -> None:

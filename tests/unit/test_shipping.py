@@ -134,10 +134,10 @@ def new(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def in_worker(options: list[str], path: list[Path]) -> list[Any]:
+def in_worker(options: list[str], path: list[Path], root: Path | None = ROOT) -> list[Any]:
     """What one other process makes of the options, one after another. It has only ``path``."""
     environment = {k: v for k, v in os.environ.items() if k != "CAIRN_TEST_DRIVER"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, ROOT]))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, [*path, root])))
     ran = subprocess.run(
         [sys.executable, "-c", _WORKER],
         input="\n".join(options),
@@ -258,6 +258,24 @@ def test_workers_refuse_another_version_of_what_the_users_modules_import(folder:
     for told, version in ((same_version, "1.0"), (newer, "1.1")):
         assert f"the package sold-goods on the worker {socket.gethostname()} is {version} (" in told
         assert "and 1.0 (" in told and "on the driver; a module of the processor imports it" in told
+
+
+def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
+    """As --py-files and an archive bring it. It counted as another version, and the advice was to restart a server. An older one is
+    refused by the worker's host and path."""
+    shipped = ship(ship_processor(new("bought.processors", "Bought"), "p"))
+
+    def told_by(change: str) -> Any:
+        with zipfile.ZipFile(folder / "runtime.zip", "w") as file:
+            for package, root in (("cairn", ROOT / "jobs"), ("state_backend", ROOT)):
+                for module in (root / package).rglob("*.py"):
+                    name = module.relative_to(root).as_posix()
+                    file.writestr(name, module.read_text() + (change if name == "cairn/plain_copy.py" else ""))
+        return in_worker([shipped], [folder / "runtime.zip", folder / "site-packages"], root=None)[0]
+
+    assert told_by("") == "AttributeError: 'Bought' object has no attribute 'tell'"
+    assert f"the worker {socket.gethostname()} runs another version of Cairn" in (other := told_by("# older"))
+    assert f", from {folder / 'runtime.zip'}, and " in other
 
 
 def test_the_runtime_is_no_users_module() -> None:

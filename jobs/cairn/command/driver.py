@@ -43,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     options = _parser().parse_args(arguments)
+    # Behind all else, as in the task: a module beside a DAG must not take the place of one of Python's.
+    sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
     private = json.load(sys.stdin) if options.settings_on_stdin else {}
     options.token, options.conf = private.get("token"), private.get("conf") or {}
     try:
@@ -225,7 +227,10 @@ def load_pipeline(reference: str) -> Pipeline:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"can't load the pipeline {reference!r}: {error}; expected module:NAME") from error
+        raise UsageError(
+            f"can't load the pipeline {reference!r}: {error}; expected module:NAME, with the module in a package that is installed "
+            f"here, beside the DAG at the root of its bundle, or on the PYTHONPATH. Looked in: {', '.join(filter(None, sys.path))}"
+        ) from error
     if not isinstance(found, Pipeline):
         raise UsageError(f"{reference!r} is a {type(found).__name__}, not a Pipeline")
     return found

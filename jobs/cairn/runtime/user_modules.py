@@ -14,6 +14,7 @@ import site
 import sys
 import sysconfig
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -251,22 +252,32 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
     return f"{package.name} {package.version}" if package is not None else "no distribution's"
 
 
-def runtime_files() -> Iterator[tuple[Path, Path]]:
-    """Root and file of each of the runtime's modules, in a fixed order."""
-    for root in (*state_backend.__path__, *cairn.__path__):
-        for file in sorted(Path(root).glob("**/*.py")):
-            yield Path(root), file
+def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
+    """Of each of the runtime's modules, in a fixed order: its path below its package, its file, and the bytes of that. The package may
+    lie in a zip, as ``--py-files`` sends it."""
+    for package in (state_backend, cairn):
+        for root in package.__path__:
+            archive = getattr(package.__loader__, "archive", None)
+            if archive is None:
+                for file in sorted(Path(root).glob("**/*.py")):
+                    yield file.relative_to(root).as_posix(), str(file), file.read_bytes()
+                continue
+            within = Path(root).relative_to(archive).as_posix() + "/"
+            with zipfile.ZipFile(archive) as zipped:
+                names = [n for n in zipped.namelist() if n.startswith(within) and n.endswith(".py")]
+                for name in sorted(names, key=lambda n: PurePath(n).parts):
+                    yield name.removeprefix(within), f"{archive}/{name}", zipped.read(name)
 
 
 @cache
 def is_runtime(file: str) -> bool:
-    """True for what `runtime_files` has."""
+    """True for what `runtime_sources` has."""
     return file in _runtime()
 
 
 @cache
 def _runtime() -> frozenset[str]:
-    return frozenset(str(file) for _, file in runtime_files())
+    return frozenset(file for _, file, _ in runtime_sources())
 
 
 @cache

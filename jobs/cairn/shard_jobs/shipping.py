@@ -33,6 +33,7 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 
+import cairn
 from cairn.runtime.distributions import InstalledDistribution, distribution_here
 from cairn.runtime.user_modules import (
     UserCode,
@@ -41,7 +42,7 @@ from cairn.runtime.user_modules import (
     bytes_of,
     find_user_code,
     package_here,
-    runtime_files,
+    runtime_sources,
     spec_here,
 )
 from cairn.runtime.value_hash import ValueHasher
@@ -288,8 +289,9 @@ def unship(option: str) -> Any:
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(
-            "the Spark server runs another version of this project than the driver; restart the server, so that its workers "
-            f"import the current one (driver {version}, server {runtime_version()})"
+            f"the worker {socket.gethostname()} runs another version of Cairn than the driver: {runtime_version()}, from "
+            f"{Path(cairn.__path__[0]).parent}, and {version} on the driver. Install the driver's version there, and restart a Spark "
+            "Connect server that was started with another one"
         )
     return cloudpickle.loads(task)
 
@@ -298,8 +300,8 @@ def unship(option: str) -> Any:
 def runtime_version() -> str:
     """16 hex digits over the sources that workers import, as this process found them (read at first use)."""
     digest = hashlib.sha256()
-    for root, file in runtime_files():
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    for name, _, source in runtime_sources():
+        digest.update(name.encode() + b"\0" + source)
     return digest.hexdigest()[:16]
 
 
