@@ -8,6 +8,7 @@ UI shows them afterwards; running it again runs the same days again.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -47,6 +48,9 @@ def main() -> int:
         print(f"DAYS={days}: the flights are of 2013, so take 1 to 365")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if problem := no_semaphores():
+        print(problem)
+        return 1
     try:
         return run_demo(days)
     except KeyboardInterrupt:
@@ -55,6 +59,18 @@ def main() -> int:
     except (RuntimeError, OSError) as error:
         say(f"failed: {error}")
         return 1
+
+
+def no_semaphores() -> str | None:
+    """What to do where the system gives processes no semaphores, which Airflow's LocalExecutor can't do without."""
+    try:
+        multiprocessing.get_context("fork").Semaphore()
+    except OSError as error:
+        return (
+            f"Airflow's LocalExecutor can't run here: no semaphores ({error}), which need a writable /dev/shm. Mount one "
+            "(mount -t tmpfs tmpfs /dev/shm; docker run --shm-size=64m), then run this again"
+        )
+    return None
 
 
 def run_demo(days: int) -> int:
