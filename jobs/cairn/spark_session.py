@@ -99,7 +99,21 @@ def connect(
         if key not in given:
             builder = builder.config(key, value)
     with _properties(given):
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
+    if not where.startswith("local"):
+        _send_runtime(session)
+    return session
+
+
+def _send_runtime(session: SparkSession) -> None:
+    """Executors get this project's own modules from the driver, and so in its version, whatever is installed there. What those need
+    that is compiled has to be there."""
+    from cairn.runtime.user_modules import runtime_archive
+
+    with tempfile.TemporaryDirectory(prefix="cairn-runtime-") as folder:
+        archive = Path(folder, "cairn-runtime.zip")
+        runtime_archive(archive)
+        session.sparkContext.addPyFile(str(archive))  # copied before it returns
 
 
 @contextmanager

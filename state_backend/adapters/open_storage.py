@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 
@@ -34,8 +35,14 @@ def open_storage(url: str) -> Storage:
             memory = _memories.setdefault(name, MemoryStorage(f"memory://{name}"))
         return memory.below(folder) if slash else memory
     if scheme == "gs":
-        from state_backend.adapters.gcs_storage import GcsStorage  # only who uses it waits for Google's libraries
-
+        try:
+            from state_backend.adapters.gcs_storage import GcsStorage  # only who uses it waits for Google's libraries
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("google"):
+                raise
+            raise UsageError(
+                f"{url} needs Google's client, which {socket.gethostname()} lacks ({error}); install it there: pip install 'cairn[gcs]'"
+            ) from None
         bucket, _, prefix = rest.rstrip("/").partition("/")
         return GcsStorage(bucket, prefix)
     raise UsageError(f"not a storage URL: {url!r}; expected {_ACCEPTED}")

@@ -233,7 +233,7 @@ def test_programs_give_the_same_through_the_server(
 
 def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     write_pipeline(tmp_path, "one", "hello")
-    error = process(tmp_path, "sc://127.0.0.1:9", 1, "attempt-1")["error"]
+    error = process(tmp_path, "sc://127.0.0.1:9", 1, "attempt-1", settings={"conf": {}})["error"]
     assert error["type"] == "StorageUnavailable"
     assert "sc://127.0.0.1:9" in error["message"]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -411,7 +412,13 @@ class _Suites:
     """Runs suites, one for each table, and gathers what they found."""
 
     def __init__(self, pipeline: Pipeline, target: _Target, docs: Path | None) -> None:
-        import great_expectations as gx
+        try:
+            import great_expectations as gx
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"pipeline {pipeline.name!r} has expectations, and {socket.gethostname()} lacks Great Expectations ({error}); install it "
+                "where drivers run: pip install 'cairn[validation]'"
+            ) from None
 
         self.findings: list[str] = []
         self.counts: dict[str, tuple[int, int]] = {}  # by state: evaluated, failed

@@ -12,6 +12,10 @@ from state_backend.values.errors import CairnError
 
 # At the margin: what is indented is a note's, and may name other errors.
 _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
+# What this project imports in a worker; what the user's code lacks there is told by the processor's own error.
+_MISSING = re.compile(
+    r"ModuleNotFoundError: No module named '(cairn|state_backend|rocksdict|google_crc32c|google|xxhash|pydantic|pyarrow|pandas|numpy)\b"
+)
 # Where Spark's own text goes on behind what the worker reported.
 _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|Driver stacktrace)")
 
@@ -28,6 +32,12 @@ def first_cause() -> Iterator[None]:
         text = str(error)
         found = list(_RAISED.finditer(text))
         if not found:
+            if missing := _MISSING.search(text):
+                raise errors.UsageError(
+                    f"a Python worker of Spark lacks the package {missing[1]}; install what Cairn needs where executors run "
+                    "(pip install 'cairn[spark,gcs]'), or send a packed environment with spark.archives and have spark.pyspark.python "
+                    "name its Python. Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
+                ) from error
             raise
         # The last one is what reached Spark; what caused it stands above it.
         last = found[-1]

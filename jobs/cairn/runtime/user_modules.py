@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any, Literal
 
 import cairn
@@ -256,17 +257,29 @@ def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
     """Of each of the runtime's modules, in a fixed order: its path below its package, its file, and the bytes of that. The package may
     lie in a zip, as ``--py-files`` sends it."""
     for package in (state_backend, cairn):
-        for root in package.__path__:
-            archive = getattr(package.__loader__, "archive", None)
-            if archive is None:
-                for file in sorted(Path(root).glob("**/*.py")):
-                    yield file.relative_to(root).as_posix(), str(file), file.read_bytes()
-                continue
-            within = Path(root).relative_to(archive).as_posix() + "/"
-            with zipfile.ZipFile(archive) as zipped:
-                names = [n for n in zipped.namelist() if n.startswith(within) and n.endswith(".py")]
-                for name in sorted(names, key=lambda n: PurePath(n).parts):
-                    yield name.removeprefix(within), f"{archive}/{name}", zipped.read(name)
+        yield from _sources_of(package)
+
+
+def _sources_of(package: ModuleType) -> Iterator[tuple[str, str, bytes]]:
+    for root in package.__path__:
+        archive = getattr(package.__loader__, "archive", None)
+        if archive is None:
+            for file in sorted(Path(root).glob("**/*.py")):
+                yield file.relative_to(root).as_posix(), str(file), file.read_bytes()
+            continue
+        within = Path(root).relative_to(archive).as_posix() + "/"
+        with zipfile.ZipFile(archive) as zipped:
+            names = [n for n in zipped.namelist() if n.startswith(within) and n.endswith(".py")]
+            for name in sorted(names, key=lambda n: PurePath(n).parts):
+                yield name.removeprefix(within), f"{archive}/{name}", zipped.read(name)
+
+
+def runtime_archive(file: Path) -> None:
+    """Writes the runtime as a zip that Python imports from, the same bytes whenever the sources are the same."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for package in (state_backend, cairn):
+            for name, _, source in _sources_of(package):
+                zipped.writestr(zipfile.ZipInfo(f"{package.__name__}/{name}"), source)
 
 
 @cache
