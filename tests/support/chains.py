@@ -11,7 +11,7 @@ from typing import Literal
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.ports.storage import Storage
 from state_backend.shard.consolidation import consolidate, counted
-from state_backend.shard.restore import RestoredShard, check_whole, restore_shard
+from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
     ChangelogOptions,
     Snapshot,
@@ -21,7 +21,7 @@ from state_backend.shard.snapshot import (
     take_snapshot,
 )
 from state_backend.state.shard_state import ShardState
-from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.key_groups import KeyGroupRange, check_whole, range_of
 from state_backend.values.records import ShardManifest, StateDescriptor
 from tests.support.shards import STATES
 
