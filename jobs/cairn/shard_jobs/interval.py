@@ -32,7 +32,6 @@ from cairn.runtime.user_code import UserCode
 from cairn.runtime.watermark import EventTime
 from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
 from cairn.shard_jobs.shipping import ShippedProcessor
-from state_backend.adapters.change_recorder import ChangeRecorder
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -42,19 +41,12 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
+from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, counted, most_bytes
 from state_backend.shard.file_cache import open_cache
-from state_backend.shard.manifest import changes_since, needed_manifest, plan_ref
+from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
-from state_backend.shard.snapshot import (
-    ChangelogOptions,
-    Snapshot,
-    append_segment,
-    inline_budget_bytes,
-    plan_changelog,
-    record_changes,
-    take_snapshot,
-)
+from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
@@ -64,17 +56,12 @@ from state_backend.values.records import (
     LogicalTime,
     Permissions,
     RunRef,
-    ShardChanges,
     ShardManifest,
     ShardRef,
     StateDescriptor,
 )
 from state_backend.values.retention import RetentionPolicy
 from state_backend.values.zones import local_zone, zone_of
-
-# Of which about so much is for segments, and never less than this for a shard's: those of a few keys need no file, and where
-# manifests lie in files, whichever does not fit goes into one of those.
-INLINE_SEGMENTS_BYTES, INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +151,7 @@ class IntervalJob:
         work: Path,
         clock: StopWatch,
     ) -> ShardAck:
-        base = self._changelog_base(restored, shard, owned)
-        changes = record_changes(restored.store, base, work / "changes", self.changelog) if base is not None else None
+        changelog = self._changelog(restored, shard, owned, work)
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
@@ -198,7 +184,7 @@ class IntervalJob:
             output_file = output.finish(storage, path)
             late_file = late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full":
-                snapshot = self._snapshot(restored, state, base, changes, storage, work, shard, task, owned)
+                snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned)
         manifest = snapshot.manifest if snapshot else restored.base
         if manifest is None:
             raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")
@@ -206,7 +192,7 @@ class IntervalJob:
             shard=shard,
             manifest=snapshot.manifest if snapshot else None,
             summary=summary_of(manifest),
-            changes=self._changes(shard, restored, snapshot.manifest) if same_layout and snapshot else None,
+            changes=snapshot.changes if snapshot else None,
             in_segment=snapshot.in_segment if snapshot else None,
             outputs=tuple(file for file in (output_file, late_file) if file is not None),
             newest_event_us=inputs.newest_event_us,
@@ -225,8 +211,7 @@ class IntervalJob:
         self,
         restored: RestoredShard,
         state: ShardState,
-        base: ShardManifest | None,
-        changes: ChangeRecorder | None,
+        changelog: ShardChangelog | None,
         storage: Storage,
         work: Path,
         shard: int,
@@ -234,21 +219,8 @@ class IntervalJob:
         owned: KeyGroupRange,
     ) -> Snapshot:
         key_group_states = state.key_group_states()
-        most = most_bytes(restored.store, key_group_states, self.engine) if base else None
-        if base and changes and plan_changelog(base, changes.content_bytes(), self.changelog, most_bytes=most):
-            return append_segment(
-                changes,
-                storage,
-                base=base,
-                local=work / "segment",
-                attempt=self.attempt,
-                task=task,
-                key_group_states=key_group_states,
-                inline_budget_bytes=max(INLINE_SEGMENTS_BYTES // self.parallelism, INLINE_SEGMENT_BYTES),
-                fits_record=lambda manifest: (
-                    plan_ref(manifest, self._kept(shard, restored, manifest), self.parallelism) is not None
-                ),
-            )
+        if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
+            return changelog.append(storage, attempt=self.attempt, task=task, key_group_states=key_group_states)
         key_group_states = counted(restored.store, key_group_states)
         consolidate(
             restored.store,
@@ -274,30 +246,28 @@ class IntervalJob:
             cache=open_cache(self.engine),
         )
 
-    def _kept(self, shard: int, restored: RestoredShard, manifest: ShardManifest) -> ShardRef | None:
-        """The ref to the file of the base's manifest with what has changed since, if that is all."""
-        changes = self._changes(shard, restored, manifest) if len(self.base) == self.parallelism else None
-        return None if changes is None else replace(self._base_ref(shard), changes=changes)
-
-    def _changes(self, shard: int, restored: RestoredShard, manifest: ShardManifest) -> ShardChanges | None:
-        ref = self._base_ref(shard)
-        if restored.base is None or ref.manifest is None:
-            return None
-        return changes_since(ref.changes, restored.base, manifest)
-
-    def _base_ref(self, shard: int) -> ShardRef:
-        return next(ref for ref in self.base if ref.shard == shard)
-
-    def _changelog_base(self, restored: RestoredShard, shard: int, owned: KeyGroupRange) -> ShardManifest | None:
-        """What a segment can be added to: the base's manifest of the very same range, or nothing at all at the start. What was
-        clipped or put together of several is in no files yet."""
-        if self.mode != "changelog":
-            return None
+    def _changelog(
+        self, restored: RestoredShard, shard: int, owned: KeyGroupRange, work: Path
+    ) -> ShardChangelog | None:
+        """Of changelog mode. A segment is added to the base's manifest of the very same range, or to nothing at all at the start; what
+        was clipped or put together of several is in no files yet."""
+        base, ref = restored.base, None
         if not self.base:
-            return ShardManifest(
+            base = ShardManifest(
                 shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=()
             )
-        return replace(restored.base, shard=shard) if restored.base is not None else None
+        elif len(self.base) == self.parallelism:
+            ref = next(ref for ref in self.base if ref.shard == shard)
+        if self.mode != "changelog" or base is None:
+            return None
+        return ShardChangelog(
+            restored.store,
+            replace(base, shard=shard),
+            work / "changes",
+            self.changelog,
+            base_ref=ref,
+            parallelism=self.parallelism,
+        )
 
     def _run_processor(
         self, inputs: InputBatches, state: ShardState, output: LocalParquet
