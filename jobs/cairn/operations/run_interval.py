@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -220,6 +220,7 @@ def _process_interval(
         h0=begun.h0,
         base_id=begun.base.id if begun.base is not None else None,
         base=base.shards if base is not None else (),
+        base_parallelism=len(base.shards) if base is not None else 0,
         interval=interval,
         run=run,
         permissions=permissions,
@@ -254,16 +255,19 @@ def _process_interval(
         return reused
     if on_begin is not None:
         on_begin(options)
-    routed = route(
-        spark,
-        rows,
-        initial,
-        key=key,
-        initial_key=initial_key,
-        order_by=order_by,
-        parallelism=pipeline.parallelism,
-        max_parallelism=pipeline.max_parallelism,
-    )
+
+    def routed(parts: Sequence[bytes]) -> DataFrame:
+        return route(
+            spark,
+            rows,
+            initial,
+            key=key,
+            initial_key=initial_key,
+            order_by=order_by,
+            parts=parts,
+            max_parallelism=pipeline.max_parallelism,
+        )
+
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
         job.finish(run_on_shards(spark, job, routed))
     prepared = coordinator.load_prepared(attempt)

@@ -68,7 +68,8 @@ from state_backend.values.zones import local_zone, zone_of
 class IntervalJob:
     """All that the shards of one attempt need; travels to the workers with the processor.
 
-    ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing. ``dropped`` are states
+    ``base`` are the shards of the base checkpoint, in a task those that it reads; ``base_parallelism``: how many there are, 0 for a
+    start from nothing. ``dropped`` are states
     whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
     """
 
@@ -79,6 +80,7 @@ class IntervalJob:
     h0: int
     base_id: int | None
     base: tuple[ShardRef, ...]
+    base_parallelism: int
     interval: Interval
     run: RunRef
     permissions: Permissions
@@ -107,6 +109,15 @@ class IntervalJob:
         """The time zone in which the processor runs on every host."""
         return self.time.zone or "UTC"
 
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shards of the base that hold some of this shard's key groups, told without reading the manifests of the others."""
+        owned, count = range_of(shard, self.parallelism, self.max_parallelism), self.base_parallelism
+        return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> IntervalJob:
+        """As `ShardJob` has it."""
+        return replace(self, base=refs)
+
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
@@ -123,7 +134,7 @@ class IntervalJob:
         ):
             try:
                 with clock.phase("restore"):
-                    manifests = [needed_manifest(ref, storage) for ref in self._overlapping(owned)]
+                    manifests = [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
                     restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
                 try:
                     return self._process(batches, shard, task, owned, restored, storage, work, clock)
@@ -134,11 +145,6 @@ class IntervalJob:
                 if cache is not None:
                     cache.forget(storage.url, [f.handle for m in manifests for f in m.files])
                 raise
-
-    def _overlapping(self, owned: KeyGroupRange) -> list[ShardRef]:
-        """The shards of the base that hold some of these key groups, told without reading the manifests of the others."""
-        count = len(self.base)
-        return [ref for ref in self.base if range_of(ref.shard, count, self.max_parallelism).intersect(owned)]
 
     def _process(
         self,
@@ -176,7 +182,7 @@ class IntervalJob:
             runner.fire_timers()
             runner.close()
             state.expire()
-        same_layout = len(self.base) == self.parallelism
+        same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
             path = paths.output(self.interval, self.attempt, shard, task)
@@ -252,11 +258,11 @@ class IntervalJob:
         """Of changelog mode. A segment is added to the base's manifest of the very same range, or to nothing at all at the start; what
         was clipped or put together of several is in no files yet."""
         base, ref = restored.base, None
-        if not self.base:
+        if not self.base_parallelism:
             base = ShardManifest(
                 shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=()
             )
-        elif len(self.base) == self.parallelism:
+        elif self.base_parallelism == self.parallelism:
             ref = next(ref for ref in self.base if ref.shard == shard)
         if self.mode != "changelog" or base is None:
             return None
