@@ -101,6 +101,7 @@ class StopWatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Times the block, also if it raises."""
         started = time.monotonic_ns()
         try:
             yield
