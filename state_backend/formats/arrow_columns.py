@@ -71,7 +71,7 @@ _RANGES = {
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """The Arrow type that holds a Spark type. Raises: UsageError for one that no Arrow type holds."""
+    """The Arrow type that holds a Spark type. Raises: StateSchemaError for one that state can't hold."""
     match data_type:
         case AtomicType(name):
             return _ATOMIC[name]

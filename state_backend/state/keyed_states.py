@@ -112,7 +112,7 @@ class ListState(_KeyedState):
         return next(self.get(), None) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """The elements in their order, without expired ones. Some hundreds are read ahead at a time."""
+        """The elements in their order, without expired ones. Up to 256 are read ahead at a time."""
         element = self._stored_key() + layout.LIST_ELEMENT
         first, next_ = self._positions(self._stored_key())
         while first < next_:
