@@ -113,11 +113,14 @@ class EngineOptions:
 class Recorder(Protocol):
     """Whoever keeps a record of what is written to a store."""
 
-    def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None: ...
+    def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Told before the store writes; None deletes."""
 
-    def delete_range(self, start: bytes, end: bytes) -> None: ...
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Told before the store deletes keys from ``start`` on and before ``end``."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Told when the store closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,7 @@ class RocksStore:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None. Raises: CorruptFile if a file is damaged or gone; StorageUnavailable if the disk fails."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:

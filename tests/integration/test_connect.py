@@ -24,6 +24,7 @@ import pytest
 from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.values.errors import StateUnusable
 from state_backend.values.records import Record
 from tests.conformance.generator import cairn_alone
 from tests.support.reading import read_output
@@ -376,8 +377,8 @@ def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: 
 
 
 def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, tmp_path: Path) -> None:
-    """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and prepares
-    its attempt after the next one is committed. Its commit creates no record, and the state is that of the second."""
+    """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and writes its last
+    files after that is committed. Nobody prepares its attempt, so that it can't be committed, and the state is that of the second."""
     slow = Slow(tmp_path, server.url)
     driver = slow.start()
     driver.kill()
@@ -388,8 +389,13 @@ def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, t
     assert slow.still_beats(), "the first try was over before the second was committed, so this shows nothing"
 
     (tmp_path / "finish").touch()
-    wait_until(lambda: slow.prepared("attempt-1"), 40, "the first try goes on to its end")
-    assert commit(tmp_path, "attempt-1") == record, "the late try is told who committed"
+    wait_until(
+        lambda: list((tmp_path / "root").rglob("output/*/attempt-1/*.parquet")), 40, "the first try writes its files"
+    )
+    wait_until(lambda: not slow.still_beats(), 40, "the first try goes on to its end")
+    assert not slow.prepared("attempt-1")
+    with pytest.raises(StateUnusable, match=r"attempt attempt-1 .* never got as far"):
+        commit(tmp_path, "attempt-1")
     log = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").log()
     assert [(r.id, r.content.attempt, r.content.digest) for r in log.completed()] == [
         (record.id, "attempt-2", record.content.digest)
