@@ -73,9 +73,13 @@ class DriverProcess:
 
 
 def repo_root() -> Path:
-    """The folder that holds ``jobs/``, where pipelines are: the checkout that this file is part of, or AIRFLOW_HOME."""
+    """The folder that holds ``jobs/``, where pipelines are: the checkout that this file is part of, or AIRFLOW_HOME. Drivers work in
+    it, so that where that is no folder, as in a container without one, it is the temp folder."""
     here = Path(__file__).resolve().parents[2]
-    return here if (here / "jobs").is_dir() else Path(os.environ.get("AIRFLOW_HOME", here))
+    if (here / "jobs").is_dir():
+        return here
+    home = Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
+    return home if home.is_dir() else Path(tempfile.gettempdir())
 
 
 def _start(
