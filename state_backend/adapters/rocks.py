@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -501,7 +502,10 @@ def _needed_files(folder: Path) -> list[str]:
 def _translated(error: Exception, doing: str) -> Exception:
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
-        return StorageUnavailable(f"{doing}: the local disk is full: {text}")
+        return StorageUnavailable(
+            f"{doing}: the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder "
+            f"with more: {text}"
+        )
     if any(word in text for word in ("Corruption", "checksum", "No such file", "magic number", "truncated")):
         return CorruptFile(f"{doing}: {text}")
     return StorageUnavailable(f"{doing}: {text}")

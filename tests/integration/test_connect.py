@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a-token-that-only-the-server-knows"
 
 PIPELINE = """
 from datetime import UTC, datetime
@@ -61,21 +66,26 @@ PIPELINE = Pipeline(name="greeting", start=datetime(2024, 1, 1, tzinfo=UTC), sou
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
-    with SparkConnectServer(ROOT, log_dir=tmp_path_factory.mktemp("spark-logs")) as running:
+    with SparkConnectServer(ROOT, log_dir=tmp_path_factory.mktemp("spark-logs"), token=TOKEN) as running:
         yield running
 
 
-def drive(folder: Path, server: str, command: str, *arguments: str) -> dict[str, Any]:
+def drive(
+    folder: Path, server: str, command: str, *arguments: str, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """One driver process, as Airflow starts it; its result."""
-    driver = start(folder, server, command, *arguments)
+    driver = start(folder, server, command, *arguments, settings=settings)
     output, _ = driver.communicate()
+    assert TOKEN not in output
     result = folder / "result.json"
     assert result.exists(), output
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 
 
-def start(folder: Path, server: str, command: str, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, server: str, command: str, *arguments: str, settings: dict[str, Any] | None = None
+) -> subprocess.Popen[str]:
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder), str(ROOT)])
@@ -89,18 +99,32 @@ def start(folder: Path, server: str, command: str, *arguments: str) -> subproces
         "--result",
         str(result),
     ]
-    return subprocess.Popen(
+    common += ["--settings-on-stdin"] if server.startswith("sc://") else []
+    driver = subprocess.Popen(
         [sys.executable, "-m", "cairn.command.driver", command, *common, *arguments],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(folder / "certificate.pem"),
+        },
         cwd=folder,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    assert driver.stdin is not None
+    driver.stdin.write(json.dumps(settings or {"token": TOKEN}))
+    driver.stdin.close()
+    driver.stdin = None
+    return driver
 
 
-def process(folder: Path, server: str, day: int, attempt: str, *more: str) -> dict[str, Any]:
-    return drive(folder, server, "process", *interval_of(day, attempt), *more)
+def process(
+    folder: Path, server: str, day: int, attempt: str, *more: str, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return drive(folder, server, "process", *interval_of(day, attempt), *more, settings=settings)
 
 
 def interval_of(day: int, attempt: str, *, try_number: int = 1) -> list[str]:
@@ -198,6 +222,7 @@ def test_programs_give_the_same_through_the_server(
         text=True,
         check=False,
         timeout=300,
+        env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": TOKEN},
     )
     assert ran.returncode == 0, ran.stderr
     try:
@@ -212,6 +237,67 @@ def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     error = process(tmp_path, "sc://127.0.0.1:9", 1, "attempt-1")["error"]
     assert error["type"] == "StorageUnavailable"
     assert "sc://127.0.0.1:9" in error["message"]
+
+
+def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
+    """The server behind a proxy that speaks TLS, as servers are run: the token goes nowhere else, another one or none is refused for
+    good, and so is a setting that the server does not let a session make."""
+    write_pipeline(tmp_path, "one", "hello")
+    with tls_proxy(server.port, tmp_path) as port:
+        where = f"sc://localhost:{port}/;use_ssl=true"
+        result = process(tmp_path, where, 1, "attempt-1")
+        assert "ok" in result, result
+        refused = process(tmp_path, where, 1, "attempt-2", settings={"token": "another"})["error"]
+        static = process(
+            tmp_path, where, 1, "attempt-3", settings={"token": TOKEN, "conf": {"spark.executor.memory": "2g"}}
+        )["error"]
+        unprotected = process(tmp_path, f"sc://127.0.0.1:{port}", 1, "attempt-4")["error"]
+    assert refused["type"] == static["type"] == unprotected["type"] == "UsageError"
+    assert f"the Spark Connect server at {where} refuses this token" in refused["message"]
+    assert "does not let a session set spark.executor.memory" in static["message"]
+    assert "would be sent unprotected; set use_ssl" in unprotected["message"]
+
+
+@contextlib.contextmanager
+def tls_proxy(port: int, folder: Path) -> Iterator[int]:
+    """A port where TLS is taken off what goes to ``port``; ``certificate.pem`` in the folder is for localhost."""
+    request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run(
+        ["openssl", *request.split(), "-keyout", "key.pem", "-out", "certificate.pem"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+
+    async def serve(ready: Callable[[tuple[int, Callable[[], None]]], None]) -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+                    await writer.drain()
+            writer.close()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+        context.set_alpn_protocols(["h2"])
+        listening = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context)
+        ready((listening.sockets[0].getsockname()[1], lambda: loop.call_soon_threadsafe(stop.set)))
+        await stop.wait()
+        listening.close()
+
+    found: queue.Queue[tuple[int, Callable[[], None]]] = queue.Queue()
+    thread = threading.Thread(target=lambda: asyncio.run(serve(found.put)), daemon=True)
+    thread.start()
+    listens_at, end = found.get(timeout=10)
+    yield listens_at
+    end()
+    thread.join(10)
 
 
 # --- a driver that ends while its operation runs on the server --------------------------------------------------------------

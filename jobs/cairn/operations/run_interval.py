@@ -41,6 +41,7 @@ from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
+    DamagedCopy,
     ProcessorError,
     SourceError,
     StateUnusable,
@@ -269,7 +270,16 @@ def _process_interval(
         )
 
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
-        job.finish(run_on_shards(spark, job, routed))
+        try:
+            acks = run_on_shards(spark, job, routed)
+        except DamagedCopy as error:
+            # On a cluster Spark runs the shard again by itself; a local master runs each task once.
+            log.warning(
+                "%s %s: a host's copy of a file is damaged; the interval is computed once more, with the storage's: %s",
+                *(pipeline.name, interval, error),
+            )
+            acks = run_on_shards(spark, job, routed)
+        job.finish(acks)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(

@@ -48,7 +48,7 @@ from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import CorruptFile, InvariantViolated, SourceError
+from state_backend.values.errors import CorruptFile, DamagedCopy, InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
@@ -140,10 +140,12 @@ class IntervalJob:
                     return self._process(batches, shard, task, owned, restored, storage, work, clock)
                 finally:
                     restored.store.close()
-            except CorruptFile:
-                # It may be this host's copy that is damaged; the next try shall tell.
-                if cache is not None:
-                    cache.forget(storage.url, [f.handle for m in manifests for f in m.files])
+            except CorruptFile as error:
+                # It may be this host's copy that is damaged; another try fetches the files, and tells.
+                handles = [f.handle for m in manifests for f in m.files]
+                handles += [s.handle for m in manifests for s in m.segments if s.handle is not None]
+                if cache is not None and cache.forget(storage.url, handles):
+                    raise DamagedCopy(str(error)) from error
                 raise
 
     def _process(
