@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shlex
@@ -110,10 +111,12 @@ def _send_runtime(session: SparkSession) -> None:
     that is compiled has to be there."""
     from cairn.runtime.user_modules import runtime_archive
 
-    with tempfile.TemporaryDirectory(prefix="cairn-runtime-") as folder:
-        archive = Path(folder, "cairn-runtime.zip")
-        runtime_archive(archive)
-        session.sparkContext.addPyFile(str(archive))  # copied before it returns
+    # Executors fetch it from this file whenever they start, so that it stays as long as this process.
+    folder = tempfile.mkdtemp(prefix="cairn-runtime-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    archive = Path(folder, "cairn-runtime.zip")
+    runtime_archive(archive)
+    session.sparkContext.addPyFile(str(archive))
 
 
 @contextmanager
