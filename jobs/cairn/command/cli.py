@@ -34,6 +34,7 @@ from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
+from state_backend.values.airflow_commands import with_command
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
@@ -73,7 +74,9 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except CairnError as error:
-            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            dag_id = kwargs.get("dag") or kwargs.get("pipeline")
+            message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
+            typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)
         raise typer.Exit(code)
 
