@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cairn.command import state_commands as moving_state
+from cairn.command.backfill import backfill
 from cairn.operations.export import export_state
 from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -347,6 +348,7 @@ def sweep_(
     return 0
 
 
+app.command()(_exit_codes(backfill))
 app.command()(_exit_codes(moving_state.savepoint))
 app.command()(_exit_codes(moving_state.restore))
 app.command()(_exit_codes(moving_state.fork))
