@@ -10,6 +10,7 @@ from state_backend.values.errors import StaleStateError, StateGapError, StateUnu
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Permissions, Record, Tombstone
 from state_backend.values.rerun import Rerun
+from state_backend.values.retention import retention_in_words
 
 
 def plan_base(
@@ -131,6 +132,12 @@ def intervals_of(again: Rerun) -> str:
     return f"the intervals that start from {format_instant(again.first)} to {format_instant(again.last)}"
 
 
+def kept(log: Log) -> str:
+    """A sentence: which checkpoints are retained, by the newest record; empty if there is none."""
+    policy = next((c.content.retention for c in reversed(log.completed())), None)
+    return "" if policy is None else f" Retention keeps {retention_in_words(policy)} (the pipeline's `retention`)."
+
+
 def lines_of(what: Iterable[object], most: int = 10) -> str:
     """Each on a line of its own; of more than ``most`` the last ones are counted."""
     listed = [f"\n  {one}" for one in what]
@@ -167,6 +174,8 @@ def _gap(log: Log, pipeline: str, interval: Interval) -> tuple[str, Rerun | None
     after = [p for p in points if p > interval.start]
     nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]
     text += f" The nearest restore points are {' and '.join(nearest)}."
+    if after:
+        text += kept(log)
     if not before:
         text += f" The earliest is {format_instant(points[0])}: restore an older savepoint, or begin at the pipeline's start."
         return text, None

@@ -19,7 +19,7 @@ from datetime import datetime
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.dropped import telling_drops
-from state_backend.checkpoint.lineage import intervals_of, is_superseded, lines_of, stale_marks
+from state_backend.checkpoint.lineage import intervals_of, is_superseded, kept, lines_of, stale_marks
 from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
@@ -105,7 +105,7 @@ def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     if entry is None or isinstance(entry, SweepRecord):
         raise UsageError(f"there is no checkpoint {target} in the log; {there}")
     if target not in log.retained or not isinstance(entry, Record):
-        raise StateUnusable(f"checkpoint {target} was dropped by retention, and its files with it; {there}")
+        raise StateUnusable(f"checkpoint {target} was dropped by retention, and its files with it; {there}.{kept(log)}")
     refused = log.quarantine_above(target)
     if refused is not None and not permissions.allow_quarantined:
         what = "is quarantined" if refused == target else f"descends from checkpoint {refused}, which is quarantined"
