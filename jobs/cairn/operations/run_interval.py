@@ -10,10 +10,11 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
@@ -67,6 +68,21 @@ log = logging.getLogger("cairn")
 
 MODES = ("incremental", "full", "changelog")
 _SESSION_ZONE = "spark.sql.session.timeZone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The rows of an interval before they are routed. ``key``, ``initial_key``: what the key's columns are called in each, in the
+    key's order."""
+
+    rows: DataFrame
+    initial: DataFrame | None
+    key: Sequence[str]
+    initial_key: Sequence[str]
+    order_by: Sequence[str]
+
+
+OnShards: TypeAlias = "Callable[[SparkSession, IntervalTask, Inputs], None]"
 
 
 def run_interval(
@@ -128,12 +144,14 @@ def process_interval(
     coordinator: Coordinator | None = None,
     earlier: tuple[str, Mapping[str, str]] | None = None,
     on_begin: Callable[[Mapping[str, str]], None] | None = None,
+    on_shards: OnShards | None = None,
 ) -> Prepared:
     """Runs the interval on Spark, from its base to *prepared*. Nothing is committed.
 
     earlier: attempt and options of an earlier try of the same run; what that prepared is returned, and nothing is computed,
         if it is what would be computed now (``cairn.operations.plan_reuse``).
     on_begin: gets the options of this attempt once it is decided that it is computed.
+    on_shards: brings the rows to the shards, runs the task on each and finishes it; None: Spark does.
     """
     check_running(spark)
     # The source runs in the pipeline's zone too: it may read instants from text.
@@ -150,6 +168,7 @@ def process_interval(
             coordinator=coordinator,
             earlier=earlier,
             on_begin=on_begin,
+            on_shards=on_shards or _on_spark,
         )
 
 
@@ -179,6 +198,7 @@ def _process_interval(
     coordinator: Coordinator | None,
     earlier: tuple[str, Mapping[str, str]] | None,
     on_begin: Callable[[Mapping[str, str]], None] | None,
+    on_shards: OnShards,
 ) -> Prepared:
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
@@ -255,20 +275,9 @@ def _process_interval(
         return reused
     if on_begin is not None:
         on_begin(options)
-    routed = route(
-        spark,
-        rows,
-        initial,
-        key=key,
-        initial_key=initial_key,
-        order_by=order_by,
-        parallelism=pipeline.parallelism,
-        max_parallelism=pipeline.max_parallelism,
-    )
-    spark.dataSource.register(KeyedState)
-    option = ship(task)
-    with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval), first_cause():
-        routed.write.format("keyed_state").mode("append").option("task", option).save()
+    inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
+    with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
+        on_shards(spark, task, inputs)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -279,6 +288,23 @@ def _process_interval(
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
     return prepared
+
+
+def _on_spark(spark: SparkSession, task: IntervalTask, inputs: Inputs) -> None:
+    routed = route(
+        spark,
+        inputs.rows,
+        inputs.initial,
+        key=inputs.key,
+        initial_key=inputs.initial_key,
+        order_by=inputs.order_by,
+        parallelism=task.parallelism,
+        max_parallelism=task.max_parallelism,
+    )
+    spark.dataSource.register(KeyedState)
+    option = ship(task)
+    with first_cause():
+        routed.write.format("keyed_state").mode("append").option("task", option).save()
 
 
 def _reuse(

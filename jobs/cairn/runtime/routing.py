@@ -50,6 +50,15 @@ def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
     return key_schema
 
 
+def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
+    """UsageError for a column that the input lacks."""
+    unknown = [name for name in order_by if name not in schema.names]
+    if unknown:
+        raise UsageError(
+            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
+        )
+
+
 def route(
     spark: SparkSession,
     rows: DataFrame,
@@ -64,11 +73,7 @@ def route(
     """The ticks and rows of all shards, each shard one sorted partition; partition number = shard. ``initial_key``: what the key's
     columns are called in ``initial``, in the key's order, if otherwise."""
     schema = rows.schema
-    unknown = [name for name in order_by if name not in schema.names]
-    if unknown:
-        raise UsageError(
-            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
-        )
+    check_order_by(order_by, schema)
     keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
     if initial is not None:
         keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
