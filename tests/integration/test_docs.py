@@ -1,0 +1,131 @@
+"""Every code block of these pages is run as it stands there, one after the other, in a copy of the repository.
+
+A console block is lines that begin with ``$``, each followed by what it says, in order, as far as the page quotes it; … stands for anything.
+A block that is not run has a reason above it: ``<!-- not run: … -->``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.layout import REPOSITORY, copy_layout, run_there
+
+PAGES = [
+    "docs/first-pipeline.md",
+    "docs/testing.md",
+    "docs/concepts.md",
+    "docs/operating.md",
+    "docs/from-structured-streaming.md",
+    "docs/from-flink.md",
+    "docs/settings.md",
+]
+# A page of which only these blocks are run, by their number, and what stands before each.
+PARTS: dict[str, dict[int, str]] = {}
+_BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    page: str
+    line: int
+    kind: str
+    text: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    text = (REPOSITORY / page).read_text()
+    return [
+        Block(
+            page=page,
+            line=text[: found.start("text")].count("\n") + 1,
+            kind=found["kind"],
+            text=found["text"],
+            reason=found["reason"],
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_the_page_runs(page: str, tmp_path: Path) -> None:
+    layout = copy_layout(tmp_path)
+    for block in blocks_of(page):
+        if block.reason is None:
+            run_block(layout, block)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", PARTS)
+def test_these_blocks_of_the_page_run(page: str, tmp_path: Path) -> None:
+    """In one process, since the later ones use the names of the earlier."""
+    blocks = blocks_of(page)
+    code = "\n".join(f"{before}\n{blocks[number].text}" for number, before in PARTS[page].items())
+    done = run_there(copy_layout(tmp_path), [sys.executable, "-W", "ignore", "-c", code], CAIRN_TMP=str(tmp_path))
+    assert done.returncode == 0, f"{page}: {done.stdout}"
+
+
+def run_block(layout: Path, block: Block) -> None:
+    match block.kind:
+        case "python" if "\ndef test_" in block.text:
+            (layout / "test_page.py").write_text(block.text)
+            _run(layout, block, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"])
+        case "python":
+            _run(layout, block, [sys.executable, "-W", "ignore", "-c", block.text])
+        case "console":
+            for command, expected in commands_in(block.text):
+                said = _run(layout, block, ["bash", "-c", command])
+                assert quoted_in(expected, said), f"{block}: {command}\nsaid\n{said}\nnot\n{expected}"
+        case "" | "text":
+            pass  # a drawing
+        case kind:
+            pytest.fail(f"{block}: a block of {kind!r} is not run; say python or console, or why it is not run")
+
+
+def _run(layout: Path, block: Block, command: list[str]) -> str:
+    done = run_there(layout, command, PYTHONWARNINGS=os.environ.get("PYTHONWARNINGS", ""))
+    assert done.returncode == 0, f"{block}: {command[-1]}\n{done.stdout}"
+    return done.stdout
+
+
+def commands_in(text: str) -> list[tuple[str, list[str]]]:
+    """Each command with the lines that follow it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def quoted_in(expected: list[str], said: str) -> bool:
+    """Whether the lines stand there in this order, others between them or not."""
+    lines = iter(said.splitlines())
+    patterns = [".*".join(map(re.escape, line.rstrip().split("…"))) for line in expected]
+    return all(any(re.fullmatch(pattern, line.rstrip()) for line in lines) for pattern in patterns)
+
+
+def test_what_is_quoted_is_looked_for() -> None:
+    assert quoted_in(["a … c", "d"], "x\na b c\ny\nd\n")
+    assert not quoted_in(["d", "a … c"], "a b c\nd\n")
+    assert not quoted_in(["a"], "ab")
+    assert commands_in("$ a\nb\n$ c\n") == [("a", ["b"]), ("c", [])]
+
+
+def test_what_is_not_run_says_why() -> None:
+    reasons = [block.reason for page in PAGES for block in blocks_of(page) if block.reason is not None]
+    assert all(len(reason.split()) > 3 for reason in reasons)
+    assert len(reasons) <= 12
