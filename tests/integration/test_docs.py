@@ -25,8 +25,41 @@ PAGES = [
     "docs/from-flink.md",
     "docs/settings.md",
 ]
-# A page of which only these blocks are run, by their number, and what stands before each.
-PARTS: dict[str, dict[int, str]] = {}
+# Pages of which only some blocks are run: a line that the block has, and what stands before it. One process for each page.
+_AIRCRAFT = """
+import os
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+flight = {
+    "tailnum": "N14228", "scheduled_departure": datetime(2013, 1, 1, 6), "origin": "EWR", "dest": "IAH", "departed": True,
+    "arrived": True, "departure_delay_minutes": 2, "arrival_delay_minutes": 11,
+}
+"""
+PARTS: dict[str, dict[str, str]] = {
+    "README.md": {
+        "AIRCRAFT = Pipeline(": "",
+        "tester = PipelineTester(RECORDS": "",
+        "record = run_interval(spark": f"""
+{_AIRCRAFT}
+from cairn.spark_session import connect
+spark = connect("local[2]", "README")
+start, end = AIRCRAFT.start, AIRCRAFT.start + timedelta(days=1)
+rows = spark.createDataFrame([flight], READ_SCHEMA)
+AIRCRAFT = replace(AIRCRAFT, source=lambda spark, interval: rows)
+""",
+    },
+    "docs/state-table.md": {
+        "import duckdb": f"""
+{_AIRCRAFT}
+from cairn.operations.export import export_state
+from cairn.runtime.checkpoint_names import find_state
+from cairn.testing import PipelineTester
+PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root="file:///data/state").run([flight])
+export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/tables")
+"""
+    },
+}
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -70,11 +103,16 @@ def test_every_block_of_the_page_runs(page: str, tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("page", PARTS)
 def test_these_blocks_of_the_page_run(page: str, tmp_path: Path) -> None:
-    """In one process, since the later ones use the names of the earlier."""
-    blocks = blocks_of(page)
-    code = "\n".join(f"{before}\n{blocks[number].text}" for number, before in PARTS[page].items())
-    done = run_there(copy_layout(tmp_path), [sys.executable, "-W", "ignore", "-c", code], CAIRN_TMP=str(tmp_path))
+    """In one process, since the later ones use the names of the earlier; with folders of this test's own."""
+    code = "\n".join(f"{before}\n{block_with(page, line)}" for line, before in PARTS[page].items())
+    code = code.replace("/data/state", f"{tmp_path}/state").replace("/tmp/tables", f"{tmp_path}/tables")
+    done = run_there(copy_layout(tmp_path / "layout"), [sys.executable, "-W", "ignore", "-c", code])
     assert done.returncode == 0, f"{page}: {done.stdout}"
+
+
+def block_with(page: str, line: str) -> str:
+    (found,) = (block.text for block in blocks_of(page) if line in block.text)
+    return found
 
 
 def run_block(layout: Path, block: Block) -> None:

@@ -79,15 +79,15 @@ def test_the_printed_command_runs_the_first_interval(layout: Path, printed: dict
     said = run(layout, [*first, "--count", "3"])
     lines = [line for line in said.splitlines() if line.startswith("[2024")]
     assert re.fullmatch(
-        r"\[2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z\): checkpoint 0, \d\d rows in, 0 of them late, 0 out, \d+ keys in state",
+        r"\[2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z\): checkpoint 1, \d\d rows in, 0 of them late, 0 out, \d+ entries of state and timers",
         lines[0],
     )
     assert len(lines) == 3
     root = f"file://{layout}/data/state"
-    assert [r.id for r in Coordinator(open_storage(f"{root}/clicks"), "clicks").log().completed()] == [0, 1, 2]
+    assert [r.id for r in Coordinator(open_storage(f"{root}/clicks"), "clicks").log().completed()] == [1, 2, 3]
     assert "2024-01-01T02:00:00Z to 2024-01-01T03:00:00Z" in run(layout, listed)
     # Left to itself it goes on where the newest ends, by the newest one's length.
-    assert "[2024-01-01T03:00:00Z, 2024-01-01T04:00:00Z): checkpoint 3" in run(layout, first[:3] + first[5:])
+    assert "[2024-01-01T03:00:00Z, 2024-01-01T04:00:00Z): checkpoint 4" in run(layout, first[:3] + first[5:])
 
 
 def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:

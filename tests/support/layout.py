@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def copy_layout(folder: Path) -> Path:
     """What a pipeline needs, with this environment as its ``.venv``."""
+    folder.mkdir(exist_ok=True)
     for name in ("jobs", "plugins", "state_backend", "dags"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py"):

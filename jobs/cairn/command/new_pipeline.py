@@ -218,7 +218,7 @@ def run(
         late = sum(file.rows for file in record.content.outputs if file.late)
         typer.echo(
             f"{interval}: checkpoint {record.id}, {totals.input_rows:,} rows in, {late:,} of them late, {totals.output_rows:,} out, "
-            f"{totals.keys:,} keys in state"
+            f"{totals.entries:,} entries of state and timers"
         )
     return 0
 
