@@ -9,7 +9,7 @@
         assert tester.state("clicks") == [{"key_user": "ann", "n": 1}, {"key_user": "bob", "n": 1}]
 
 An interval goes the way that it goes in production: it is planned by ``process_interval``, each shard restores its base, runs the processor and
-uploads its state by ``IntervalTask.run_shard``, and the coordinator commits. Only the source and Spark's JVM are left out: rows are given, and are
+uploads its state by ``IntervalJob.run_shard``, and the coordinator commits. Only the source and Spark's JVM are left out: rows are given, and are
 placed and sorted here as Spark would. So every interval is a restart; no processor lives on from one to the next.
 """
 
@@ -32,10 +32,11 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.ddl import parse_ddl_locally
 from cairn.runtime.local_rows import LocalRows, route_locally, sorted_rows
 from cairn.runtime.output_schema import struct_of
-from cairn.shard_jobs.interval import IntervalTask
+from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.shipping import processor_on_driver
 from state_backend.adapters.open_storage import forget_memory, join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.prepare import ShardAck
 from state_backend.inspection.table import StateSource, read_table
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
@@ -341,7 +342,7 @@ class _InProcess:
         return processor_on_driver(self.processor, self.pipeline)
 
 
-def _on_shards(processor: Any, session: Any, task: IntervalTask, inputs: Inputs) -> None:
+def _on_shards(processor: Any, session: Any, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
     rows: Any = inputs.rows
     initial: Any = inputs.initial
     shards = route_locally(
@@ -350,12 +351,12 @@ def _on_shards(processor: Any, session: Any, task: IntervalTask, inputs: Inputs)
         key=inputs.key,
         initial_key=inputs.initial_key,
         order_by=inputs.order_by,
-        parallelism=task.parallelism,
-        max_parallelism=task.max_parallelism,
+        parallelism=job.parallelism,
+        max_parallelism=job.max_parallelism,
     )
-    here: Any = _InProcess(processor, task.pipeline)
-    task = replace(task, processor=here)
-    task.finish([task.run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)])
+    here: Any = _InProcess(processor, job.pipeline)
+    job = replace(job, processor=here)
+    return [job.run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)]
 
 
 def _schema(schema: str | StructType, what: str) -> StructType:

@@ -15,7 +15,7 @@ from cairn.change_expectations import OverTime
 from cairn.pipeline import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger, Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.shard.snapshot import ChangelogOptions
+from state_backend.shard.changelog import ChangelogOptions
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
 # The default is told on another page, since it says more than one value.

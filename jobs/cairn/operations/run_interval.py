@@ -22,20 +22,20 @@ from cairn.operations.plan_reuse import Earlier, Now, Recompute, options_of, pla
 from cairn.operations.read_source import arrow_schema_json, check_types, input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.column_names import ColumnNames, grouping_names
-from cairn.runtime.first_cause import first_cause
-from cairn.runtime.keyed_state import KeyedState
 from cairn.runtime.output_schema import recorded_schema, schema_of_file
 from cairn.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.runtime.routing import key_schema_of, route
 from cairn.runtime.user_code import described
 from cairn.runtime.watermark import EventTime, event_time_of
-from cairn.shard_jobs.interval import IntervalTask
-from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship, ship_processor
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship_processor
 from cairn.spark_session import check_running
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.output_schemas import check_output_schema
+from state_backend.checkpoint.prepare import ShardAck
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.inspection.verify import offering_sound
@@ -82,7 +82,7 @@ class Inputs:
     order_by: Sequence[str]
 
 
-OnShards: TypeAlias = "Callable[[SparkSession, IntervalTask, Inputs], None]"
+OnShards: TypeAlias = "Callable[[SparkSession, IntervalJob, Inputs], list[ShardAck]]"
 
 
 def run_interval(
@@ -151,7 +151,7 @@ def process_interval(
     earlier: attempt and options of an earlier try of the same run; what that prepared is returned, and nothing is computed,
         if it is what would be computed now (``cairn.operations.plan_reuse``).
     on_begin: gets the options of this attempt once it is decided that it is computed.
-    on_shards: brings the rows to the shards, runs the task on each and finishes it; None: Spark does.
+    on_shards: brings the rows to the shards, and runs the job on each; None: Spark does.
     """
     check_running(spark)
     # The source runs in the pipeline's zone too: it may read instants from text.
@@ -233,7 +233,7 @@ def _process_interval(
     plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
-    task = IntervalTask(
+    job = IntervalJob(
         pipeline=pipeline.name,
         pipeline_start_ms=to_ms(pipeline.start),
         root=pipeline_root,
@@ -270,14 +270,14 @@ def _process_interval(
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
-    options = options_of(task, order_by, source_hash(pipeline.source), runtime_version())
-    if earlier is not None and (reused := _reuse(coordinator, task, options, *earlier)) is not None:
+    options = options_of(job, order_by, source_hash(pipeline.source), runtime_version())
+    if earlier is not None and (reused := _reuse(coordinator, job, options, *earlier)) is not None:
         return reused
     if on_begin is not None:
         on_begin(options)
     inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
-        on_shards(spark, task, inputs)
+        job.finish(on_shards(spark, job, inputs))
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -290,7 +290,7 @@ def _process_interval(
     return prepared
 
 
-def _on_spark(spark: SparkSession, task: IntervalTask, inputs: Inputs) -> None:
+def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
     routed = route(
         spark,
         inputs.rows,
@@ -298,17 +298,14 @@ def _on_spark(spark: SparkSession, task: IntervalTask, inputs: Inputs) -> None:
         key=inputs.key,
         initial_key=inputs.initial_key,
         order_by=inputs.order_by,
-        parallelism=task.parallelism,
-        max_parallelism=task.max_parallelism,
+        parallelism=job.parallelism,
+        max_parallelism=job.max_parallelism,
     )
-    spark.dataSource.register(KeyedState)
-    option = ship(task)
-    with first_cause():
-        routed.write.format("keyed_state").mode("append").option("task", option).save()
+    return run_on_shards(spark, job, routed)
 
 
 def _reuse(
-    coordinator: Coordinator, task: IntervalTask, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
+    coordinator: Coordinator, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
     """What the earlier attempt prepared, if it will do; None: compute. The log says which, and why."""
     try:
@@ -319,26 +316,26 @@ def _reuse(
         Earlier(attempt=attempt, options=earlier, prepared=prepared),
         Now(
             log=coordinator.log(),
-            run=task.run,
-            interval=task.interval,
-            permissions=task.permissions,
-            code_hash=task.code_hash,
+            run=job.run,
+            interval=job.interval,
+            permissions=job.permissions,
+            code_hash=job.code_hash,
             options=options,
-            source_position=json.loads(json.dumps(task.source_position)),  # as it was written down
-            initial_state=task.initial_schema is not None,
+            source_position=json.loads(json.dumps(job.source_position)),  # as it was written down
+            initial_state=job.initial_schema is not None,
         ),
     )
     if isinstance(decision, Recompute):
         log.info(
             "%s %s: attempt %s of an earlier try is not used: %s",
-            *(task.pipeline, task.interval, attempt, decision.reason),
+            *(job.pipeline, job.interval, attempt, decision.reason),
         )
         return None
     assert prepared is not None
     log.info(
         "%s %s: an earlier try (%d) has prepared attempt %s: base, code, options and input are unchanged, so it is used; nothing is "
         "computed again",
-        *(task.pipeline, task.interval, prepared.content.run.try_number, attempt),
+        *(job.pipeline, job.interval, prepared.content.run.try_number, attempt),
     )
     return prepared
 
