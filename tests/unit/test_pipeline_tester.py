@@ -11,11 +11,13 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.aggregates import Count, RunningAggregate
+from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
@@ -340,3 +342,19 @@ def test_memory_is_given_back() -> None:
     assert next(open_storage(root).list(""), None) is not None
     del tester
     assert next(open_storage(root).list(""), None) is None
+
+
+def test_output_files_are_those_that_count_now(tmp_path: Path) -> None:
+    tester = visiting(EVENT, root=f"file://{tmp_path}")
+    first = tester.run([("ann", 1, START + HOUR / 2)])
+    tester.run([("ann", 1, START), ("bob", 1, START + 3 * HOUR / 2)])
+    before = output_files(tester.root, "visits")
+    again = tester.run([("ann", 1, START + HOUR / 2), ("cid", 1, START + HOUR / 2)], first.interval)
+    now = output_files(tester.root, "visits")
+    assert again.record is not None
+    of_first = {f"{tmp_path}/visits/{f.handle.path}" for f in again.record.content.outputs}
+    assert of_first == {*output_files(tester.root, "visits", end=first.interval.end)}
+    assert {*now} - of_first == {*output_files(tester.root, "visits", start=first.interval.end)} < {*before}
+    assert of_first.isdisjoint(before)
+    (late,) = output_files(tester.root, "visits", late=True)
+    assert pa.parquet.read_table(late)["user"].to_pylist() == ["ann"]
