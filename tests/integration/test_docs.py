@@ -6,14 +6,15 @@ A block that is not run has a reason above it: ``<!-- not run: … -->``.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.spark_server import SparkConnectServer
 from tests.support.layout import REPOSITORY, copy_layout, run_there
 
 PAGES = [
@@ -91,13 +92,22 @@ def blocks_of(page: str) -> list[Block]:
     ]
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
+    """For the commands that run Spark: a JVM of its own for each of them would take half of these tests' time."""
+    with SparkConnectServer(REPOSITORY, log_dir=tmp_path_factory.mktemp("spark")) as spark:
+        yield spark
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_of_the_page_runs(page: str, tmp_path: Path) -> None:
-    layout = copy_layout(tmp_path)
-    for block in blocks_of(page):
+def test_every_block_of_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    layout, blocks, environment = copy_layout(tmp_path), blocks_of(page), {}
+    if any("cairn run " in block.text for block in blocks):
+        environment["CAIRN_SPARK"] = request.getfixturevalue("server").url
+    for block in blocks:
         if block.reason is None:
-            run_block(layout, block)
+            run_block(layout, block, environment)
 
 
 @pytest.mark.spark
@@ -115,16 +125,21 @@ def block_with(page: str, line: str) -> str:
     return found
 
 
-def run_block(layout: Path, block: Block) -> None:
+def run_block(layout: Path, block: Block, environment: dict[str, str]) -> None:
     match block.kind:
         case "python" if "\ndef test_" in block.text:
             (layout / "test_page.py").write_text(block.text)
-            _run(layout, block, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"])
+            _run(
+                layout,
+                block,
+                environment,
+                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"],
+            )
         case "python":
-            _run(layout, block, [sys.executable, "-W", "ignore", "-c", block.text])
+            _run(layout, block, environment, [sys.executable, "-W", "ignore", "-c", block.text])
         case "console":
             for command, expected in commands_in(block.text):
-                said = _run(layout, block, ["bash", "-c", command])
+                said = _run(layout, block, environment, ["bash", "-c", command])
                 assert quoted_in(expected, said), f"{block}: {command}\nsaid\n{said}\nnot\n{expected}"
         case "" | "text":
             pass  # a drawing
@@ -132,8 +147,8 @@ def run_block(layout: Path, block: Block) -> None:
             pytest.fail(f"{block}: a block of {kind!r} is not run; say python or console, or why it is not run")
 
 
-def _run(layout: Path, block: Block, command: list[str]) -> str:
-    done = run_there(layout, command, PYTHONWARNINGS=os.environ.get("PYTHONWARNINGS", ""))
+def _run(layout: Path, block: Block, environment: dict[str, str], command: list[str]) -> str:
+    done = run_there(layout, command, **environment)
     assert done.returncode == 0, f"{block}: {command[-1]}\n{done.stdout}"
     return done.stdout
 
