@@ -111,9 +111,9 @@ def captured_shard(
         routed.append(route(*arguments, **named))
         return routed[-1]
 
-    def keep_job(spark: SparkSession, job: IntervalJob, rows: DataFrame) -> list[ShardAck]:
+    def keep_job(spark: SparkSession, job: IntervalJob, placed: Any) -> list[ShardAck]:
         jobs.append(job)
-        return run_on_shards(spark, job, rows)
+        return run_on_shards(spark, job, placed)
 
     with (
         patch("cairn.operations.run_interval.route", keep_rows),

@@ -363,7 +363,9 @@ def _on_shards(processor: Any, session: Any, job: IntervalJob, inputs: Inputs) -
     )
     here: Any = _InProcess(processor, job.pipeline)
     job = replace(job, processor=here)
-    return [job.run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)]
+    return [
+        job.with_refs(job.refs_of(shard)).run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)
+    ]
 
 
 def _schema(schema: str | StructType, what: str) -> StructType:

@@ -96,6 +96,7 @@ class RestoreStateOperator(DriverOperator):
         self.allow_quarantined = allow_quarantined
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Plans the restore, asks where it must, and carries it out."""
         with as_google_identity(self.gcp_conn_id):
             return self._execute(context)
 

@@ -52,7 +52,8 @@ class OfShard(Protocol):
     """What a job says of one shard."""
 
     @property
-    def shard(self) -> int: ...
+    def shard(self) -> int:
+        """From 0."""
 
 
 Ack = TypeVar("Ack", bound=OfShard)

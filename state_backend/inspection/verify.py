@@ -79,6 +79,7 @@ class Verification:
 
     @property
     def success(self) -> bool:
+        """Whether nothing was found, in the folder or in any checkpoint."""
         return not self.findings and not any(c.findings for c in self.checkpoints)
 
     @property

@@ -43,6 +43,7 @@ from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
+    DamagedCopy,
     ProcessorError,
     SourceError,
     StateUnusable,
@@ -241,6 +242,7 @@ def _process_interval(
         h0=begun.h0,
         base_id=begun.base.id if begun.base is not None else None,
         base=base.shards if base is not None else (),
+        base_parallelism=len(base.shards) if base is not None else 0,
         interval=interval,
         run=run,
         permissions=permissions,
@@ -277,7 +279,16 @@ def _process_interval(
         on_begin(options)
     inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
-        job.finish(on_shards(spark, job, inputs))
+        try:
+            acks = on_shards(spark, job, inputs)
+        except DamagedCopy as error:
+            # On a cluster Spark runs the shard again by itself; a local master runs each task once.
+            log.warning(
+                "%s %s: a host's copy of a file is damaged; the interval is computed once more, with the storage's: %s",
+                *(pipeline.name, interval, error),
+            )
+            acks = on_shards(spark, job, inputs)
+        job.finish(acks)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -291,16 +302,18 @@ def _process_interval(
 
 
 def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
-    routed = route(
-        spark,
-        inputs.rows,
-        inputs.initial,
-        key=inputs.key,
-        initial_key=inputs.initial_key,
-        order_by=inputs.order_by,
-        parallelism=job.parallelism,
-        max_parallelism=job.max_parallelism,
-    )
+    def routed(parts: Sequence[bytes]) -> DataFrame:
+        return route(
+            spark,
+            inputs.rows,
+            inputs.initial,
+            key=inputs.key,
+            initial_key=inputs.initial_key,
+            order_by=inputs.order_by,
+            parts=parts,
+            max_parallelism=job.max_parallelism,
+        )
+
     return run_on_shards(spark, job, routed)
 
 

@@ -14,7 +14,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -142,8 +142,8 @@ def from_streaming_checkpoint(
     )
     keyed = [frame.withColumn("__key_group", key_group.cast("int")) for frame in rows]
     with first_cause():
-        placed = place(spark, keyed, parallelism=pipeline.parallelism, max_parallelism=pipeline.max_parallelism)
-        job.finish(run_on_shards(spark, job, placed))
+        placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
+        job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
     coordinator.commit(attempt)
     coordinator.clean_up()
     record = coordinator.record(interval.end)

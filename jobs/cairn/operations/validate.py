@@ -72,10 +72,12 @@ class Validation:
 
     @property
     def success(self) -> bool:
+        """Whether nothing was found."""
         return not self.findings
 
     @property
     def expectations(self) -> int:
+        """How many expectations were looked at, over all states."""
         return sum(s.expectations for s in self.states)
 
     def table(self) -> list[str]:

@@ -68,13 +68,16 @@ class KeyedState(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name."""
         return "keyed_state"
 
     def schema(self) -> StructType:
+        """Of the state that the options name. Raises: UsageError if there is no such state."""
         self._plan()
         return _table_schema(self._source(), self._state())
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads one checkpoint or savepoint, found when the schema was asked for."""
         source, state = self._source(), self._state()
         if state != CHECK:
             return _TableReader(source, state, schema, self._plan())

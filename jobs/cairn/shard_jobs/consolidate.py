@@ -23,7 +23,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import CorruptFile
-from state_backend.values.records import Content, Permissions, RunRef
+from state_backend.values.records import Content, Permissions, RunRef, ShardRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,14 @@ class ConsolidationJob:
         """The checkpoint's."""
         return self.content.max_parallelism
 
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shard itself."""
+        return tuple(ref for ref in self.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> ConsolidationJob:
+        """As `ShardJob` has it."""
+        return replace(self, content=replace(self.content, shards=refs))
+
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Rewrites one shard. On disk if it stops: files of the attempt that no record names.
 
@@ -56,7 +64,7 @@ class ConsolidationJob:
         """
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
-        before = needed_manifest(content.shards[shard], storage)
+        before = needed_manifest(self.refs_of(shard)[0], storage)
         with rare_garbage_collection(), clock.phase("consolidate"), work_folder(f"consolidate-{shard}") as work:
             restored = restore_shard(before.key_groups, [before], storage, work / "db", self.engine, cache)
             snapshot = None

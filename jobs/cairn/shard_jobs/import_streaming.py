@@ -31,7 +31,7 @@ from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import Content
+from state_backend.values.records import Content, ShardRef
 
 TIMERS = -1
 
@@ -56,6 +56,14 @@ class ImportJob:
     def max_parallelism(self) -> int:
         """The pipeline's."""
         return self.content.max_parallelism
+
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """None: nothing of the pipeline is read."""
+        return ()
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> ImportJob:
+        """As `ShardJob` has it."""
+        return self
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Makes one shard. On disk if it stops: files of the attempt that no record names."""

@@ -48,7 +48,7 @@ from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import CorruptFile, InvariantViolated, SourceError
+from state_backend.values.errors import CorruptFile, DamagedCopy, InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
@@ -68,7 +68,8 @@ from state_backend.values.zones import local_zone, zone_of
 class IntervalJob:
     """All that the shards of one attempt need; travels to the workers with the processor.
 
-    ``base`` are the shards of the base checkpoint, any parallelism; empty for a start from nothing. ``dropped`` are states
+    ``base`` are the shards of the base checkpoint, in a task those that it reads; ``base_parallelism``: how many there are, 0 for a
+    start from nothing. ``dropped`` are states
     whose entries go. ``time`` is the clock that handlers see; the recorded watermark is known only when all shards are done.
     """
 
@@ -79,6 +80,7 @@ class IntervalJob:
     h0: int
     base_id: int | None
     base: tuple[ShardRef, ...]
+    base_parallelism: int
     interval: Interval
     run: RunRef
     permissions: Permissions
@@ -107,6 +109,15 @@ class IntervalJob:
         """The time zone in which the processor runs on every host."""
         return self.time.zone or "UTC"
 
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shards of the base that hold some of this shard's key groups, told without reading the manifests of the others."""
+        owned, count = range_of(shard, self.parallelism, self.max_parallelism), self.base_parallelism
+        return tuple(r for r in self.base if range_of(r.shard, count, self.max_parallelism).intersect(owned))
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> IntervalJob:
+        """As `ShardJob` has it."""
+        return replace(self, base=refs)
+
     # --- in a Spark task -----------------------------------------------------------------------------------------------------
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
@@ -123,22 +134,19 @@ class IntervalJob:
         ):
             try:
                 with clock.phase("restore"):
-                    manifests = [needed_manifest(ref, storage) for ref in self._overlapping(owned)]
+                    manifests = [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
                     restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
                 try:
                     return self._process(batches, shard, task, owned, restored, storage, work, clock)
                 finally:
                     restored.store.close()
-            except CorruptFile:
-                # It may be this host's copy that is damaged; the next try shall tell.
-                if cache is not None:
-                    cache.forget(storage.url, [f.handle for m in manifests for f in m.files])
+            except CorruptFile as error:
+                # It may be this host's copy that is damaged; another try fetches the files, and tells.
+                handles = [f.handle for m in manifests for f in m.files]
+                handles += [s.handle for m in manifests for s in m.segments if s.handle is not None]
+                if cache is not None and cache.forget(storage.url, handles):
+                    raise DamagedCopy(str(error)) from error
                 raise
-
-    def _overlapping(self, owned: KeyGroupRange) -> list[ShardRef]:
-        """The shards of the base that hold some of these key groups, told without reading the manifests of the others."""
-        count = len(self.base)
-        return [ref for ref in self.base if range_of(ref.shard, count, self.max_parallelism).intersect(owned)]
 
     def _process(
         self,
@@ -176,7 +184,7 @@ class IntervalJob:
             runner.fire_timers()
             runner.close()
             state.expire()
-        same_layout = len(self.base) == self.parallelism
+        same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
             path = paths.output(self.interval, self.attempt, shard, task)
@@ -252,11 +260,11 @@ class IntervalJob:
         """Of changelog mode. A segment is added to the base's manifest of the very same range, or to nothing at all at the start; what
         was clipped or put together of several is in no files yet."""
         base, ref = restored.base, None
-        if not self.base:
+        if not self.base_parallelism:
             base = ShardManifest(
                 shard=shard, key_groups=owned, files=(), inline_files=(), segments=(), key_group_states=()
             )
-        elif len(self.base) == self.parallelism:
+        elif self.base_parallelism == self.parallelism:
             ref = next(ref for ref in self.base if ref.shard == shard)
         if self.mode != "changelog" or base is None:
             return None

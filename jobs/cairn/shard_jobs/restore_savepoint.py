@@ -31,6 +31,7 @@ from state_backend.values.records import (
     RunRef,
     Savepoint,
     ShardManifest,
+    ShardRef,
 )
 from state_backend.values.retention import RetentionPolicy
 
@@ -54,6 +55,15 @@ class RestoreJob:
     engine: EngineOptions
     retention: RetentionPolicy | None = None
     first_task: int = 0
+
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """Of a native savepoint the shard itself; a canonical one has none."""
+        return tuple(ref for ref in self.savepoint.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> RestoreJob:
+        """As `ShardJob` has it."""
+        content = replace(self.savepoint.content, shards=refs)
+        return replace(self, savepoint=replace(self.savepoint, content=content))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Makes one shard. On disk if it stops: files of the attempt that no record names."""

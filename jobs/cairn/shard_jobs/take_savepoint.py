@@ -61,11 +61,19 @@ class SavepointJob:
         """The checkpoint's."""
         return self.content.max_parallelism
 
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shard itself."""
+        return tuple(ref for ref in self.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> SavepointJob:
+        """As `ShardJob` has it."""
+        return replace(self, content=replace(self.content, shards=refs))
+
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
         """Writes one shard. On disk if it stops: files that no savepoint.json names."""
         source, destination = open_storage(self.root), open_storage(self.destination)
         started_ns = time.monotonic_ns()
-        manifest = needed_manifest(self.content.shards[shard], source)
+        manifest = needed_manifest(self.refs_of(shard)[0], source)
         written: ShardManifest | None = None
         files: tuple[CanonicalFile, ...] = ()
         with rare_garbage_collection(), work_folder(f"savepoint-{shard}") as work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import NotFound, StateTypeError, StateUnusable
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import CanonicalFile, Content, ShardManifest
+from state_backend.values.records import CanonicalFile, Content, ShardManifest, ShardRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,14 @@ class ValidationJob:
             )
         return tuple(findings)
 
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shard itself."""
+        return tuple(ref for ref in self.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> ValidationJob:
+        """As `ShardJob` has it."""
+        return replace(self, content=replace(self.content, shards=refs))
+
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
         """One shard; what makes it unusable is a finding."""
         with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
@@ -77,10 +85,10 @@ class ValidationJob:
 
     def _restore(self, shard: int, work: Path) -> tuple[int, int, list[str]]:
         content, storage = self.content, open_storage(self.root)
-        ref = next((ref for ref in content.shards if ref.shard == shard), None)
-        if ref is None:
+        refs = self.refs_of(shard)
+        if not refs:
             return 0, 0, []  # of an empty canonical savepoint
-        manifest = manifest_of(ref, storage)
+        manifest = manifest_of(refs[0], storage)
         restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", self.engine)
         with restored.store as store:
             entries, findings = verify_shard(
