@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,3 +73,21 @@ def test_the_demo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(demo, "run_demo", lambda days: pytest.fail("it starts all the same"))
     assert demo.main() == 1
     assert "need a writable /dev/shm. Mount one (mount -t tmpfs tmpfs /dev/shm" in capsys.readouterr().out
+
+
+def test_the_wheel_has_every_package() -> None:
+    """A folder that pyproject.toml does not list is missing from the wheel, and nothing says so until somebody imports it."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    roots = {
+        "state_backend": ROOT,
+        "cairn": ROOT / "jobs",
+        "cairn_operators": ROOT / "plugins",
+        "cairn_provider": ROOT / "plugins",
+    }
+    found = {
+        folder.relative_to(root).as_posix().replace("/", ".")
+        for name, root in roots.items()
+        for folder in ((root / name), *(root / name).rglob("*"))
+        if folder.is_dir() and list(folder.glob("*.py"))
+    }
+    assert set(listed) == found
