@@ -240,7 +240,7 @@ def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
-    """The server behind a proxy that speaks TLS, as servers are run: the token goes nowhere else, another one or none is refused for
+    """The server behind a proxy that speaks TLS, as servers are run: the token is not sent without TLS, another one is refused for
     good, and so is a setting that the server does not let a session make."""
     write_pipeline(tmp_path, "one", "hello")
     with tls_proxy(server.port, tmp_path) as port:
