@@ -1,5 +1,5 @@
 # The whole of set-up, demo and tests. `make help` lists what there is.
-# Everything lives in this folder (.venv, data, logs, airflow.db); `make clean` removes it again.
+# Everything lives in this folder (.venv, data, logs, airflow.postgres); `make clean` removes it again.
 
 SHELL := /bin/bash
 VENV := .venv
@@ -65,8 +65,8 @@ lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
-ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C
-	@umask 077 && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" airflow standalone
+ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8080)
+	@umask 077 && PORT=$(PORT) $(PYTHON) -m benchmarks.ui
 
 clean:  ## removes what set-up, demo and tests made, the virtual environment too
-	@rm -rf $(VENV) data logs airflow.db* .jwt-secret .fernet-key .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.owned_process import OwnedProcesses, Server, free_port
+from benchmarks.postgres import Postgres, PostgresUnavailable
+from cairn.command.airflow_rest import AirflowRest, Backfill, RestError
+
+__all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 
 _ENDED = ("success", "failed")
+_DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
 # The log servers bind to every interface and can't be told not to; task logs lie on this machine, so they are not needed.
 _COMPONENTS = {
     "api-server": ["api-server"],
@@ -26,54 +28,8 @@ _COMPONENTS = {
 }
 
 
-class RestError(RuntimeError):
-    """Airflow's API refused; ``status`` is HTTP's."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"HTTP {status}: {message}")
-        self.status = status
-
-
-class AirflowClient:
+class AirflowClient(AirflowRest):
     """Airflow's REST API. Method names follow what is asked for, values are Airflow's own JSON."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._token: str | None = None
-        # Never through a proxy of the environment: this is our own machine.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer, None for an empty one; RestError for a refusal, OSError if nobody answers.
-
-        SQLite refuses a write that began on an older view of the database than the scheduler has left by then; Airflow
-        makes that 503, or 500 "Database error". Nothing was changed, so it is asked again.
-        """
-        for tries_left in range(20, -1, -1):
-            try:
-                return self._call_once(method, path, body)
-            except RestError as error:
-                locked = error.status == 503 or (error.status == 500 and "Database error" in str(error))
-                if not locked or not tries_left:
-                    raise
-                time.sleep(0.5)
-
-    def _call_once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if path != "/auth/token":
-            headers["Authorization"] = f"Bearer {self._token or self._fetch_token()}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
-        try:
-            with self._opener.open(request, timeout=30) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            raise RestError(error.code, error.read().decode(errors="replace")[:2000]) from None
-        return json.loads(text) if text else None
-
-    def _fetch_token(self) -> str:
-        self._token = self.call("GET", "/auth/token")["access_token"]
-        return self._token
 
     def healthy(self) -> bool:
         """Whether API server, scheduler, DAG processor and triggerer all say so."""
@@ -96,9 +52,6 @@ class AirflowClient:
             return False
         return True
 
-    def pause(self, dag_id: str, paused: bool) -> None:
-        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
-
     def trigger(self, dag_id: str, logical_date: str | None = None, **more: Any) -> dict[str, Any]:
         """A manual run; ``more``: data_interval_start, data_interval_end, conf."""
         run: dict[str, Any] = self.call(
@@ -116,44 +69,17 @@ class AirflowClient:
         reprocess_behavior: str = "completed",
         conf: Mapping[str, Any] | None = None,
         timeout_s: float = 60,
-    ) -> dict[str, Any]:
-        """Backfills the logical dates from ``first`` to ``last``, both included; unpauses the DAG.
-
-        Airflow creates a backfill in several transactions. If SQLite is locked at one of them it answers 503 and leaves a
-        backfill with a part of its runs, which would start, and be in the way of the next try (409). So it is created
-        while the DAG is paused, and half a one is cancelled. 409 is also the answer up to 30 s after a former one ended.
-        """
-        body = {
-            "dag_id": dag_id,
-            "from_date": first,
-            "to_date": last,
-            "max_active_runs": max_active_runs,
-            "reprocess_behavior": reprocess_behavior,
-            "dag_run_conf": conf,
-        }
-        deadline_s = time.monotonic() + timeout_s
-        self.pause(dag_id, True)
-        former = {backfill["id"] for backfill in self.active_backfills(dag_id)}
-        while True:
-            try:
-                backfill: dict[str, Any] = self._call_once("POST", "/api/v2/backfills", body)
-                break
-            except RestError as error:
-                if error.status not in (409, 500, 503) or time.monotonic() > deadline_s:
-                    raise
-                for half in self.active_backfills(dag_id):
-                    if half["id"] not in former:
-                        self.cancel_backfill(half["id"])
-                time.sleep(1)
-        self.pause(dag_id, False)
-        return backfill
-
-    def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
-        found = self.call("GET", f"/api/v2/backfills?dag_id={dag_id}&limit=100")["backfills"]
-        return [backfill for backfill in found if backfill["completed_at"] is None]
-
-    def cancel_backfill(self, backfill_id: int) -> None:
-        self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
+    ) -> Backfill:
+        """As ``create_backfill``, of dates as text."""
+        return self.create_backfill(
+            dag_id,
+            datetime.fromisoformat(first),
+            datetime.fromisoformat(last),
+            max_active_runs=max_active_runs,
+            reprocess=reprocess_behavior,
+            conf=conf,
+            timeout_s=timeout_s,
+        )
 
     def dag_runs(self, dag_id: str) -> list[dict[str, Any]]:
         """Up to 1000 runs, oldest logical date first."""
@@ -243,6 +169,9 @@ class AirflowServer(Server):
 
     ``home`` is AIRFLOW_HOME, for its database and logs; configuration, DAGs and plugins are always the repository's. ``env`` is
     what its components run with, and whoever calls its command line needs.
+
+    Its database is a PostgreSQL in ``database_dir``, or SQLite where that can't run, which it says; or what
+    AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. ``database`` says which, once it has started.
     """
 
     def __init__(
@@ -252,9 +181,15 @@ class AirflowServer(Server):
         home: Path,
         port: int = 0,
         log_dir: Path | None = None,
+        database_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.repo_root = repo_root
+        self.home = home
+        self.database = "of your own"
+        self._postgres = Postgres(
+            database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
+        )
         self.port = free_port(port)
         self.client = AirflowClient(f"http://127.0.0.1:{self.port}")
         self.processes = OwnedProcesses(log_dir or home / "logs" / "components")
@@ -281,6 +216,8 @@ class AirflowServer(Server):
 
     def start(self) -> None:
         """Creates or migrates the database (some seconds), starts the components."""
+        if not os.environ.get(_DATABASE) and not self.env.get(_DATABASE):
+            self._start_database()
         migrate = [sys.executable, "-c", "from airflow.utils.db import initdb; initdb()"]
         self.processes.start("database", migrate, env=self.env, cwd=self.repo_root)
         if code := self.processes.wait("database"):
@@ -307,8 +244,25 @@ class AirflowServer(Server):
             time.sleep(0.5)
 
     def stop(self) -> None:
-        """The scheduler waits for running tasks; after 10 s they are killed."""
-        self.processes.stop(grace_s=10)
+        """The scheduler waits for running tasks; after 10 s they are killed. The database goes last."""
+        try:
+            self.processes.stop(grace_s=10)
+        finally:
+            self._postgres.stop()
+
+    def _start_database(self) -> None:
+        """Tells airflow.cfg which one it is, by a file: so does a command line in another terminal."""
+        try:
+            self._postgres.start()
+            self._postgres.wait_until_ready()
+            url, self.database = self._postgres.url, "PostgreSQL in this folder"
+        except PostgresUnavailable as error:
+            url, self.database = f"sqlite:///{self.home}/airflow.db", "SQLite"
+            print(
+                f"Airflow's database is SQLite, which may refuse a backfill while the scheduler runs ({error})",
+                flush=True,
+            )
+        (self.home / ".airflow-database").write_text(url + "\n")
 
 
 def parse_time(text: str | None) -> datetime | None:

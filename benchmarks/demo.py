@@ -94,9 +94,7 @@ def run_demo(days: int) -> int:
     if code:
         return code
     say("Airflow and Spark are stopped")
-    print(
-        f"\nLook at the runs:  CAIRN_DATA=$PWD/{_short(DATA)} AIRFLOW_HOME=$PWD PATH=$PWD/.venv/bin:$PATH airflow standalone"
-    )
+    print(f"\nLook at the runs:  CAIRN_DATA=$PWD/{_short(DATA)} make ui")
     print(f"                   then open http://127.0.0.1:8080/dags/{DAG}")
     return 0
 

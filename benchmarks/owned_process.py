@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from cairn_operators.die_with_parent import die_with_parent
 
@@ -62,8 +62,9 @@ class OwnedProcesses:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._sessions: set[int] = set()
 
-    def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
-        """Starts a child whose output goes to ``<log_dir>/<name>.log``: a pipe that nobody reads would block it."""
+    def start(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, **user: Any) -> None:
+        """Starts a child whose output goes to ``<log_dir>/<name>.log``: a pipe that nobody reads would block it. ``user``: arguments of
+        ``Popen`` that say as whom it runs."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path(name).open("wb") as log:
             self._children[name] = subprocess.Popen(
@@ -77,6 +78,7 @@ class OwnedProcesses:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  one system call, loaded before the fork
+                **user,
             )
 
         self._sessions.add(self._children[name].pid)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from cairn.change_expectations import OverTime
 from cairn.runtime.column_names import plain_name
 from state_backend.adapters.rocks import EngineOptions
-from state_backend.checkpoint.retention import DEFAULT_POLICY
 from state_backend.formats.paths import check_name
 from state_backend.shard.changelog import ChangelogOptions
 from state_backend.values.errors import UsageError
@@ -25,6 +24,7 @@ from state_backend.values.retention import (
     KeepYounger,
     RetentionPolicy,
     check_retention,
+    default_retention,
 )
 from state_backend.values.zones import zone_of
 
@@ -71,7 +71,8 @@ class Pipeline:
         No paths: the interval has no output, or none any more, since an interval that is cut otherwise replaced it.
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
     retention: which checkpoints stay: ``KeepLast``, ``KeepPerDay`` or ``KeepYounger``, put together by ``AnyOf`` and ``AllOf``. Each
-        interval's commit records it, and everybody else's commits go by the newest record.
+        interval's commit records it, and everybody else's commits go by the newest record. Default: every interval of the last two
+        days, the one that ends each day for 35 days, and ten in any case.
     engine: memory of each shard's RocksDB, when its files are merged, and the host's cache of them.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
     expectations_over_time: ``() -> {state name: OverTime}``: what each state may have become since the checkpoint before.
@@ -98,7 +99,7 @@ class Pipeline:
     expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
-    retention: RetentionPolicy = DEFAULT_POLICY
+    retention: RetentionPolicy | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -126,7 +127,8 @@ class Pipeline:
                 raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
         if self.api == "arrow" and self.initial_state is not None:
             raise UsageError(f"pipeline {self.name!r}: initial_state needs api='row' or 'pandas'")
-        check_retention(self.retention, f"pipeline {self.name!r}: retention")
+        if self.retention is not None:
+            check_retention(self.retention, f"pipeline {self.name!r}: retention")
         if self.time_zone is not None:
             zone_of(self.time_zone)
         self._check_event_time()
@@ -156,6 +158,10 @@ class Pipeline:
             )
         if self.watermark_delay is not None and self.watermark_delay < timedelta(0):
             raise UsageError(f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, less than nothing")
+
+    def retention_of(self, interval: Interval) -> RetentionPolicy:
+        """What the commit of this interval records."""
+        return self.retention or default_retention(interval.end - interval.start)
 
     def sink_hook(self, spark: SparkSession | None, root_url: str) -> Callable[[Record], None] | None:
         """The sink as the coordinator calls it, with one record."""

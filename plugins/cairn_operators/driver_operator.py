@@ -44,10 +44,15 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self.spark_conf = dict(spark_conf or {})
         self._driver: DriverProcess | None = None
 
+    @property
+    def dag_of_pipeline(self) -> str:
+        """The DAG that commands in messages name: the one that processes the pipeline."""
+        return str(self.dag_id)
+
     def run_driver(self, command: str, *arguments: str, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The driver's result: ids and counts. Lists and dicts stay as they are; state never passes through here.
         ``on_line`` gets each line of its output; left out: the task log does."""
-        self._driver = DriverProcess(self.driver_module)
+        self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
             spark = spark_location(self.spark_conn_id, self.spark_conf)
             self.log.info("Spark is %s", spark.url)

@@ -30,10 +30,12 @@ _POLL_S = 1.0
 
 
 class DriverProcess:
-    """One driver at a time. ``stop`` may be called at any time, also from a signal handler, and more than once."""
+    """One driver at a time. ``stop`` may be called at any time, also from a signal handler, and more than once. ``dag_id``: for the
+    commands in messages."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, dag_id: str) -> None:
         self._module = module
+        self._dag_id = dag_id
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(
@@ -54,7 +56,7 @@ class DriverProcess:
                 return_code = self._process.wait()
             finally:
                 self.stop()
-            return _read_result(result, return_code)
+            return _read_result(result, return_code, self._dag_id)
 
     def stop(self) -> None:
         """Ends the driver and whatever it started: SIGTERM to its process group, after a short grace SIGKILL."""
@@ -137,12 +139,17 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
         yield rest.decode(errors="replace").rstrip()
 
 
-def _read_result(path: Path, return_code: int) -> dict[str, Any]:
+def _read_result(path: Path, return_code: int, dag_id: str) -> dict[str, Any]:
+    from state_backend.values.airflow_commands import with_command
+    from state_backend.values.rerun import Rerun
+
     if return_code < 0 or not path.exists():
         raise exit_failure(return_code)
     result = json.loads(path.read_text())
     if "error" in result:
-        raise failure(result["error"]["type"], result["error"]["message"])
+        error = result["error"]
+        again = Rerun.from_json(error["rerun"]) if error.get("rerun") else None
+        raise failure(error["type"], with_command(error["message"], dag_id, again))
     if return_code:
         raise exit_failure(return_code)
     ok: dict[str, Any] = result["ok"]

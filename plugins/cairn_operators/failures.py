@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+if TYPE_CHECKING:
+    from state_backend.values.errors import CairnError
+
+
+def failure_of(error: CairnError, dag_id: str) -> AirflowException:
+    """The exception to raise for an error, with the command of this DAG that the error asks for."""
+    from state_backend.values.airflow_commands import with_command
+
+    return failure(type(error).__name__, with_command(str(error), dag_id, error.rerun))
 
 
 def failure(type_name: str, message: str) -> AirflowException:

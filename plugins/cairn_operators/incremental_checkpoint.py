@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, BaseOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from cairn_operators.failures import failure
+from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
         except AttemptLost as error:
             raise AirflowFailException(
-                f"{type(error).__name__}: {error}\nOnly a new attempt can be committed; clear both tasks of this run: "
-                f"{again_command(context, [*context['task'].upstream_task_ids, self.task_id])}"
+                f"{failure_of(error, context['dag_run'].dag_id)}\nOnly a new attempt can be committed; clear this run's tasks "
+                f"from the one that makes it:\n{again_command(context, _maker(context['task']))}"
             ) from error
         except CairnError as error:
-            raise _for_airflow(error) from error
+            raise failure_of(error, context["dag_run"].dag_id) from error
         if committed.record is None:
             self.log.info("committed as checkpoint %d, which retention has dropped since", committed.id)
             return {"checkpoint": committed.id}
@@ -158,12 +158,23 @@ def _sink_hook(sink_of: str, url: str) -> Callable[[Record], None] | None:
     return hook
 
 
-def _for_airflow(error: Exception) -> AirflowException:
-    return failure(type(error).__name__, str(error))
+def _maker(task: Any) -> Any:
+    """The nearest task before this one that makes attempts; with a gate a validation lies between. Without one the task itself."""
+    before = [task]
+    while before:
+        makers = [t for t in before if getattr(t, "makes_attempts", False)]
+        if makers:
+            return makers[0]
+        before = [t for one in before for t in one.upstream_list]
+    return task
 
 
-def again_command(context: Any, task_ids: Sequence[str]) -> str:
-    """The command that clears these tasks of the run and what follows from them."""
+def again_command(context: Any, task: Any) -> str:
+    """The command that clears this task of the run and what follows from it."""
+    from state_backend.values.airflow_commands import clear_command
+
     run = context["dag_run"]
-    day = run.logical_date.isoformat() if run.logical_date else "DAY"
-    return f"airflow tasks clear {run.dag_id} -t '^({'|'.join(sorted(task_ids))})$' -d -s {day} -e {day} -y"
+    others: set[str] = set()
+    if task.has_dag():
+        others = set(task.dag.task_ids) - {t.task_id for t in task.get_flat_relatives(upstream=False)}
+    return clear_command(run.dag_id, task.task_id, run.logical_date, others)

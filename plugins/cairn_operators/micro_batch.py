@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.failures import failure
+from cairn_operators.failures import failure, failure_of
 from cairn_operators.google_connection import as_google_identity
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator, again_command
 
@@ -61,6 +61,8 @@ class StatefulMicroBatchOperator(DriverOperator):
     ``reuse_prepared=False`` computes again always. After a clear it is computed again in any case.
     """
 
+    # The checkpoint's task looks for this one when only a new attempt can help.
+    makes_attempts = True
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
         "pipeline_name",
@@ -127,6 +129,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.log import read_log
+        from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
         from state_backend.values.intervals import Interval
         from state_backend.values.records import Permissions
@@ -154,10 +157,10 @@ class StatefulMicroBatchOperator(DriverOperator):
                 patience=self.start_patience,
             )
         except CairnError as error:
-            raise failure(type(error).__name__, str(error)) from error
+            raise failure_of(error, context["dag_run"].dag_id) from error
         if isinstance(decision, Refuse):
-            text = for_dag(decision.message, self.pipeline_name, context["dag_run"].dag_id)
-            raise failure(decision.error, f"{text}\nThen run this one again: {again_command(context, [self.task_id])}")
+            text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
+            raise failure(decision.error, f"{text}\nThen run this one again:\n{again_command(context, self)}")
         if isinstance(decision, Wait):
             self._defer(context, log, url, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
         if decision.reason:
@@ -181,7 +184,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         if now_ms >= deadline_ms:
             raise AirflowFailException(
                 f"waited {self.wait_timeout} for the checkpoint of the interval before, from {wait.reason}; "
-                f"see to that run, then run this one again: {again_command(context, [self.task_id])}"
+                f"see to that run, then run this one again:\n{again_command(context, self)}"
             )
         alone_since_ms = (alone_since_ms or now_ms) if wait.alone else None
         until_ms = deadline_ms
@@ -238,20 +241,11 @@ class StatefulMicroBatchOperator(DriverOperator):
             elif store is not None:
                 store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(_BEGUN)))
 
-        try:
-            result = self.run_driver("process", *arguments, on_line=line)
-        except AirflowException as error:  # the driver's errors name the pipeline too
-            error.args = (for_dag(str(error), self.pipeline_name, run.dag_id),)
-            raise
+        result = self.run_driver("process", *arguments, on_line=line)
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
         )
         return {**result, "attempt": result["attempt"] if result.get("reused") else attempt}
-
-
-def for_dag(message: str, pipeline_name: str, dag_id: str) -> str:
-    """The state backend knows pipelines, not DAGs: its commands name the pipeline where Airflow wants the DAG."""
-    return message.replace(f"--dag-id {pipeline_name} ", f"--dag-id {dag_id} ")
 
 
 def _granted(name: str, value: bool | str) -> bool:

@@ -16,6 +16,7 @@ from state_backend.checkpoint.log import Log, interval_of, run_of
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
+from state_backend.values.rerun import Rerun
 
 _ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 
@@ -59,10 +60,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """No retry can help: the state that the interval starts from is not there and nobody is about to make it."""
+    """No retry can help: the state that the interval starts from is not there and nobody is about to make it. ``rerun``: the
+    intervals to run first, where that helps."""
 
     error: str
     message: str
+    rerun: Rerun | None
 
 
 def plan_start(
@@ -102,7 +105,7 @@ def plan_start(
         failed = [str(run) for run in runs if run.state == "failed"]
         if failed:
             text += f"\nThe run of the interval before failed: {', '.join(failed)}."
-        return Refuse(error=type(error).__name__, message=text)
+        return Refuse(error=type(error).__name__, message=text, rerun=error.rerun)
     return Go(reason=left_alone)
 
 

@@ -12,9 +12,8 @@ from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.failures import failure
+from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
-from cairn_operators.micro_batch import for_dag
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
@@ -95,6 +94,10 @@ class RestoreStateOperator(DriverOperator):
         self.allow_stale_base = allow_stale_base
         self.allow_quarantined = allow_quarantined
 
+    @property
+    def dag_of_pipeline(self) -> str:
+        return str(self.pipeline_dag_id)
+
     def execute(self, context: Any) -> dict[str, Any]:
         """Plans the restore, asks where it must, and carries it out."""
         with as_google_identity(self.gcp_conn_id):
@@ -152,6 +155,7 @@ class RestoreStateOperator(DriverOperator):
 
     def _plan(self) -> Restoration:
         from state_backend.checkpoint.rewind import plan_rewind, restorable
+        from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
 
         which = parse_target(self.target)
@@ -167,12 +171,12 @@ class RestoreStateOperator(DriverOperator):
                 return Restoration(kind="fork", checkpoint=record.id, discards=frozenset(), text=text)
             plan = plan_rewind(log, checkpoint_id, permissions)
         except CairnError as error:
-            raise failure(type(error).__name__, str(error)) from error
+            raise failure_of(error, self.pipeline_dag_id) from error
         return Restoration(
             kind="rewind",
             checkpoint=checkpoint_id,
             discards=frozenset(d.id for d in plan.discards),
-            text=for_dag(str(plan), self.pipeline_name, self.pipeline_dag_id),
+            text=with_command(str(plan), self.pipeline_dag_id, plan.rerun),
         )
 
     def _plan_savepoint(self, folder: str) -> Restoration:
@@ -242,7 +246,7 @@ class RestoreStateOperator(DriverOperator):
             self._coordinator().clean_up()
             return made.id
         except CairnError as error:
-            raise failure(type(error).__name__, str(error)) from error
+            raise failure_of(error, self.pipeline_dag_id) from error
 
     def _restore_savepoint(self, context: Any, folder: str) -> int:
         how = ("--claim", self.claim, "--attempt", self._attempt(context))

@@ -100,9 +100,14 @@ class ValidateStateOperator(DriverOperator):
             )
         if self.savepoint is not None:
             return f"{head}Take another savepoint; this one should not be restored."
+        from state_backend.values.airflow_commands import with_command
+        from state_backend.values.rerun import Rerun
+
         published = "\n".join(f"- {one}" for one in result.get("published", ()))
-        return (
+        text = (
             f"{head}It is quarantined: no interval starts from it any more. Output that is published already and was made with it:\n"
             f"{published or '- none'}\nMend the cause, then clear this run's process task with its downstream, and of later runs "
-            f"too, or: {result.get('command')}"
+            "too, or run them again:"
         )
+        again = result.get("rerun")
+        return with_command(text, self.dag_of_pipeline, Rerun.from_json(again) if again else None)

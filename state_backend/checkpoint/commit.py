@@ -154,7 +154,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         )
     except CairnError as error:
         raise BaseMoved(
-            f"{_who(content)}: the interval can't go on any more from what it started from: {error}"
+            f"{_who(content)}: the interval can't go on any more from what it started from: {error}", rerun=error.rerun
         ) from error
     now = base.id if base is not None else None
     while base is not None and now != content.base_id and base.content.kind == "consolidate":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Permissions, Record, Tombstone
+from state_backend.values.rerun import Rerun
+from state_backend.values.retention import retention_in_words
 
 
 def plan_base(
@@ -38,7 +41,8 @@ def plan_base(
         if not permissions.replace_overlapping or (as_of is not None and n > as_of)
     ]
     if kept:
-        raise UsageError(_overlapping(pipeline, interval, kept))
+        text, again = _overlapping(pipeline, interval, kept)
+        raise UsageError(text, rerun=again)
     if interval.start_ms == pipeline_start_ms:
         return None
     completed = [c for c in log.completed() if not is_superseded(log, c)]
@@ -50,13 +54,16 @@ def plan_base(
                 f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from"
             )
     if not candidates:
-        raise StateGapError(_gap(log, pipeline, interval))
+        text, filling = _gap(log, pipeline, interval)
+        raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
-        raise StateUnusable(_refused(log, pipeline, interval, candidates))
+        text, anew = _refused(log, pipeline, interval, candidates)
+        raise StateUnusable(text, rerun=anew)
     fresh = [c for c in usable if is_forgiven(log.retained[c.id].stale_by, permissions, as_of)]
     if not fresh:
-        raise StaleStateError(_stale(log, pipeline, interval, max(usable, key=lambda c: c.id)))
+        text, again = _stale(log, pipeline, interval, max(usable, key=lambda c: c.id))
+        raise StaleStateError(text, rerun=again)
     return max(fresh, key=lambda c: (c.content.interval.end, c.id))
 
 
@@ -118,47 +125,75 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
 # --- what a person reads -------------------------------------------------------------------------------------------------------
 
 
-def backfill_command(pipeline: str, first: Interval, last_start: str) -> str:
-    """The command that runs the intervals from ``first`` to the one that starts at ``last_start``, both included."""
-    return (
-        f"airflow backfill create --dag-id {pipeline} --from-date {format_instant(first.start)} --to-date {last_start} "
-        "--max-active-runs 1 --reprocess-behavior completed"
-    )
+def intervals_of(again: Rerun) -> str:
+    """The intervals to run again, in words."""
+    if again.first == again.last:
+        return f"the interval that starts at {format_instant(again.first)}"
+    return f"the intervals that start from {format_instant(again.first)} to {format_instant(again.last)}"
 
 
-def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval, int]]) -> str:
-    shown = ", ".join(f"{other} (checkpoint {n})" for other, n in others[:3])
-    shown += f" and {len(others) - 3} more" * (len(others) > 3)
+def kept(log: Log) -> str:
+    """A sentence: which checkpoints are retained, by the newest record; empty if there is none."""
+    policy = next((c.content.retention for c in reversed(log.completed())), None)
+    return "" if policy is None else f" Retention keeps {retention_in_words(policy)} (the pipeline's `retention`)."
+
+
+def lines_of(what: Iterable[object], most: int = 10) -> str:
+    """Each on a line of its own; of more than ``most`` the last ones are counted."""
+    listed = [f"\n  {one}" for one in what]
+    more = len(listed) - most
+    return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
+
+
+def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval, int]]) -> tuple[str, Rerun]:
     length = interval.end - interval.start
     start = min(interval.start, *(other.start for other, _ in others))
     end = max(interval.end, *(other.end for other, _ in others))
-    command = backfill_command(pipeline, Interval(start, start + length), format_instant(end - length))
-    return (
-        f"{pipeline} {interval}: there is output of {shown}, which overlaps it and is cut otherwise; whoever read both would have the "
-        "same time twice. To keep that output, run the intervals as they were cut. To replace it, allow replace_overlapping "
-        "(run_interval(..., replace_overlapping=True); a parameter of the DAG's run): it is no longer current once this interval is "
-        f"committed, and the rest of {Interval(start, end)} has no output until it is run too: "
-        f"{command} --dag-run-conf '{{\"replace_overlapping\": true}}'"
+    again = Rerun(first=start, last=max(start, end - length), replace_overlapping=True)
+    shown = lines_of((f"{other} (checkpoint {n})" for other, n in others), 3)
+    text = (
+        f"{pipeline} {interval}: there is output that overlaps it and is cut otherwise:{shown}\n"
+        "Whoever read both would have the same time twice.\n"
+        "To keep that output, run the intervals as they were cut.\n"
+        "To replace it, allow replace_overlapping (run_interval(..., replace_overlapping=True); a parameter of the DAG's run): it is "
+        f"no longer current once this interval is committed, and the rest of {Interval(start, end)} has no output until it is run "
+        f"too. Run with it {intervals_of(again)}."
     )
+    return text, again
 
 
-def _gap(log: Log, pipeline: str, interval: Interval) -> str:
+def _gap(log: Log, pipeline: str, interval: Interval) -> tuple[str, Rerun | None]:
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
     points = sorted({c.content.interval.end for c in log.completed()})
     if not points:
-        return f"{text} There is no checkpoint at all: begin with the interval that starts at the pipeline's start."
+        return (
+            f"{text} There is no checkpoint at all: begin with the interval that starts at the pipeline's start.",
+            None,
+        )
     before = [p for p in points if p < interval.start]
     after = [p for p in points if p > interval.start]
     nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]
     text += f" The nearest restore points are {' and '.join(nearest)}."
+    if after:
+        text += kept(log)
     if not before:
-        return f"{text} The earliest is {format_instant(points[0])}: restore an older savepoint, or begin at the pipeline's start."
-    length = interval.end - interval.start
-    first = Interval(before[-1], before[-1] + length)
-    return f"{text} To fill the gap: {backfill_command(pipeline, first, format_instant(interval.start - length))}"
+        text += f" The earliest is {format_instant(points[0])}: restore an older savepoint, or begin at the pipeline's start."
+        return text, None
+    length, gap = interval.end - interval.start, interval.start - before[-1]
+    if gap < length:
+        text += (
+            f" No interval of its length ({length}) fits between {format_instant(before[-1])} and its start: it is cut otherwise "
+            f"than what was run before. Run the interval that starts at {format_instant(before[-1])}, or first a shorter one that "
+            "closes the gap (run_interval)."
+        )
+        return text, None
+    # The days of a time zone differ by an hour; the last to run is the one that starts last before this one.
+    last = interval.start - (timedelta(seconds=1) if gap % length else length)
+    again = Rerun(first=before[-1], last=last)
+    return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again
 
 
-def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> str:
+def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> tuple[str, Rerun]:
     stale_by = log.retained[base.id].stale_by
     assert stale_by is not None
     culprit = log.entries[stale_by]
@@ -173,11 +208,11 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> str:
         first = Interval(changed.end, changed.end + length)
         if changed.overlaps(whole):  # a part of it was run with another cut; the rest is still to be
             last_start = max(first.start, whole.end - length)
-    last = format_instant(last_start)
-    return f"{text} Run the intervals from {format_instant(first.start)} to {last} again: {backfill_command(pipeline, first, last)}"
+    again = Rerun(first=first.start, last=last_start)
+    return f"{text}\nRun again {intervals_of(again)}.", again
 
 
-def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Record]) -> str:
+def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Record]) -> tuple[str, Rerun | None]:
     base = max(candidates, key=lambda c: c.id)
     refused = log.quarantine_above(base.id)
     assert refused is not None
@@ -186,15 +221,12 @@ def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Recor
     first = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
     text = f"{pipeline} {interval}: its base, checkpoint {base.id}, "
     text += "is quarantined" if refused == base.id else f"descends from checkpoint {refused}, which is quarantined"
-    text += f" ({mark.reason}{': ' + '; '.join(mark.findings[:3]) if mark.findings else ''})."
+    text += f" ({mark.reason}){':' if mark.findings else '.'}{lines_of(mark.findings, 3)}"
     usable = [c for c in log.completed() if log.quarantine_above(c.id) is None]
     if usable:
         newest = max(usable, key=lambda c: (c.content.interval.end, c.id))
-        text += (
-            f" The newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.content.interval.end)}."
-        )
+        text += f"\nThe newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.content.interval.end)}."
     if first is None:
-        return text
-    return (
-        f"{text} Run again from there: {backfill_command(pipeline, first, format_instant(base.content.interval.start))}"
-    )
+        return text, None
+    again = Rerun(first=first.start, last=max(first.start, base.content.interval.start))
+    return f"{text}\nMend the cause, then run again {intervals_of(again)}.", again

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from state_backend.checkpoint.lineage import backfill_command
 from state_backend.checkpoint.log import Log, base_of, interval_of
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import Interval
+from state_backend.values.rerun import Rerun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequences:
     """``published``: intervals whose current output was made with the refused state, with the checkpoint that made it, by time.
-    ``command`` runs them again, from the first to the last."""
+    ``rerun``: all from the first to the last of them; None if there is nothing to run again."""
 
     published: tuple[tuple[Interval, int], ...]
-    command: str
+    rerun: Rerun | None
 
 
-def plan_consequences(log: Log, pipeline: str, refused: int) -> Consequences:
+def plan_consequences(log: Log, refused: int) -> Consequences:
     """Of refusing this checkpoint: its own output, and that of every commit that descends from it."""
     descends = {refused}
     for entry in log.commits():  # by id, so that a base comes before what starts from it
@@ -28,6 +28,6 @@ def plan_consequences(log: Log, pipeline: str, refused: int) -> Consequences:
     own = next((interval_of(entry) for entry in log.commits() if entry.id == refused), None)
     intervals = [interval for interval, _ in published] or ([own] if own is not None else [])
     if not intervals:
-        return Consequences(published=(), command="")
-    command = backfill_command(pipeline, intervals[0], format_instant(intervals[-1].start))
-    return Consequences(published=tuple(published), command=command)
+        return Consequences(published=(), rerun=None)
+    again = Rerun(first=intervals[0].start, last=intervals[-1].start)
+    return Consequences(published=tuple(published), rerun=again)

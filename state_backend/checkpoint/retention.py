@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 
 from state_backend.checkpoint.log import Log
 from state_backend.values.records import Content, Record, Retained
-from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger, RetentionPolicy
+from state_backend.values.retention import (
+    AllOf,
+    AnyOf,
+    KeepLast,
+    KeepPerDay,
+    KeepYounger,
+    RetentionPolicy,
+    default_retention,
+)
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -21,7 +30,8 @@ __all__ = [
     "with_retention",
 ]
 
-DEFAULT_POLICY: RetentionPolicy = AnyOf((KeepLast(10), KeepPerDay(35)))
+# Of days; where nobody said how long the intervals are.
+DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))
 
 
 def with_retention(log: Log, content: Content) -> Content:
@@ -31,7 +41,8 @@ def with_retention(log: Log, content: Content) -> Content:
     newest = next((c.content.retention for c in reversed(log.completed())), None)
     own = content.retention
     chosen = own or newest if content.kind == "interval" else newest or own
-    return replace(content, retention=chosen or DEFAULT_POLICY)
+    length = content.interval.end - content.interval.start
+    return replace(content, retention=chosen or default_retention(length))
 
 
 def plan_retention(

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.checkpoint.dropped import telling_drops
-from state_backend.checkpoint.lineage import backfill_command, is_superseded, stale_marks
+from state_backend.checkpoint.lineage import intervals_of, is_superseded, kept, lines_of, stale_marks
 from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
@@ -40,6 +41,7 @@ from state_backend.values.records import (
     SweepRecord,
     Tombstone,
 )
+from state_backend.values.rerun import Rerun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,35 +54,23 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindPlan:
-    """What a rewind to ``target`` would do: ``discards`` by id. Output of the discarded intervals stays current until they are
-    run again."""
+    """What a rewind to ``target`` would do: ``discards`` by id. ``rerun``: all that was ever committed after the target's end, also
+    what retention has dropped since, or None if nothing was. Output of those intervals stays current until they are run again."""
 
     target: Record
     discards: tuple[Discarded, ...]
-
-    @property
-    def intervals(self) -> tuple[Interval, ...]:
-        """The intervals to run again afterwards, in their order; the target's own is not among them."""
-        return tuple(sorted({d.interval for d in self.discards} - {self.target.content.interval}))
-
-    @property
-    def command(self) -> str | None:
-        """The command that runs those intervals again, or None if there are none."""
-        if not self.intervals:
-            return None
-        return backfill_command(
-            self.target.content.pipeline, self.intervals[0], format_instant(self.intervals[-1].start)
-        )
+    rerun: Rerun | None
 
     def __str__(self) -> str:
         """For the person who has to agree."""
         content = self.target.content
         text = f"{content.pipeline}: back to checkpoint {self.target.id}, the state at {format_instant(content.interval.end)}."
-        if not self.discards:
-            return f"{text} Nothing is discarded."
-        listed = ", ".join(f"{d.id} of {d.interval}" for d in self.discards)
-        text = f"{text} It discards {len(self.discards)} checkpoint(s): {listed}."
-        return f"{text} Then run again: {self.command}" if self.command else text
+        if self.discards:
+            text += f"\nIt discards {len(self.discards)} checkpoint(s):"
+            text += lines_of(f"{d.id} of {d.interval}" for d in self.discards)
+        else:
+            text += "\nNothing is discarded."
+        return text if self.rerun is None else f"{text}\nThen run again {intervals_of(self.rerun)}."
 
 
 def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions()) -> RewindPlan:  # noqa: B008
@@ -97,18 +87,25 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
         for c in log.completed()
         if c.id in marked or _is_replaced(log, c, record)
     )
-    return RewindPlan(target=record, discards=discards)
+    return RewindPlan(target=record, discards=discards, rerun=_committed_after(log, content.interval.end))
+
+
+def _committed_after(log: Log, end: datetime) -> Rerun | None:
+    """The intervals from ``end`` to the last one that was ever committed. From a tombstone as well: whoever ran only the retained
+    ones again would meet a gap where retention dropped one."""
+    later = [i for e in log.commits() if (i := interval_of(e)) is not None and i.end > end]
+    return Rerun(first=end, last=max(end, *(i.start for i in later))) if later else None
 
 
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     """The completed checkpoint ``target``, if it may be used. Raises as ``plan_rewind``."""
     entry = log.entries.get(target)
     usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
-    there = f"usable are {', '.join(map(str, usable[-10:])) or 'none'}"
+    there = f"usable are {_ranges(usable) or 'none'}"
     if entry is None or isinstance(entry, SweepRecord):
         raise UsageError(f"there is no checkpoint {target} in the log; {there}")
     if target not in log.retained or not isinstance(entry, Record):
-        raise StateUnusable(f"checkpoint {target} was dropped by retention, and its files with it; {there}")
+        raise StateUnusable(f"checkpoint {target} was dropped by retention, and its files with it; {there}.{kept(log)}")
     refused = log.quarantine_above(target)
     if refused is not None and not permissions.allow_quarantined:
         what = "is quarantined" if refused == target else f"descends from checkpoint {refused}, which is quarantined"
@@ -122,6 +119,17 @@ def restorable(log: Log, target: int, permissions: Permissions) -> Record:
             f"that change: allow_stale_base; else run the intervals since then again. {there[0].upper()}{there[1:]}"
         )
     return entry
+
+
+def _ranges(ids: list[int]) -> str:
+    """All of the ids, more than two neighbours as a range: `3, 4, 8 to 12`."""
+    runs: list[list[int]] = []
+    for n in ids:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def rewind(
@@ -149,7 +157,8 @@ def rewind(
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
             raise UsageError(
-                f"{plan} That is more than was agreed to: {', '.join(map(str, more))}; look again, and agree again"
+                f"{plan}\nThat is more than was agreed to: {', '.join(map(str, more))}; look again, and agree again",
+                rerun=plan.rerun,
             )
         content = as_restored(
             plan.target.content,

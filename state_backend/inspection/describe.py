@@ -55,7 +55,7 @@ def _columns(
 
 
 def state_of(log: Log, entry: Record | Tombstone) -> str:
-    """``completed``, ``stale by N``, ``quarantined``, ``descends from quarantined N``, or ``dropped``."""
+    """``completed``, ``stale by N``, ``replaced by N``, ``quarantined``, ``descends from quarantined N``, or ``dropped``."""
     refused = log.quarantine_above(entry.id)
     if refused == entry.id:
         return "quarantined"
@@ -64,7 +64,17 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
     if refused is not None:
         return f"descends from quarantined {refused}"
     stale_by = log.retained[entry.id].stale_by
-    return "completed" if stale_by is None else f"stale by {stale_by}"
+    if stale_by is not None:
+        return f"stale by {stale_by}"
+    newest = _newest_of_interval(log, entry)
+    return "completed" if newest is None else f"replaced by {newest}"
+
+
+def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
+    """The last later commit of the same interval that nobody refused: what the next interval starts from in its place."""
+    interval = interval_of(entry)
+    same = [e.id for e in log.commits() if e.id > entry.id and interval_of(e) == interval]
+    return next((n for n in reversed(same) if log.quarantine_above(n) is None), None)
 
 
 def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManifest]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.dropped import telling_drops
-from state_backend.checkpoint.lineage import backfill_command, plan_base
+from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
@@ -49,6 +49,7 @@ from state_backend.values.records import (
     Tombstone,
     Validated,
 )
+from state_backend.values.rerun import Rerun
 
 _DECODED: Mapping[str, tuple[type, ...]] = {
     paths.CHECKPOINTS: (Record, SweepRecord, Tombstone),
@@ -153,19 +154,18 @@ def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
             yield
     except CorruptFile as error:
         try:
-            offer = _offer(storage, restored)
+            offer, again = _offer(storage, restored)
         except CairnError as problem:
-            offer = f"whether another checkpoint is sound can't be told now: {problem}"
-        raise type(error)(f"{error}\n{offer}") from error
+            offer, again = f"whether another checkpoint is sound can't be told now: {problem}", None
+        raise type(error)(f"{error}\n{offer}", rerun=again) from error
 
 
-def _offer(storage: Storage, damaged: Record | None) -> str:
+def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]:
     if damaged is None:
-        return "put the file back from a copy, then try again"
+        return "put the file back from a copy, then try again", None
     content, sound = damaged.content, sound_before(storage, damaged.content)
     start = sound.content.interval.end if sound is not None else from_ms(content.pipeline_start_ms)
-    first = Interval(start, start + (content.interval.end - content.interval.start))
-    command = backfill_command(content.pipeline, first, format_instant(content.interval.start))
+    again = Rerun(first=start, last=max(start, content.interval.start))
     text = f"It was to be restored from checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "
     if sound is None:
         text += "No earlier checkpoint verifies. Put the file back from a copy, restore a savepoint, or begin at the pipeline's start"
@@ -174,7 +174,7 @@ def _offer(storage: Storage, damaged: Record | None) -> str:
             f"The newest checkpoint before it that verifies, by its metadata, is {sound.id}, the state at {format_instant(start)}. "
             "Put the file back from a copy, or go back to that one and make the other again"
         )
-    return f"{text}: {command}"
+    return f"{text}: run {intervals_of(again)}", again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

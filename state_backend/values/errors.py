@@ -6,9 +6,19 @@ that an Airflow operator can decide between retrying, failing for good and askin
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from state_backend.values.rerun import Rerun
+
 
 class CairnError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base of every error that this project raises on purpose. ``rerun``: the intervals to run again, which the message names and
+    whoever schedules them can render as a command; None if that is not the way out."""
+
+    def __init__(self, *args: object, rerun: Rerun | None = None) -> None:
+        super().__init__(*args)
+        self.rerun = rerun
 
 
 # --- wait and retry: the same call may succeed later -------------------------------------------------------------------

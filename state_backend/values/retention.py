@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from state_backend.values.errors import UsageError
@@ -33,8 +33,9 @@ class KeepLast:
 
 @dataclass(frozen=True, slots=True)
 class KeepPerDay:
-    """The last one of each day for ``days`` days before the newest interval's end. Days are of interval ends, in UTC, so
-    that a backfill of an old month is thinned as the month itself was."""
+    """The one that ends each day, for ``days`` days before the newest interval's end: of the intervals that end in a day the one
+    that ends last, at midnight if there is one, and of that the newest checkpoint. Days are in UTC, so that a backfill of an old month
+    is thinned as the month itself was."""
 
     days: int
 
@@ -44,12 +45,14 @@ class KeepPerDay:
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
         """The id that is highest on each day, in UTC, counted back from the newest end."""
         newest = max((c.content.interval.end for c in checkpoints), default=None)
-        by_day = {}
+        by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
             end = c.content.interval.end
             if newest is not None and newest - end < timedelta(days=self.days):
-                by_day[end.date()] = c.id
-        return frozenset(by_day.values())
+                # An interval that ends at midnight is the last of the day that is over then.
+                day = (end - timedelta(milliseconds=1)).date()
+                by_day[day] = max(by_day.get(day, (end, c.id)), (end, c.id))
+        return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,37 @@ class AllOf:
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
 # More than a million days or checkpoints is a slip, and too many days are no timedelta.
 _MOST = 1_000_000
+
+
+# So many recent ones are kept at most: every record lists what is retained.
+_MOST_RECENT = 300
+
+
+def default_retention(interval_length: timedelta) -> RetentionPolicy:
+    """For intervals of this length: every one of the last two days (no more than 300), the one that ends each day for 35 days, and
+    ten in any case. So one past day of an hourly pipeline can be run again, since the state at its start is there."""
+    recent = min(timedelta(days=2), _MOST_RECENT * interval_length)
+    return AnyOf((KeepLast(10), KeepYounger(recent), KeepPerDay(35)))
+
+
+def retention_in_words(policy: RetentionPolicy) -> str:
+    """What a policy keeps, for a sentence."""
+    match policy:
+        case KeepLast(count):
+            return f"the last {count} committed"
+        case KeepPerDay(days):
+            return f"the one that ends each day for {days} days"
+        case KeepYounger(age):
+            return f"every one of the last {_span(age)}"
+        case AnyOf(policies):
+            return " and ".join(map(retention_in_words, policies)) or "none"
+        case AllOf(policies):
+            return " that are also ".join(map(retention_in_words, policies)) or "all"
+
+
+def _span(age: timedelta) -> str:
+    days = age / timedelta(days=1)
+    return f"{days:g} days" if days >= 1 else f"{age / timedelta(hours=1):g} hours"
 
 
 def check_retention(retention: object, what: str) -> None:

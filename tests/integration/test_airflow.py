@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -59,10 +62,26 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
         "CAIRN_TALLY": str(data / "tally"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
     }
-    with AirflowServer(ROOT, home=data / "home", log_dir=data / "logs", env=env) as server:
-        for dag_id in (DAG, "killed", "aircraft_restore", "tally", "tally_scheduled", "tally_two"):
-            server.wait_for_dag(dag_id)
-        yield server
+    # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
+    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
+    database.chmod(0o711)
+    where = {"home": data / "home", "log_dir": data / "logs", "database_dir": database / "data"}
+    try:
+        with AirflowServer(ROOT, env=env, **where) as server:
+            for dag_id in (
+                DAG,
+                "killed",
+                "aircraft_restore",
+                "tally",
+                "tally_scheduled",
+                "tally_two",
+                "tally_halves",
+                "created_0",
+            ):
+                server.wait_for_dag(dag_id)
+            yield server
+    finally:
+        shutil.rmtree(database, ignore_errors=True)
 
 
 def day(number: int) -> str:
@@ -91,6 +110,26 @@ def run_of(airflow: AirflowServer, number: int) -> str:
             run_id: str = run["dag_run_id"]
             return run_id
     raise AssertionError(f"no run for day {number}")
+
+
+def printed_commands(text: str) -> list[str]:
+    """The commands of a log, each a line of its own."""
+    return [line for line in text.splitlines() if line.startswith("airflow ")]
+
+
+def run_as_printed(airflow: AirflowServer, command: str) -> str:
+    """Runs a line in a shell, with what ``make ui`` says that a terminal needs: AIRFLOW_HOME, and .venv/bin on the PATH. For half a
+    minute after a backfill has ended Airflow refuses another one of its DAG."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    deadline_s = time.monotonic() + 60
+    while True:
+        done = subprocess.run(
+            ["bash", "-c", command], env={**airflow.env, "PATH": path}, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return done.stdout
+        assert "AlreadyRunningBackfill" in done.stderr and time.monotonic() < deadline_s, done.stderr[-3000:]
+        time.sleep(2)
 
 
 def states(airflow: AirflowServer, run_id: str, dag_id: str = DAG) -> dict[str, str]:
@@ -351,7 +390,9 @@ def test_a_cleared_day_with_the_same_result_lets_tomorrow_pass(tally: Callable[[
     assert days.mine() == days.undisturbed(DAYS + 1)
 
 
-def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(tally: Callable[[str], Tally]) -> None:
+def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(
+    airflow: AirflowServer, tally: Callable[[str], Tally]
+) -> None:
     days = tally("tally")
     days.input(1, {"every": 100, "new": 1})
     days.clear(1)
@@ -362,11 +403,24 @@ def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(tally
     assert len(days.client.tries("tally", run, "process")) == 1
     text = "\n".join(days.client.log("tally", run, "process", 1))
     assert "StaleStateError" in text
-    command = (
+    fill, again = dict.fromkeys(printed_commands(text))
+    assert fill.startswith(
         f"airflow backfill create --dag-id tally --from-date 2024-01-02T00:00:00Z --to-date {day_of(DAYS + 1)[:10]}"
     )
-    assert command in text
     assert days.log().head_id == head
+
+    # Both commands of the message, as they are printed.
+    before = {n: days.runs()[n]["dag_run_id"] for n in range(2, DAYS + 1)}
+    run_as_printed(airflow, fill)
+    wait_until(lambda: DAYS + 1 in days.runs(), 60, "the backfill's last run")
+    assert days.wait(range(2, DAYS + 2)) == {"success"}
+    assert {n: days.runs()[n]["dag_run_id"] for n in before} == before
+    made = [record for record in days.log().completed() if record.id > head]
+    assert [record.content.interval for record in made] == [tally_day(n) for n in range(2, DAYS + 2)]
+    run_as_printed(airflow, again)
+    assert days.client.wait_for_runs("tally", [run], timeout_s=60) == {run: "success"}
+    assert days.log().completed()[-1].content.interval == tally_day(DAYS + 2)
+    assert days.mine() == days.undisturbed(DAYS + 2)
 
 
 def test_a_backfill_of_done_days_with_changed_input_reads_no_old_state(tally: Callable[[str], Tally]) -> None:
@@ -433,3 +487,56 @@ def test_the_second_of_two_pipelines_fails_and_the_first_stays(tally: Callable[[
     assert first.client.wait_for_runs("tally_two", [run], timeout_s=60) == {run: "success"}
     assert (first.log().head_id, second.log().head_id) == (1, 1)
     assert second.mine() == second.undisturbed(1)
+
+
+def test_the_command_that_replaces_output_of_another_cut_does_so(
+    airflow: AirflowServer, tally: Callable[[str], Tally]
+) -> None:
+    """Days are to become halves of days. The first half is refused; the message's command runs both halves, and the day is gone."""
+    days = tally("tally")
+    halves = "tally_halves"
+    interval = {"data_interval_start": day_of(1), "data_interval_end": f"{day_of(1)[:10]}T12:00:00+00:00"}
+    run = days.client.trigger(halves, day_of(1), **interval)["dag_run_id"]
+    assert days.client.wait_for_runs(halves, [run], timeout_s=60) == {run: "failed"}
+    text = "\n".join(days.client.log(halves, run, "process", 1))
+    replace, again = dict.fromkeys(printed_commands(text))
+    assert f"--dag-id {halves} " in replace and "replace_overlapping" in replace
+    assert again.startswith(f"airflow tasks clear {halves} -t process -d ")
+    run_as_printed(airflow, replace)
+
+    def half_days() -> list[str]:
+        return [r["dag_run_id"] for r in days.client.dag_runs(halves) if r["run_type"] == "backfill"]
+
+    wait_until(lambda: len(half_days()) == 2, 60, "both halves")
+    assert set(days.client.wait_for_runs(halves, half_days(), timeout_s=60).values()) == {"success"}
+    current = sorted(i for i in days.log().current_outputs() if i.start < tally_day(2).start)
+    noon = tally_day(1).start + timedelta(hours=12)
+    assert [(i.start, i.end) for i in current] == [(tally_day(1).start, noon), (noon, tally_day(1).end)]
+
+
+def test_backfills_in_numbers_are_whole_while_the_scheduler_runs(airflow: AirflowServer) -> None:
+    """Hourly ones, several at a time, each DAG's next one while the one before still counts: none is refused, none lacks a run."""
+    dags, rounds = (20, 5) if os.environ.get("CAIRN_LONG") else (3, 2)
+    hours = [f"2024-01-01T{hour:02}:00:00+00:00" for hour in range(24)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**airflow.env, "PATH": path, "CAIRN_AIRFLOW": airflow.client.url}
+
+    def create(number: int) -> list[int]:
+        command = (
+            f"cairn backfill --dag created_{number} --from 2024-01-01 --to 2024-01-01T23:00 --max-active-runs 16 --json"
+        )
+        made = []
+        for _ in range(rounds):
+            done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            made.append(json.loads(done.stdout)["runs"])
+            runs = [run for run in airflow.client.dag_runs(f"created_{number}") if run["run_type"] == "backfill"]
+            ids = [run["dag_run_id"] for run in runs]
+            assert [run["logical_date"].replace("Z", "+00:00") for run in runs] == hours
+            assert set(airflow.client.wait_for_runs(f"created_{number}", ids, timeout_s=300).values()) == {"success"}
+        return made
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(create, range(dags))) == [[24] * rounds] * dags
+    assert airflow.client.healthy()
+    airflow.processes.check_alive()

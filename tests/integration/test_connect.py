@@ -420,7 +420,7 @@ def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
     slow = Slow(tmp_path, "local[1]")
     common = ["--pipeline", "pipeline_of_it:PIPELINE", "--root", str(tmp_path / "root"), "--spark", "local[1]"]
     arguments = ["process", *common, *interval_of(1, "attempt-1")]
-    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.command.driver').run({arguments}, print)"
+    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.command.driver', 'd').run({arguments}, print)"
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "plugins")])
     task = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -69,8 +69,7 @@ class Tally:
 
     def backfill(self, first: int, last: int, **more: Any) -> int:
         made = self.client.backfill(self.name, day_of(first), day_of(last), **{"max_active_runs": 4, **more})
-        backfill_id: int = made["id"]
-        return backfill_id
+        return made.id
 
     def clear(self, n: int, *, future: bool = False) -> None:
         self.client.clear(self.name, self.run_of(n), ["process"], future=future)

@@ -3,6 +3,7 @@
 import os
 from datetime import UTC, datetime, timedelta
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
 from cairn_operators import (
@@ -25,17 +26,20 @@ def tally(name: str, **more: object) -> DAG:
         name,
         pipeline="unused:TALLY",
         root=ROOT,
-        schedule=DAILY,
         start_date=START,
         process={**WAITING, **RETRIES},
         checkpoint=RETRIES,
-        **more,
+        **{"schedule": DAILY, **more},
     )
     dag.get_task("process").driver_module = DRIVER
     return dag
 
 
 by_hand = tally("tally", max_active_runs=4)
+# The same pipeline, cut otherwise.
+halves = tally(
+    "tally_halves", schedule=CronDataIntervalTimetable("0 0,12 * * *", timezone="UTC"), pipeline_name="tally"
+)
 # Paused, so that a test says when its scheduled runs begin.
 scheduled = tally(
     "tally_scheduled",
@@ -59,6 +63,11 @@ killed = stateful_pipeline(
     process={**WAITING, **RETRIES},
 )
 killed.get_task("process").driver_module = "tests.support.killing_driver"
+
+# For backfills in numbers: their tasks do nothing. Airflow runs one backfill per DAG, and sees its end up to half a minute late.
+for number in range(20 if os.environ.get("CAIRN_LONG") else 3):
+    with DAG(f"created_{number}", schedule="0 * * * *", start_date=START, catchup=False, max_active_runs=16) as created:
+        EmptyOperator(task_id="nothing")
 
 # Two stateful tasks in sequence, by hand: each with its own pipeline, folder and checkpoint.
 with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_active_runs=1) as two:

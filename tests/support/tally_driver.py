@@ -140,7 +140,8 @@ def main() -> int:
         )
         result = {"ok": {"attempt": options.attempt, "output_rows": made.content.totals.output_rows}}
     except CairnError as error:
-        result = {"error": {"type": type(error).__name__, "message": str(error)}}
+        again = error.rerun and error.rerun.as_json()
+        result = {"error": {"type": type(error).__name__, "message": str(error), "rerun": again}}
     Path(options.result).write_text(json.dumps(result))
     return 0 if "ok" in result else 1
 

@@ -70,7 +70,7 @@ def answer(root: Path, *arguments: str) -> Any:
 def test_list_says_where_every_checkpoint_stands(root: Path) -> None:
     rows = answer(root, "list")
     assert [(r["id"], r["base"], r["state"], r["keys"]) for r in rows] == [
-        (7, 2, "completed", 8), (5, 4, "quarantined", 8), (4, 3, "stale by 7", 8), (3, 2, "completed", 8)
+        (7, 2, "completed", 8), (5, 4, "quarantined", 8), (4, 3, "stale by 7", 8), (3, 2, "replaced by 7", 8)
     ]  # fmt: skip
     assert (rows[0]["start"], rows[0]["end"]) == ("2024-01-03T00:00:00Z", "2024-01-04T00:00:00Z")
     assert all(r["bytes"] > 1000 and r["files"] == 6 + 2 * (r["id"] - 3) for r in rows[1:][::-1])
@@ -237,7 +237,8 @@ def test_help_names_what_there_is() -> None:
     named = {
         line.split()[1] for line in result.stdout.splitlines() if line.startswith("│ ") and line.split()[1].isalpha()
     }
-    assert named == {"new", "run", "list", "show", "diff", "export", "verify", "sweep", "savepoint", "restore", "fork"}
+    moving = {"savepoint", "restore", "fork"}
+    assert named == {"new", "run", "backfill", "list", "show", "diff", "export", "verify", "sweep"} | moving
 
 
 def test_it_needs_neither_spark_nor_airflow() -> None:

@@ -39,6 +39,7 @@ from state_backend.values.records import (
     ShardRef,
     Tombstone,
 )
+from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 
@@ -233,8 +234,9 @@ def test_failure_1_a_commit_on_a_dead_branch() -> None:
     folder.prepare(day(3), "late")
     folder.run(day(1), "again")
     before = folder.paths()
-    with pytest.raises(BaseMoved, match="airflow backfill create"):
+    with pytest.raises(BaseMoved, match="Run again the interval that starts at 2024-01-02") as moved:
         folder.coordinator.commit("late")
+    assert moved.value.rerun == Rerun(first=day(2).start, last=day(2).start)
     assert folder.paths() == before
     with pytest.raises(StaleStateError):
         begin(folder, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from state_backend.checkpoint.log import Log
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Quarantine, Record
+from state_backend.values.rerun import Rerun
 from tests.support.checkpoints import DAY, PIPELINE, content, day, record, start_ms
 
 GAP = Permissions(allow_gap=True)
@@ -83,11 +85,30 @@ def test_a_gap_names_the_nearest_restore_points_and_the_command() -> None:
     with pytest.raises(StateGapError) as raised:
         base_id(log_of(*DAYS_1_TO_3), day(7))
     assert "2024-01-04T00:00:00Z" in str(raised.value)
-    assert (
-        "airflow backfill create --dag-id counting --from-date 2024-01-04T00:00:00Z --to-date 2024-01-06T00:00:00Z"
-        in str(raised.value)
-    )
-    assert "--reprocess-behavior completed" in str(raised.value)
+    assert raised.value.rerun == Rerun(first=day(4).start, last=day(6).start)
+    assert "run the intervals that start from 2024-01-04T00:00:00Z to 2024-01-06T00:00:00Z" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "last"),
+    [
+        ("2024-01-04T06:00", "2024-01-05T06:00", None),  # a day from six to six: none fits before it
+        ("2024-01-04T05:00", "2024-01-04T06:00", "2024-01-04T04:00"),  # hours, after days
+        ("2024-01-06T23:00", "2024-01-07T23:00", "2024-01-06T22:59:59"),  # the day before had 23 hours
+        ("2024-01-06T01:00", "2024-01-07T01:00", "2024-01-06T00:59:59"),  # or 25
+    ],
+)
+def test_a_gap_off_the_boundary_never_asks_for_a_range_that_ends_before_it_begins(
+    start: str, end: str, last: str | None
+) -> None:
+    off = Interval(*(datetime.fromisoformat(f"{text}+00:00") for text in (start, end)))
+    with pytest.raises(StateGapError) as raised:
+        base_id(log_of(*DAYS_1_TO_3), off)
+    if last is None:
+        assert raised.value.rerun is None
+        assert "Run the interval that starts at 2024-01-04T00:00:00Z" in str(raised.value)
+    else:
+        assert raised.value.rerun == Rerun(first=day(4).start, last=datetime.fromisoformat(f"{last}+00:00"))
 
 
 def test_a_gap_without_any_checkpoint_names_the_start() -> None:
@@ -113,7 +134,7 @@ def test_a_stale_base_is_refused_with_what_to_run_again() -> None:
     with pytest.raises(StaleStateError) as raised:
         base_id(log_of(*RERUN), day(4))
     assert "checkpoint 3" in str(raised.value)
-    assert "--from-date 2024-01-02T00:00:00Z --to-date 2024-01-03T00:00:00Z" in str(raised.value)
+    assert raised.value.rerun == Rerun(first=day(2).start, last=day(3).start)
 
 
 def test_allow_stale_base_covers_what_was_stale_at_begin_and_no_more() -> None:
@@ -127,7 +148,7 @@ def test_allow_stale_base_covers_what_was_stale_at_begin_and_no_more() -> None:
 def test_a_quarantined_ancestor_makes_a_checkpoint_unusable(refused: int) -> None:
     with pytest.raises(StateUnusable, match="quarantined") as raised:
         base_id(log_of(*DAYS_1_TO_3, quarantined=(refused,)), day(4))
-    assert "airflow backfill create" in str(raised.value)
+    assert raised.value.rerun == Rerun(first=day(refused).start, last=day(3).start)
 
 
 def test_ancestors_are_read_from_tombstones_too() -> None:

@@ -156,7 +156,7 @@ def test_a_pipeline_beside_its_dag_is_found(
         driver.read_text().replace('print("a line"', 'print(os.environ["CAIRN_PYTHON_PATH"])\nprint("a line"')
     )
     lines: list[str] = []
-    process = DriverProcess("fake_driver")
+    process = DriverProcess("fake_driver", "d")
     process.run([], lines.append)
     assert str(bundle) in lines[0].split(os.pathsep)
     assert not [entry for entry in lines[0].split(os.pathsep) if "site-packages" in entry or "lib/python" in entry]
@@ -207,11 +207,16 @@ def test_a_retry_tells_the_driver_of_the_earlier_try(fake: Callable[[str], Path]
 def test_commands_in_errors_name_the_dag(fake: Callable[[str], Path]) -> None:
     """The state backend knows the pipeline's name only; a person needs the DAG's."""
     fake("error StaleStateError")
-    operator = micro_batch()
+    operator = micro_batch(dag=DAG("aircraft", schedule=None))
     driver = Path(os.environ["FAKE_DRIVER_DIR"], "fake_driver.py")
-    driver.write_text(driver.read_text().replace("what went wrong", "airflow backfill create --dag-id p --from-date x"))
-    with pytest.raises(AirflowFailException, match="airflow backfill create --dag-id aircraft --from-date x"):
+    again = '"rerun": {"first": "2013-01-02T00:00:00+00:00", "last": "2013-01-04T00:00:00+00:00", "replace_overlapping": False}'
+    driver.write_text(driver.read_text().replace('"what went wrong"', f'"what went wrong", {again}'))
+    with pytest.raises(AirflowFailException) as caught:
         run(operator)
+    assert str(caught.value) == (
+        "StaleStateError: what went wrong\nairflow backfill create --dag-id aircraft --from-date 2013-01-02T00:00:00Z "
+        "--to-date 2013-01-04T00:00:00Z --max-active-runs 1 --reprocess-behavior completed"
+    )
 
 
 def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +407,7 @@ def test_a_timeout_in_execute_stops_the_group(fake: Callable[[str], Path]) -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's PR_SET_PDEATHSIG")
 def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None:
     folder = fake("hang")
-    code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
+    code = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver', 'd').run([], print)"
     task = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     driver, _ = pids(folder)
     task.kill()
@@ -414,7 +419,7 @@ def test_the_driver_dies_with_a_killed_task(fake: Callable[[str], Path]) -> None
 def test_the_task_stops_its_driver_when_its_supervisor_is_gone(fake: Callable[[str], Path]) -> None:
     """kill -9 of the supervisor: the kernel does not kill the task, and another try will be started."""
     folder = fake("hang")
-    task = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver').run([], print)"
+    task = "from cairn_operators.driver_process import DriverProcess; DriverProcess('fake_driver', 'd').run([], print)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {task!r}])"
     supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     both = pids(folder)
@@ -524,13 +529,15 @@ def test_every_operator_has_docs_for_the_ui() -> None:
     assert without == []
 
 
-def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch, gate: bool) -> None:
+    """Behind a gate the task before is the validation, which makes no attempt."""
     operator, asked = checkpoint(monkeypatch, refuse(errors.BaseMoved("the base is gone")))
-    task = SimpleNamespace(task_id="checkpoint", upstream_task_ids={"process"})
+    dag = stateful_pipeline("aircraft", "m:P", "file:///r", schedule="@daily", start_date=START, gate=gate)
     with pytest.raises(AirflowFailException) as caught:
-        run(operator, context(task=task))
+        run(operator, context(task=dag.get_task("checkpoint")))
     assert str(caught.value).startswith("BaseMoved: the base is gone\n")
-    assert "airflow tasks clear aircraft -t '^(checkpoint|process)$' -d -s 2013-01-05" in str(caught.value)
+    assert "\nairflow tasks clear aircraft -t process -d -s 2013-01-05" in str(caught.value)
     assert asked == ["p", "commit a1"]
 
 
@@ -610,7 +617,8 @@ def test_fast_validation_is_a_full_one_on_its_cadence(
 
 def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callable[[str], Path]) -> None:
     folder = fake(
-        'ok {"success": false, "findings": ["f"], "docs": null, "published": ["[a, b) (checkpoint 5)"], "command": "airflow x"}'
+        'ok {"success": false, "findings": ["f"], "docs": null, "published": ["[a, b) (checkpoint 5)"], "rerun": '
+        '{"first": "2013-01-02T00:00:00+00:00", "last": "2013-01-04T00:00:00+00:00", "replace_overlapping": false}}'
     )
     gate = ValidateStateOperator(task_id="v", pipeline="m:P", root="r", attempt="uuid")
     with pytest.raises(
@@ -618,7 +626,9 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
     ):
         run(gate)
     assert json.loads((folder / "arguments.json").read_text())[7:9] == ["--attempt", "uuid"]
-    with pytest.raises(AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*airflow x"):
+    with pytest.raises(
+        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*\nairflow backfill create "
+    ):
         run(validate())
     with pytest.raises(AirflowFailException, match="savepoint file:///s is refused"):
         run(ValidateStateOperator(task_id="v", pipeline="m:P", root="r", savepoint="file:///s"))

@@ -23,6 +23,7 @@ from state_backend.inspection.verify import VerifiedCheckpoint
 from state_backend.values.errors import BaseMoved, Fenced, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
+from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
 
@@ -114,10 +115,7 @@ def test_an_interval_and_its_halves_are_not_all_committed() -> None:
     with pytest.raises(UsageError, match="overlaps it and is cut otherwise") as refused:
         folder.run(AM, "am")
     assert "[2024-01-01T00:00:00Z, 2024-01-02T00:00:00Z) (checkpoint 1)" in str(refused.value)
-    assert (
-        "airflow backfill create --dag-id counting --from-date 2024-01-01T00:00:00Z --to-date 2024-01-01T12:00:00Z "
-        """--max-active-runs 1 --reprocess-behavior completed --dag-run-conf '{"replace_overlapping": true}'"""
-    ) in str(refused.value)
+    assert refused.value.rerun == Rerun(first=AM.start, last=AM.end, replace_overlapping=True)
     assert current(folder) == [day(1)]
 
 
@@ -186,7 +184,7 @@ def test_from_hourly_to_daily() -> None:
     folder = days_of(1, policy=KeepLast(100))
     for n, h in enumerate(hours(2)):
         folder.run(h, f"h{n}")
-    with pytest.raises(UsageError, match=r"\(checkpoint 4\) and 21 more"):
+    with pytest.raises(UsageError, match=r"\(checkpoint 4\)\n  and 21 more"):
         folder.run(day(2), "day")
     folder.run(day(2), "day", permissions=REPLACE)
     assert current(folder) == [day(1), day(2)]
@@ -197,7 +195,8 @@ def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
     folder.run(halves(2)[0], "am", permissions=REPLACE)
     with pytest.raises(StaleStateError) as refused:
         folder.run(day(3), "d3")
-    assert "--from-date 2024-01-02T12:00:00Z --to-date 2024-01-02T12:00:00Z" in str(refused.value)
+    noon = day(2).start + 12 * HOUR
+    assert refused.value.rerun == Rerun(first=noon, last=noon)
     folder.run(halves(2)[1], "pm", permissions=REPLACE)
     folder.run(day(3), "d3")
 
@@ -205,7 +204,7 @@ def test_who_goes_on_before_the_rest_was_run_is_told_what_is_left() -> None:
 def test_what_is_left_may_be_shorter_than_what_was_run() -> None:
     folder = days_of(2)
     folder.run(Interval(day(2).start, day(2).start + 16 * HOUR), "two thirds", permissions=REPLACE)
-    with pytest.raises(StaleStateError, match="from-date 2024-01-02T16:00:00Z --to-date 2024-01-02T16:00:00Z"):
+    with pytest.raises(StaleStateError, match="Run again the interval that starts at 2024-01-02T16:00:00Z"):
         folder.run(day(3), "d3")
 
 

@@ -27,6 +27,7 @@ from state_backend.formats import record_codec
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Quarantine, Record, Retained
+from state_backend.values.retention import default_retention, retention_in_words
 from tests.support.checkpoints import PIPELINE, START, Folder, content, day, record
 from tests.support.counting import counting
 
@@ -52,8 +53,13 @@ def test_keep_last(n: int, kept: set[int]) -> None:
 
 def test_keep_per_day_keeps_the_last_of_each_day() -> None:
     kept = KeepPerDay(35).keep(hours(72))
-    assert len(kept) == 4  # days of interval ends: the 24th hour ends on the next day
-    assert {23, 47, 71, 72} == kept
+    assert {24, 48, 72} == kept  # the hour that ends at midnight is the day's last
+    assert KeepPerDay(35).keep(hours(60)) == {24, 48, 60}
+
+
+def test_keep_per_day_goes_by_the_interval_and_of_one_interval_by_the_newest() -> None:
+    again = [record(73, hours(24)[-1].content.interval), record(74, hours(5)[-1].content.interval)]
+    assert KeepPerDay(35).keep([*hours(72), *again]) == {73, 48, 72}
 
 
 def test_keep_per_day_counts_from_the_latest_end_not_from_the_clock() -> None:
@@ -85,9 +91,37 @@ def test_unions_and_intersections_nest(policy: RetentionPolicy, kept: set[int]) 
     assert policy.keep([*days(5), record(6, day(1))]) == kept
 
 
-def test_default_keeps_ten_and_one_per_day_for_35_days() -> None:
+def test_the_default_keeps_two_days_whole_and_the_end_of_each_of_35() -> None:
     assert DEFAULT_POLICY.keep(days(50)) == set(range(16, 51))
-    assert len(DEFAULT_POLICY.keep(hours(48))) == 11  # the last ten, and the end of the first day
+    hourly = default_retention(timedelta(hours=1))
+    assert hourly.keep(hours(24 * 40)) == {*range(24 * 6, 24 * 41, 24), *range(24 * 38 + 1, 24 * 40 + 1)}
+    assert default_retention(timedelta(minutes=1)) == AnyOf(
+        (KeepLast(10), KeepYounger(timedelta(minutes=300)), KeepPerDay(35))
+    )
+
+
+@pytest.mark.parametrize("past", [1, 34])
+def test_a_past_day_of_an_hourly_pipeline_can_be_run_again_hour_by_hour(past: int) -> None:
+    """The state at its start is retained, and what each hour leaves is retained until the next one has started from it."""
+    policy, before = default_retention(timedelta(hours=1)), hours(24 * 40 + 7)
+    kept = policy.keep(before)
+    held = [r for r in before if r.id in kept]
+    first = 24 * (40 - past)
+    for n, hour in enumerate(before[first : first + 24]):
+        base = [r for r in held if r.content.interval.end == hour.content.interval.start]
+        assert base, f"hour {n} of the day {past} days ago has no base"
+        new = record(len(before) + 1 + n, hour.content.interval)
+        kept = policy.keep([*held, new])
+        held = [*(r for r in held if r.id in kept), new]
+
+
+def test_a_policy_is_told_in_words() -> None:
+    assert retention_in_words(default_retention(timedelta(hours=1))) == (
+        "the last 10 committed and every one of the last 2 days and the one that ends each day for 35 days"
+    )
+    assert retention_in_words(AllOf((KeepLast(3), KeepYounger(timedelta(hours=6))))) == (
+        "the last 3 committed that are also every one of the last 6 hours"
+    )
 
 
 def test_the_new_one_stays_whatever_the_policy_says() -> None:
@@ -175,7 +209,7 @@ def test_a_policy_is_recorded_as_it_is(policy: RetentionPolicy) -> None:
         lambda: AllOf((KeepLast(1), 5)),  # type: ignore[arg-type]
         lambda: AnyOf(KeepLast(1)),  # type: ignore[arg-type]
         lambda: counting(retention=10),
-        lambda: counting(retention=None),
+        lambda: counting(retention=()),
     ],
 )
 def test_what_could_not_be_recorded_is_refused(make: Any) -> None:

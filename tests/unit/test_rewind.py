@@ -29,6 +29,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import handles_in
 from state_backend.values.records import Permissions, Record, Segment, ShardChanges, ShardRef, Tombstone
+from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, run, sst, start_ms
 from tests.support.savepoints import SmallPipeline, findings
@@ -115,14 +116,31 @@ def test_the_plan_names_what_it_discards_and_how_to_run_it_again() -> None:
     folder = history()
     plan = plan_rewind(folder.coordinator.log(), 2)
     assert plan.discards == (Discarded(id=3, interval=day(3)), Discarded(id=4, interval=day(4)))
-    assert plan.intervals == (day(3), day(4))
-    assert (
-        plan.command is not None and "--from-date 2024-01-03T00:00:00Z --to-date 2024-01-04T00:00:00Z" in plan.command
-    )
-    assert "discards 2 checkpoint(s): 3 of" in str(plan)
+    assert plan.rerun == Rerun(first=day(3).start, last=day(4).start)
+    assert "discards 2 checkpoint(s):\n  3 of" in str(plan)
     newest = plan_rewind(folder.coordinator.log(), 4)
-    assert (newest.discards, newest.command) == ((), None)
+    assert (newest.discards, newest.rerun) == ((), None)
     assert "Nothing is discarded" in str(newest)
+
+
+def test_what_retention_dropped_is_run_again_too() -> None:
+    """After day 2 only the last day's checkpoint is retained: running that day again alone would meet a gap."""
+    folder = history()
+    folder.options["policy"] = KeepLast(1)
+    folder.coordinator = folder.over(folder.storage)
+    folder.run(day(2), "again", keep=(sst("a1"),))
+    log = folder.coordinator.log()
+    assert sorted(log.retained) == [4, 5]
+    assert plan_rewind(log, 5).rerun == Rerun(first=day(3).start, last=day(4).start)
+
+
+def test_every_usable_checkpoint_is_named() -> None:
+    folder = Folder()
+    for n in range(1, 15):
+        folder.run(day(n), f"a{n}")
+    log = folder.coordinator.log()
+    with pytest.raises(UsageError, match=r"usable are 1 to 14$"):
+        plan_rewind(log, 99)
 
 
 def test_the_plan_is_what_happens() -> None:

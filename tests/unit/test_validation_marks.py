@@ -13,6 +13,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord, ValidationRefused
 from state_backend.values.records import Refused, Validated
+from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.real_shards import RealPipeline
@@ -116,10 +117,10 @@ def test_what_a_refusal_costs() -> None:
     folder = Folder()
     days(folder, 1, 4)
     folder.coordinator.quarantine(2, "refused")
-    found = plan_consequences(folder.coordinator.log(), PIPELINE, 2)
+    found = plan_consequences(folder.coordinator.log(), 2)
     assert found.published == ((day(2), 2), (day(3), 3), (day(4), 4))
-    assert "--from-date 2024-01-02T00:00:00Z --to-date 2024-01-04T00:00:00Z" in found.command
+    assert found.rerun == Rerun(first=day(2).start, last=day(4).start)
     folder.run(day(2), "again")  # from checkpoint 1
-    found = plan_consequences(folder.coordinator.log(), PIPELINE, 2)
-    assert found.published == ((day(3), 3), (day(4), 4)) and "--from-date 2024-01-03" in found.command
-    assert plan_consequences(folder.coordinator.log(), PIPELINE, 4).published == ((day(4), 4),)
+    found = plan_consequences(folder.coordinator.log(), 2)
+    assert found.published == ((day(3), 3), (day(4), 4)) and found.rerun == Rerun(first=day(3).start, last=day(4).start)
+    assert plan_consequences(folder.coordinator.log(), 4).published == ((day(4), 4),)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from cairn.command import new_pipeline
 from cairn.command import state_commands as moving_state
+from cairn.command.backfill import backfill
 from cairn.operations.export import export_state
 from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -35,6 +36,7 @@ from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
+from state_backend.values.airflow_commands import with_command
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
@@ -74,7 +76,9 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except CairnError as error:
-            typer.echo(f"{type(error).__name__}: {error}", err=True)
+            dag_id = kwargs.get("dag") or kwargs.get("pipeline")
+            message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
+            typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)
         raise typer.Exit(code)
 
@@ -345,6 +349,7 @@ def sweep_(
     return 0
 
 
+app.command()(_exit_codes(backfill))
 app.command()(_exit_codes(moving_state.savepoint))
 app.command()(_exit_codes(moving_state.restore))
 app.command()(_exit_codes(moving_state.fork))

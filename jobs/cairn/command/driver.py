@@ -53,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         error = explain(raised, options.spark)
         _print_error(error)
         name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
-        result = {"error": {"type": name, "message": str(error)}}
+        again = error.rerun if isinstance(error, CairnError) else None
+        result = {"error": {"type": name, "message": str(error), "rerun": again and again.as_json()}}
     # Whole or not at all: the operator takes a missing file for a killed driver.
     partial = options.result.with_suffix(".partial")
     partial.write_text(json.dumps(result))
@@ -166,7 +167,7 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
         "docs": options.docs,
         "with_expectations": not options.without_expectations,
     }
-    keys, published, command = 0, [], ""
+    keys, published, again = 0, [], None
     if options.attempt is not None:
         keys = coordinator.load_prepared(options.attempt).content.totals.keys
         found = validate_attempt(spark, pipeline, options.root, options.attempt, **how)
@@ -177,9 +178,9 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
         keys = record.content.totals.keys
         found = validate_checkpoint(spark, pipeline, options.root, record, **how)
         if not found.success:
-            consequences = plan_consequences(coordinator.log(), pipeline.name, record.id)
+            consequences = plan_consequences(coordinator.log(), record.id)
             published = [f"{interval} (checkpoint {n})" for interval, n in consequences.published]
-            command = consequences.command
+            again = consequences.rerun
     for line in found.table() if found.states else ():
         log.info("%s", line)
     for finding in found.findings:
@@ -203,7 +204,7 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
         "pids": list(found.pids),
         "docs": found.docs,
         "published": published,
-        "command": command,
+        "rerun": again and again.as_json(),
     }
 
 

@@ -20,6 +20,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork as fork_state
 from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Permissions, Record, RunRef, Savepoint
@@ -31,6 +32,7 @@ Root = Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above 
 Name = Annotated[str, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="Name of the pipeline.")]
 Code = Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline, as in its DAG.")]
 Spark = Annotated[str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")]
+Dag = Annotated[str | None, typer.Option(help="The pipeline's DAG; left out: named like the pipeline.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 AllowStale = Annotated[bool, typer.Option("--allow-stale", help="Also a checkpoint that a re-run made stale.")]
@@ -63,7 +65,7 @@ def savepoint(
     stop: Annotated[
         bool, typer.Option("--stop", help="Pause the pipeline's DAG first, and leave it paused; needs airflow here.")
     ] = False,
-    dag: Annotated[str | None, typer.Option(help="The DAG to pause; left out: the pipeline's name.")] = None,
+    dag: Dag = None,
     timeout: Annotated[str, typer.Option(help="How long --stop waits for running tasks: 90s, 30m.")] = "30m",
     spark: Spark = "local[*]",
     dry_run: DryRun = False,
@@ -117,6 +119,7 @@ def restore(
     ] = None,
     code: Annotated[str | None, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline.")] = None,
     pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name, for --checkpoint.")] = None,
+    dag: Dag = None,
     claim: Annotated[
         ClaimMode, typer.Option(help="CLAIM: the savepoint becomes the pipeline's, and is deleted.")
     ] = ClaimMode.NO_CLAIM,
@@ -132,7 +135,7 @@ def restore(
         raise UsageError("expected one of --savepoint URL and --checkpoint ID")
     if checkpoint is not None:
         allowed = Permissions(allow_stale_base=allow_stale, allow_quarantined=allow_quarantined)
-        return _rewind(root, pipeline, checkpoint, allowed, yes=yes, dry_run=dry_run, as_json=as_json)
+        return _rewind(root, pipeline, dag, checkpoint, allowed, yes=yes, dry_run=dry_run, as_json=as_json)
     if code is None:
         raise UsageError("--savepoint needs --code module:NAME: the pipeline that gets the state")
     assert from_savepoint is not None
@@ -154,7 +157,15 @@ def restore(
 
 
 def _rewind(
-    root: str, name: str | None, which: str, allowed: Permissions, *, yes: bool, dry_run: bool, as_json: bool
+    root: str,
+    name: str | None,
+    dag: str | None,
+    which: str,
+    allowed: Permissions,
+    *,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> int:
     if name is None:
         raise UsageError("--checkpoint needs --pipeline: the one that goes back")
@@ -164,19 +175,20 @@ def _rewind(
         "target": plan.target.id,
         "end": format_instant(plan.target.content.interval.end),
         "discards": [{"id": d.id, "interval": str(d.interval)} for d in plan.discards],
-        "command": plan.command,
+        "command": backfill_command(dag or name, plan.rerun) if plan.rerun is not None else None,
     }
+    what = with_command(str(plan), dag or name, plan.rerun)
     if dry_run:
-        return _say({"dry_run": True, **said}, str(plan), as_json)
+        return _say({"dry_run": True, **said}, what, as_json)
     if plan.discards and not yes:
-        raise UsageError(f"{plan} Nothing was done: agree to that with --yes")
+        raise UsageError(f"{what}\nNothing was done: agree to that with --yes")
     attempt = str(uuid.uuid4())
     agreed = frozenset(d.id for d in plan.discards)
     done = rewind(
         coordinator, plan.target.id, run=_run("rewind", attempt), attempt=attempt, permissions=allowed, agreed=agreed
     )
     coordinator.clean_up()
-    text = f"checkpoint {done.id} is checkpoint {plan.target.id} again. {plan}"
+    text = f"checkpoint {done.id} is checkpoint {plan.target.id} again.\n{what}"
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
 

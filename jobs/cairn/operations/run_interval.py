@@ -268,7 +268,7 @@ def _process_interval(
         processor=processor,
         engine=pipeline.engine,
         changelog=pipeline.changelog,
-        retention=pipeline.retention,
+        retention=pipeline.retention_of(interval),
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))

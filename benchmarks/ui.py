@@ -1,0 +1,55 @@
+"""Airflow with its UI, until Ctrl-C: what `make ui` runs. PORT is where; 8080 if it is not set.
+
+In place of `airflow standalone`: its database is a PostgreSQL of this folder, a component that ends is told and ends the rest (a
+dead scheduler is not gone on without), and SIGTERM stops everything as Ctrl-C does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.airflow_server import AirflowServer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    """130 after Ctrl-C; 1 if something could not start or has ended."""
+    text = os.environ.get("PORT") or "8080"
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        print(f"PORT={text}: expected a port's number, as in: make ui PORT=8081", file=sys.stderr)
+        return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    data = Path(os.environ.get("CAIRN_DATA", ROOT / "data"))
+    try:
+        airflow = AirflowServer(ROOT, home=ROOT, port=int(text), log_dir=ROOT / "logs" / "components")
+        if airflow.port != int(text):
+            print(f"port {text} is taken; another one: make ui PORT=8081", file=sys.stderr)
+            return 1
+        print(
+            f"starting Airflow; its components' logs are in {airflow.processes.log_dir.relative_to(ROOT)}", flush=True
+        )
+        with airflow:
+            print(f"Airflow: {airflow.client.url}   (database: {airflow.database}; state: {data}; Ctrl-C stops it)")
+            print(
+                "Its commands, in another terminal of this folder: "
+                "AIRFLOW_HOME=$PWD PATH=$PWD/.venv/bin:$PATH airflow dags list",
+                flush=True,
+            )
+            while True:
+                airflow.processes.check_alive()
+                time.sleep(1)
+    except KeyboardInterrupt:
+        print("Airflow is stopped")
+        return 130
+    except (RuntimeError, OSError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

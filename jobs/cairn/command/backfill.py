@@ -1,0 +1,68 @@
+"""``cairn backfill``: Airflow's backfill, asked for until it is whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from cairn.command.airflow_rest import AirflowRest
+from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant
+
+
+class Reprocess(StrEnum):
+    none = "none"
+    failed = "failed"
+    completed = "completed"
+
+
+def backfill(
+    dag: Annotated[str, typer.Option(help="The DAG to run.")],
+    from_: Annotated[str, typer.Option("--from", help="Start of the first interval: 2024-01-04, or 2024-01-04T06:00.")],
+    to: Annotated[str, typer.Option("--to", help="Start of the last interval, included.")],
+    reprocess: Annotated[
+        Reprocess, typer.Option(help="Which runs that have ended run again: none, failed or completed (all).")
+    ] = Reprocess.completed,
+    max_active_runs: Annotated[int, typer.Option(min=1, help="Runs at a time; intervals stay in order.")] = 1,
+    replace_overlapping: Annotated[
+        bool, typer.Option("--replace-overlapping", help="Replace output of intervals that are cut otherwise.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(help="How long to wait for a backfill that is in the way: 90s, 30m.")] = "2m",
+    airflow: Annotated[
+        str, typer.Option(envvar="CAIRN_AIRFLOW", help="Airflow's address; CAIRN_AIRFLOW_TOKEN is its token.")
+    ] = "http://127.0.0.1:8080",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
+) -> int:
+    """Runs a DAG's intervals again, in order: creates Airflow's backfill, and looks that none of its runs is missing."""
+    first, last = _instant("--from", from_), _instant("--to", to)
+    if last < first:
+        raise UsageError(f"--from {from_} is after --to {to}")
+    made = AirflowRest(airflow).create_backfill(
+        dag,
+        first,
+        last,
+        max_active_runs=max_active_runs,
+        reprocess=reprocess.value,
+        conf={"replace_overlapping": True} if replace_overlapping else None,
+        timeout_s=parse_duration(timeout).total_seconds(),
+        say=lambda text: typer.echo(text, err=True),
+    )
+    span = f"from {format_instant(first)} to {format_instant(last)}"
+    text = f"backfill {made.id} of DAG {dag}: {made.runs} runs {span}\n{airflow.rstrip('/')}/dags/{dag}"
+    typer.echo(json.dumps(asdict(made), indent=2) if as_json else text)
+    return 0
+
+
+def _instant(option: str, text: str) -> datetime:
+    """In UTC, if it has no time zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is no day or instant like 2024-01-04 or 2024-01-04T06:00+00:00") from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

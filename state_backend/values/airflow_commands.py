@@ -1,0 +1,44 @@
+"""Airflow's command lines, as messages print them. Text only: who knows the DAG calls these, and nothing below does.
+
+Airflow 3.3.2 reads them so, each tried against a real one (tests/integration/test_airflow.py):
+
+* ``backfill create``: both dates are logical dates, included; a scheduled run has its interval's start as logical date.
+* ``tasks clear -t TEXT``: every task whose id contains the text, though the help says that it is a regular expression. With
+  ``-d`` also what follows from it, so that the first task is all that has to be named.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection
+from datetime import datetime
+
+from state_backend.values.intervals import format_instant
+from state_backend.values.rerun import Rerun
+
+
+def backfill_command(dag_id: str, again: Rerun) -> str:
+    """The command that runs these intervals, also those that have run, one after the other."""
+    words = ["airflow", "backfill", "create", "--dag-id", dag_id]
+    words += ["--from-date", format_instant(again.first), "--to-date", format_instant(again.last)]
+    words += ["--max-active-runs", "1", "--reprocess-behavior", "completed"]
+    if again.replace_overlapping:
+        words += ["--dag-run-conf", json.dumps({"replace_overlapping": True})]
+    return shlex.join(words)
+
+
+def clear_command(dag_id: str, task_id: str, logical_date: datetime, others: Collection[str] = ()) -> str:
+    """The command that clears a task of one run and all that follows from it. ``others``: the ids of the DAG's other tasks that do
+    not follow from it; those that Airflow takes for the same are named, since the command clears them too."""
+    day = logical_date.isoformat()
+    text = shlex.join(["airflow", "tasks", "clear", dag_id, "-t", task_id, "-d", "-s", day, "-e", day, "-y"])
+    same = sorted(other for other in others if task_id in other and other != task_id)
+    if same:
+        text += f"\n(it clears {', '.join(same)} too: Airflow takes every task whose name contains {task_id!r})"
+    return text
+
+
+def with_command(message: str, dag_id: str, again: Rerun | None) -> str:
+    """The message with, on a line of its own, the command that runs again what it asks for."""
+    return message if again is None else f"{message}\n{backfill_command(dag_id, again)}"

@@ -1,0 +1,43 @@
+"""What messages print for Airflow. That Airflow does what they say is shown by tests/integration/test_airflow.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from state_backend.values.airflow_commands import backfill_command, clear_command, with_command
+from state_backend.values.errors import StaleStateError, UsageError
+from state_backend.values.rerun import Rerun
+from tests.support.checkpoints import START, day
+
+AGAIN = Rerun(first=day(1).start, last=day(3).start)
+
+
+def test_a_backfill_from_the_first_start_to_the_last() -> None:
+    assert backfill_command("daily", AGAIN) == (
+        "airflow backfill create --dag-id daily --from-date 2024-01-01T00:00:00Z --to-date 2024-01-03T00:00:00Z "
+        "--max-active-runs 1 --reprocess-behavior completed"
+    )
+    replacing = Rerun(first=day(1).start, last=day(1).start, replace_overlapping=True)
+    assert backfill_command("daily", replacing).endswith(""" --dag-run-conf '{"replace_overlapping": true}'""")
+
+
+def test_a_clear_names_one_task_in_plain_text() -> None:
+    assert clear_command("daily", "process", START) == (
+        "airflow tasks clear daily -t process -d -s 2024-01-01T00:00:00+00:00 -e 2024-01-01T00:00:00+00:00 -y"
+    )
+    text = clear_command("daily", "process", START, {"process", "preprocess", "publish"})
+    assert text.splitlines()[1].startswith("(it clears preprocess too")
+
+
+def test_the_command_has_a_line_of_its_own() -> None:
+    error = StaleStateError("it is stale", rerun=AGAIN)
+    assert with_command(str(error), "daily", error.rerun) == f"it is stale\n{backfill_command('daily', AGAIN)}"
+    assert with_command("it is stale", "daily", None) == "it is stale"
+
+
+def test_a_range_is_never_backwards_and_survives_a_result_file() -> None:
+    with pytest.raises(UsageError, match="nothing can be run again"):
+        Rerun(first=START, last=START - timedelta(seconds=1))
+    assert Rerun.from_json(AGAIN.as_json()) == AGAIN

@@ -1,0 +1,153 @@
+"""`cairn backfill` against an Airflow that refuses, fails half-way, or is not there; a real one: tests/integration/test_airflow.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command import airflow_rest
+from cairn.command.airflow_rest import AirflowRest, RestError
+from cairn.command.cli import app
+
+DATES = [f"2024-01-0{n}T00:00:00+00:00" for n in (1, 2, 3)]
+
+
+class FakeAirflow:
+    """Backfills as Airflow keeps them. ``answers``: what the next calls that create one meet: "ok", "half" (503, with a part of the
+    runs), "locked" (503, nothing left) or "busy" (409: a former one still counts)."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.backfills: list[dict[str, Any]] = []
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.paused: list[bool] = []
+        self.created_while_paused = 0
+
+    def call_once(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        path = path.partition("?")[0]
+        if path.endswith("/dry_run"):
+            return {"backfills": [{"logical_date": date} for date in DATES if date >= (body or {})["from_date"]]}
+        if (method, path) == ("GET", "/api/v2/backfills"):
+            return {"backfills": self.backfills}
+        if path.endswith("/dagRuns"):
+            return {"dag_runs": list(self.runs.values()), "total_entries": len(self.runs)}
+        if path.endswith("/cancel"):
+            one = self.backfills[int(path.split("/")[-2]) - 1]
+            one["completed_at"] = "2024-02-01T00:00:01+00:00"
+            self.runs.clear()
+            return one
+        if method == "PATCH":
+            self.paused.append((body or {})["is_paused"])
+            return None
+        assert (method, path) == ("POST", "/api/v2/backfills") and body is not None
+        return self._create(body, self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
+
+    def _create(self, body: Mapping[str, Any], answer: str) -> Any:
+        if answer == "busy" or any(b["completed_at"] is None for b in self.backfills):
+            raise RestError(409, "There is already a running backfill")
+        if answer == "locked":
+            raise RestError(503, "Database is locked")
+        made = {"id": len(self.backfills) + 1, "created_at": "2024-02-01T00:00:00+00:00", "completed_at": None}
+        self.backfills.append({**made, **{name: body[name] for name in ("from_date", "to_date")}})
+        for date in DATES[: 1 if answer in ("half", "quiet half") else 3]:
+            self.runs[date] = {"logical_date": date, "state": "queued", "queued_at": "2024-02-01T00:00:00+00:00"}
+        if answer == "half":
+            raise RestError(503, "Database is locked")
+        return made
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeAirflow]:
+    def install(*answers: str) -> FakeAirflow:
+        fake = FakeAirflow(*answers)
+        monkeypatch.setattr(AirflowRest, "call_once", lambda _, *call: fake.call_once(*call))
+        monkeypatch.setattr(airflow_rest.time, "sleep", lambda _: None)
+        return fake
+
+    return install
+
+
+def backfill(*more: str) -> Any:
+    dates = ["--dag", "clicks", "--from", "2024-01-01", "--to", "2024-01-03"]
+    return CliRunner().invoke(app, ["backfill", *dates, *more])
+
+
+@pytest.mark.parametrize(
+    ("answers", "tries"),
+    [
+        (["ok"], 1),
+        (["locked", "busy", "ok"], 3),
+        (["half", "ok"], 2),
+        (["half", "half", "locked", "ok"], 4),
+        (["quiet half", "ok"], 2),  # Airflow said yes, and yet two runs are missing
+    ],
+)
+def test_it_is_created_until_it_is_whole(server: Callable[..., FakeAirflow], answers: list[str], tries: int) -> None:
+    airflow = server(*answers)
+    result = backfill("--json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert (made["runs"], made["tries"]) == (3, tries)
+    active = [b["id"] for b in airflow.backfills if b["completed_at"] is None]
+    assert active == [made["id"]] and sorted(airflow.runs) == DATES
+    assert airflow.paused[-1] is False
+
+
+def test_a_half_one_of_an_earlier_call_is_cancelled_and_made_again(server: Callable[..., FakeAirflow]) -> None:
+    airflow = server("half", "ok")
+    with pytest.raises(RestError):
+        airflow._create({"from_date": f"{DATES[0]}", "to_date": f"{DATES[2]}"}, airflow.answers.pop(0))
+    result = backfill()
+    assert (result.exit_code, sorted(airflow.runs)) == (0, DATES)
+    assert "backfill 2 of DAG clicks: 3 runs from 2024-01-01T00:00:00Z to 2024-01-03T00:00:00Z" in result.stdout
+
+
+def test_one_that_is_in_the_way_is_named_and_left_alone(server: Callable[..., FakeAirflow]) -> None:
+    airflow = server("ok")
+    airflow._create({"from_date": "2023-01-01T00:00:00+00:00", "to_date": "2023-01-31T00:00:00+00:00"}, "ok")
+    result = backfill("--timeout", "0s")
+    assert result.exit_code == 3
+    assert "backfill 1 of 2023-01-01T00:00:00Z to 2023-01-31T00:00:00Z is not over" in result.stderr
+    assert airflow.backfills[0]["completed_at"] is None and True not in airflow.paused
+
+
+def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeAirflow]) -> None:
+    """The same command twice: what the first one began goes on."""
+    airflow = server("ok")
+    assert backfill().exit_code == 0
+    assert backfill("--timeout", "0s").exit_code == 3
+    assert [b["completed_at"] for b in airflow.backfills] == [None]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (
+            RestError(401, "Not authenticated"),
+            2,
+            "put a token of a user who may edit DAG clicks into CAIRN_AIRFLOW_TOKEN",
+        ),
+        (RestError(404, "Could not find DAG"), 2, "has no DAG 'clicks'"),
+        (RestError(422, "future"), 2, "refuses the backfill"),
+        (ConnectionRefusedError(111, "refused"), 3, "start one with 'make ui'"),
+    ],
+)
+def test_what_asking_again_cannot_help_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, text: str
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(AirflowRest, "call_once", refuse)
+    result = backfill()
+    assert result.exit_code == code and text in result.stderr
+
+
+def test_the_call_is_checked(server: Callable[..., FakeAirflow]) -> None:
+    server("ok")
+    assert backfill("--from", "2024-01-09").exit_code == 2
+    assert "is no day or instant" in backfill("--from", "monday").stderr
