@@ -192,8 +192,9 @@ def run(
         str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
     ] = "local[2]",
 ) -> int:
-    """Processes and commits intervals of a pipeline here and now, without Airflow. One that ran already is run again, from the
-    checkpoint that it started from."""
+    """Processes and commits intervals of a pipeline here and now, without Airflow.
+
+    One that ran already is run again, from the checkpoint that it started from."""
     from cairn.command.driver import load_pipeline
     from cairn.operations.run_interval import coordinator_of, run_interval
     from cairn.spark_session import connect
