@@ -30,7 +30,7 @@ from cairn.runtime.user_code import described
 from cairn.runtime.watermark import EventTime, event_time_of
 from cairn.shard_jobs.interval import IntervalTask
 from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship, ship_processor
-from cairn.spark_session import check_running
+from cairn.spark_session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -136,6 +136,7 @@ def process_interval(
     on_begin: gets the options of this attempt once it is decided that it is computed.
     """
     check_running(spark)
+    use_this_python(spark)
     # The source runs in the pipeline's zone too: it may read instants from text.
     with _session_zone(spark, pipeline.time_zone):
         return _process_interval(
