@@ -9,6 +9,15 @@ BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 export AIRFLOW_HOME := $(CURDIR)
 export TZ := UTC
 
+# uv keeps what it downloads below HOME, and fails where nobody can write there.
+ifndef UV_CACHE_DIR
+ifndef XDG_CACHE_HOME
+ifeq ($(shell test -w "$$HOME" && echo yes),)
+export UV_CACHE_DIR := $(CURDIR)/.cache/uv
+endif
+endif
+endif
+
 .PHONY: help setup java demo bench soak test test-fast lint ui spark clean
 
 help:  ## what can be typed here
@@ -57,10 +66,10 @@ lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/lint-imports
 
 ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8080)
-	@PORT=$(PORT) $(PYTHON) -m benchmarks.ui
+	@umask 077 && PORT=$(PORT) $(PYTHON) -m benchmarks.ui
 
 spark: setup  ## a Spark Connect server on sc://127.0.0.1:15002, until Ctrl-C (SPARK_PORT=15002)
 	@$(VENV)/bin/cairn spark --port $(or $(SPARK_PORT),15002)
 
 clean:  ## removes what set-up, demo and tests made, the virtual environment too
-	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -8,7 +8,9 @@ UI shows them afterwards; running it again runs the same days again.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -46,6 +48,9 @@ def main() -> int:
         print(f"DAYS={days}: the flights are of 2013, so take 1 to 365")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if problem := no_semaphores():
+        print(problem)
+        return 1
     try:
         return run_demo(days)
     except KeyboardInterrupt:
@@ -56,12 +61,24 @@ def main() -> int:
         return 1
 
 
+def no_semaphores() -> str | None:
+    """What to do where the system gives processes no semaphores, which Airflow's LocalExecutor can't do without."""
+    try:
+        multiprocessing.get_context("fork").Semaphore()
+    except OSError as error:
+        return (
+            f"Airflow's LocalExecutor can't run here: no semaphores ({error}), which need a writable /dev/shm. Mount one "
+            "(mount -t tmpfs tmpfs /dev/shm; docker run --shm-size=64m), then run this again"
+        )
+    return None
+
+
 def run_demo(days: int) -> int:
     say(f"Cairn demo: {days} days of flights from New York, the history of every aircraft as keyed state")
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)
     with ExitStack() as stack:
-        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
+        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002, token=secrets.token_urlsafe())
         stack.callback(spark.stop)
         # Every day's checkpoint is restored and proven. The owner's expectations come once a week, since importing Great
         # Expectations would take most of a day's time here; of a few days they see each.

@@ -16,9 +16,10 @@ from benchmarks.engines import interval
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Pipeline
 from cairn.runtime.routing import route
-from cairn.shard_jobs.interval import IntervalTask
-from cairn.shard_jobs.shipping import ship
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shard_jobs.job import run_on_shards
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.checkpoint.prepare import ShardAck
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.keyed_states import ValueState
@@ -101,33 +102,33 @@ def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
 
 def captured_shard(
     spark: SparkSession, pipeline: Pipeline, root: Path, number: int
-) -> tuple[IntervalTask, list[pa.RecordBatch]]:
-    """Runs an interval of a pipeline of one shard, and returns its task with the Arrow batches that Spark routed to it."""
+) -> tuple[IntervalJob, list[pa.RecordBatch]]:
+    """Runs an interval of a pipeline of one shard, and returns its job with the Arrow batches that Spark routed to it."""
     routed: list[DataFrame] = []
-    tasks: list[IntervalTask] = []
+    jobs: list[IntervalJob] = []
 
     def keep_rows(*arguments: Any, **named: Any) -> DataFrame:
         routed.append(route(*arguments, **named))
         return routed[-1]
 
-    def keep_task(task: IntervalTask) -> str:
-        tasks.append(task)
-        return ship(task)
+    def keep_job(spark: SparkSession, job: IntervalJob, placed: Any) -> list[ShardAck]:
+        jobs.append(job)
+        return run_on_shards(spark, job, placed)
 
     with (
         patch("cairn.operations.run_interval.route", keep_rows),
-        patch("cairn.operations.run_interval.ship", keep_task),
+        patch("cairn.operations.run_interval.run_on_shards", keep_job),
     ):
         run_interval(spark, pipeline, interval(number), str(root))
     # As many rows to a batch as Spark's own writer gets.
     batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)
-    return tasks[0], batches
+    return jobs[0], batches
 
 
-def run_shard_s(task: IntervalTask, batches: list[pa.RecordBatch], number: int) -> float:
+def run_shard_s(job: IntervalJob, batches: list[pa.RecordBatch], number: int) -> float:
     """Seconds of processing and timers of one shard's task in this process: everything but Spark. ``number``: another each
     time, from 1,000 on, since files are named by it."""
-    phases = task.run_shard(iter(batches), 0, number).durations_us
+    phases = job.run_shard(iter(batches), 0, number).durations_us
     return (phases["process"] + phases["timers"]) / 1e6
 
 

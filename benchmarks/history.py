@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks.history_plots import Plot, draw
 from benchmarks.session_history import session_history
 from benchmarks.state_history import Batch, History
+from state_backend.shard.changelog import ChangelogOptions
 from state_backend.shard.file_cache import FileCache
-from state_backend.shard.snapshot import ChangelogOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 1024**3

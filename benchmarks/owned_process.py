@@ -70,6 +70,8 @@ class OwnedProcesses:
             self._children[name] = subprocess.Popen(
                 command,
                 cwd=cwd,
+                # Airflow's database, its logs and state: nobody else's to read.
+                umask=0o077,
                 env={**env, OWNER_VARIABLE: self.owner},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,29 +16,44 @@ _NAME = "spark-connect"
 
 class SparkConnectServer(Server):
     """``with SparkConnectServer(root, log_dir=...) as spark: spark.url``. ``start`` alone does not wait: other things can
-    start meanwhile, until ``wait_until_ready``."""
+    start meanwhile, until ``wait_until_ready``.
 
-    def __init__(self, repo_root: Path, *, log_dir: Path, port: int = 0, cores: int = 2) -> None:
+    Whoever reaches the port has the server run any code. With a ``token`` only who knows it: then the host is "localhost", since
+    Spark's client sends a token without TLS to no other.
+    """
+
+    def __init__(
+        self, repo_root: Path, *, log_dir: Path, port: int = 0, cores: int = 2, token: str | None = None
+    ) -> None:
         self.repo_root = repo_root
         self.port = free_port(port)
         self.cores = cores
+        self.token = token
         self._processes = OwnedProcesses(log_dir)
 
     @property
     def url(self) -> str:
-        return f"sc://127.0.0.1:{self.port}"
+        return f"sc://{self._host}:{self.port}"
 
     @property
     def airflow_connection(self) -> str:
         """The Airflow connection to it, for an environment variable ``AIRFLOW_CONN_...``."""
-        return f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {self.port}}}'
+        connection = {"conn_type": "spark_connect", "host": f"sc://{self._host}", "port": self.port}
+        return json.dumps(connection | ({"password": self.token} if self.token else {}))
+
+    @property
+    def _host(self) -> str:
+        return "127.0.0.1" if self.token is None else "localhost"
 
     def start(self) -> None:
         paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
         self._processes.start(
             _NAME,
             server_command(self.port, f"local[{self.cores}]", self.cores),
-            env=server_environment() | {"PYTHONPATH": paths},
+            # The token not among the options, which everybody on the machine can read.
+            env=server_environment()
+            | {"PYTHONPATH": paths}
+            | ({} if self.token is None else {"SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token}),
             cwd=self.repo_root,
         )
 

@@ -20,16 +20,13 @@ import numpy as np
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions
+from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import Consolidation, consolidate, counted, most_bytes
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
     INLINE_RECORD_BYTES,
-    ChangelogOptions,
     Snapshot,
-    append_segment,
-    plan_changelog,
-    record_changes,
     take_snapshot,
 )
 from state_backend.state.layout import prefix
@@ -129,7 +126,7 @@ class History:
                 downloaded_bytes += restored.downloaded_bytes
                 cached_bytes += restored.cached_bytes
                 base, options = restored.base, self.changelog
-                changes = record_changes(restored.store, base, work / "changes", options) if base and options else None
+                changes = ShardChangelog(restored.store, base, work / "changes", options) if base and options else None
                 state = ShardState(
                     restored.store, key_groups=restored.key_group_states, descriptors=self.states, now_ms=now_ms
                 )
@@ -139,17 +136,9 @@ class History:
                     manifests.append(self.manifests[shard])
                     continue
                 most = most_bytes(restored.store, states, self.options)
-                if (
-                    base
-                    and changes
-                    and options
-                    and plan_changelog(base, changes.content_bytes(), options, most_bytes=most)
-                ):
-                    snapshot = append_segment(
-                        changes,
+                if changes and changes.fits(most):
+                    snapshot = changes.append(
                         self._storage,
-                        base=base,
-                        local=work / "segment",
                         attempt=f"batch-{number}",
                         task=0,
                         key_group_states=states,

@@ -38,7 +38,7 @@ from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from cairn.shard_jobs.validate import ValidationTask
+from cairn.shard_jobs.validate import ValidationJob
 from cairn.spark_session import connect
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
@@ -103,7 +103,7 @@ def in_process(root: str, record: Record, work: Path) -> dict[str, Callable[[], 
     """Restore, fast and full of all shards, one after the other, in this process."""
     storage, content = open_storage(root), record.content
     manifests = [manifest_of(ref, storage) for ref in content.shards]
-    task = ValidationTask(root=root, content=content, canonical=(), engine=COLD)
+    job = ValidationJob(root=root, content=content, canonical=(), engine=COLD)
 
     def restore() -> None:
         for manifest in manifests:
@@ -117,8 +117,8 @@ def in_process(root: str, record: Record, work: Path) -> dict[str, Callable[[], 
 
     def full() -> None:
         fast()
-        found = [task.run_shard(manifest.shard) for manifest in manifests]
-        assert task.findings(found) == () and sum(f.entries for f in found) == content.totals.entries
+        found = [job.run_shard(iter(()), manifest.shard, 0) for manifest in manifests]
+        assert job.findings(found) == () and sum(f.entries for f in found) == content.totals.entries
 
     return {"restore": restore, "fast": fast, "full": full}
 

@@ -316,9 +316,11 @@ class Count(Aggregate):
     column: str | None = None
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         return {"count": LongType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         added = groups.lengths if self.column is None else groups.column(self.column).counts
         count = _arrow(_numbers(old["count"]) + added, pa.int64())
         return {"count": count}, count
@@ -330,9 +332,11 @@ class Sum(_OfColumn):
     leaves bigint or its decimal type raises ``ProcessorError``."""
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         return {"sum": _sum_type(of)}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         column, before = groups.column(self.column), old["sum"]
         valid = _valid(before)
         valid = valid | (column.counts > 0)
@@ -345,12 +349,14 @@ class Mean(_OfColumn):
     """double; of a decimal(p, s) decimal(min(38, p + 4), min(38, s + 4)), rounded half up, as Spark's ``avg``."""
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         return {
             "count": LongType(),
             "sum": _sum_type(of) if isinstance(of, DecimalType) else _numeric(of, DoubleType()),
         }
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         column = groups.column(self.column)
         count = _numbers(old["count"]) + column.counts
         some = count > 0
@@ -375,10 +381,12 @@ class Variance(_OfColumn):
     """
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         double = _numeric(of, DoubleType())
         return {"count": LongType(), "origin": double, "sum": double, "squares": double}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         column = groups.column(self.column)
         present, added = column.present, column.counts
         count, origin, total, squares = (_numbers(old[part]).copy() for part in ("count", "origin", "sum", "squares"))
@@ -493,10 +501,12 @@ class First(_OfColumn):
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         # Without the mark a null that was first could not be told from none yet.
         return {"first": of} if self.ignore_nulls else {"first": of, "seen": BooleanType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         column, before = groups.column(self.column), old["first"]
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts]
@@ -517,9 +527,11 @@ class Last(_OfColumn):
     ignore_nulls: bool = False
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         return {"last": of}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         column = groups.column(self.column)
         if self.ignore_nulls:
             keys, rows = column.present, column.rows[column.starts + column.counts[column.present] - 1]
@@ -543,10 +555,12 @@ class ApproxDistinct(_OfColumn):
         precision_for(self.relative_error)
 
     def parts(self, of: Any) -> dict[str, DataType]:
+        """As `Aggregate.parts`."""
         _scalar(of, "values of this type can't be told apart by their bytes")
         return {"sketch": BinaryType()}
 
     def step(self, groups: _Groups, old: Parts) -> Step:
+        """As `Aggregate.step`."""
         column = groups.column(self.column)
         before = Sketches.decode(old["sketch"], precision_for(self.relative_error))
         sketches = before.add(column.owners, hash_values(column.array.drop_null()))

@@ -87,14 +87,17 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
         self._timeout = timeout
 
     def init(self, handle: Any) -> None:
+        """Declares the one state that a function of ``applyInPandasWithState`` has."""
         self._handle = handle
         self._state = handle.getValueState(STATE, self._state_schema)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        """Calls the user's function with the key's frames, as Spark gives them."""
         frames = (as_spark_gives(frame, self._columns) for frame in rows)
         yield from self._call(key, frames, timerValues, None)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        """Calls the user's function with one empty frame and ``hasTimedOut``."""
         empty = pd.DataFrame(columns=list(self._columns))
         yield from self._call(key, [empty], timerValues, expiredTimerInfo.getExpiryTimeInMs())
 

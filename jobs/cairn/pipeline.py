@@ -11,7 +11,7 @@ from cairn.change_expectations import OverTime
 from cairn.runtime.column_names import plain_name
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.paths import check_name
-from state_backend.shard.snapshot import ChangelogOptions
+from state_backend.shard.changelog import ChangelogOptions
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism

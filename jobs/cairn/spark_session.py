@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -45,22 +50,41 @@ _LOST = (
 _HOURS_BACK = 24
 
 
-def connect(where: str, app_name: str, *, shared_as: str | None = None) -> SparkSession:
-    """A session there. ``shared_as``: on a Connect server, drivers of that name that start within one hour use one session, so
+def connect(
+    where: str,
+    app_name: str,
+    *,
+    shared_as: str | None = None,
+    token: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to localhost only. ``conf``:
+    Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server, drivers of that name that start within one hour use one session, so
     that only the first pays for starting its Python workers (seconds). An hour, since the server closes a session for good
     when nobody has used it for that long. StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     if where.startswith("sc://"):
+        _use_token(where, token)
         _check_listening(where)
         url = where if shared_as is None else _session_url(where, shared_as, _hour())
         session = SparkSession.builder.remote(url).getOrCreate()
         _be_impatient(session.client)
         try:
-            for key, value in _CONF.items():
+            for key, value in (_CONF | dict(conf or {})).items():
                 session.conf.set(key, value)
         except Exception as error:
+            if name := next((key for key in conf or {} if f'"{key}"' in str(error)), None):
+                raise UsageError(
+                    f"the Spark Connect server at {where} does not let a session set {name}: {_first_line(error)}; set it where the "
+                    "server is started"
+                ) from None
+            if _is_refused(error):
+                raise UsageError(
+                    f"the Spark Connect server at {where} refuses {'this token' if token else 'a session without a token'}: "
+                    f"{_first_line(error)}; put the server's token into the connection, as its password"
+                ) from None
             raise StorageUnavailable(
                 f"no Spark Connect server answers at {where}: {str(error).strip().splitlines()[0]}"
             ) from error
@@ -70,9 +94,64 @@ def connect(where: str, app_name: str, *, shared_as: str | None = None) -> Spark
             f"Spark master {where!r} needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'"
         )
     builder = SparkSession.builder.master(where).appName(app_name)
+    given = dict(conf or {})
     for key, value in (_CONF | (_LOCAL_CONF if where.startswith("local") else {})).items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+        if key not in given:
+            builder = builder.config(key, value)
+    with _properties(given):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _properties(conf: Mapping[str, str]) -> Iterator[None]:
+    """Spark's configuration for a JVM that is started within, in a file that only this user can read: PySpark would make arguments of
+    it, which everybody on the machine sees."""
+    if not conf:
+        yield
+        return
+    before = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    with tempfile.TemporaryDirectory(prefix="cairn-conf-") as folder:  # which is this user's only
+        file = Path(folder, "spark.conf")
+        file.touch(mode=0o600)
+        file.write_text("".join(f"{_property(key)}={_property(value)}\n" for key, value in conf.items()))
+        arguments = f"--load-spark-defaults --properties-file {shlex.quote(str(file))}"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = f"{arguments} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYSPARK_SUBMIT_ARGS"]
+            else:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = before
+
+
+def _property(text: str) -> str:
+    """As Java's Properties read it back."""
+    return "".join(
+        c if c.isascii() and (c.isalnum() or c in "._-/,@") else "".join(f"\\u{unit:04x}" for unit in _utf16(c))
+        for c in text
+    )
+
+
+def _utf16(character: str) -> list[int]:
+    data = character.encode("utf-16-be")
+    return [int.from_bytes(data[n : n + 2]) for n in range(0, len(data), 2)]
+
+
+def _use_token(where: str, token: str | None) -> None:
+    """Spark's client takes it from the environment of this process."""
+    if token is None:
+        return
+    if ";use_ssl=true" not in where and urlsplit(where).hostname != "localhost":
+        raise UsageError(
+            f"the token of {where} would be sent unprotected; set use_ssl in the connection's extra, or name the host localhost if it "
+            "is this machine"
+        )
+    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = token
+
+
+def _is_refused(error: Exception) -> bool:
+    return any(word in str(error) for word in ("UNAUTHENTICATED", "PERMISSION_DENIED", "Invalid authentication token"))
 
 
 def operation_tag(shared_as: str, root: str, task: str) -> str:
@@ -81,15 +160,16 @@ def operation_tag(shared_as: str, root: str, task: str) -> str:
     return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
 
 
-def interrupt_former(where: str, shared_as: str, tag: str) -> list[str]:
+def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None = None) -> list[str]:
     """Interrupts what an earlier driver left running under this tag, in the sessions that drivers of that name began in the
     last 24 hours; the ids of those operations. An interrupt reaches one session, hence all of them; and a driver that was
     killed with -9 interrupts nothing. Only for a retry: it costs some milliseconds per session.
 
     A failure is logged, not raised: what still runs writes under its own attempt, and nobody reads that.
     """
-    if not where.startswith("sc://") or ";" in where:
+    if not where.startswith("sc://") or ";session_id=" in where:
         return []
+    _use_token(where, token)
     _check_listening(where)
     found: list[str] = []
     for hour in range(_hour(), _hour() - _HOURS_BACK, -1):
@@ -114,7 +194,7 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str) -> None:
     """
     if not where.startswith("sc://"):
         return
-    url = f"{where.partition('/;')[0]}/;session_id={session.session_id}"
+    url = _with_session(where, session.session_id)
     read, write = os.pipe()
     os.set_blocking(write, False)
 
@@ -177,9 +257,15 @@ def _is_cancelled(error: Exception) -> bool:
 
 
 def _session_url(where: str, shared_as: str, hour: int) -> str:
-    if ";" in where:
+    if ";session_id=" in where:
         return where
-    return f"{where.rstrip('/')}/;session_id={uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{shared_as}:{hour}')}"
+    return _with_session(where, str(uuid.uuid5(uuid.NAMESPACE_URL, f"cairn:{shared_as}:{hour}")))
+
+
+def _with_session(where: str, session_id: str) -> str:
+    address, _, parameters = where.partition("/;")
+    kept = [p for p in parameters.split(";") if p and not p.startswith("session_id=")]
+    return ";".join([f"{address.rstrip('/')}/", *kept, f"session_id={session_id}"])
 
 
 def _hour() -> int:

@@ -17,12 +17,31 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
         from state_backend.values.rerun import Rerun
 
         first = _plain(context["dag"].start_date)
+        timetable = getattr(context.get("dag"), "timetable", None)
+        if start is not None and start == end and timetable is not None:
+            raise AirflowFailException(
+                f"this run's data interval has no length ({start}), since the DAG's schedule is a {type(timetable).__name__}: a tick. "
+                f"State is kept per interval. Give the DAG schedule={_suggestion(timetable)} (from airflow.sdk), or set [scheduler] "
+                "create_cron_data_intervals (create_delta_data_intervals for a timedelta) to True in airflow.cfg, which changes all "
+                'DAGs; stateful_pipeline takes "@daily" as it is. Then backfill the days you want'
+            )
         raise AirflowFailException(
             f"this run has no data interval (found start {start}, end {end}), and state is kept per interval.\n"
             "Trigger it with a logical date, or backfill the intervals that you want, from the first one's start to the last one's, "
             f"as the very first one alone:\n{backfill_command(context['dag_run'].dag_id, Rerun(first=first, last=first))}"
         )
     return start, end
+
+
+def _suggestion(timetable: Any) -> str:
+    expression, delta = getattr(timetable, "expression", None), getattr(timetable, "delta", None)
+    if expression is not None:
+        return f'CronDataIntervalTimetable("{expression}", timezone="{getattr(timetable, "timezone", "UTC")}")'
+    return (
+        f"DeltaDataIntervalTimetable({delta!r})"
+        if delta is not None
+        else 'CronDataIntervalTimetable("@daily", timezone="UTC")'
+    )
 
 
 def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import BaseOperator, get_current_context
@@ -15,12 +15,13 @@ from cairn_operators.spark_location import spark_location
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """Runs one command of ``cairn.command.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
-    the connection whose key a ``gs://`` root is accessed with; None: application default credentials.
+    the connection whose key a ``gs://`` root is accessed with; None: application default credentials. ``spark_conf`` is Spark's
+    configuration by name, before what the connection says; the UI shows it, so that secrets belong into the connection.
 
     ``driver_module`` is another module with the same command line; tests use it.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id")
+    template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id", "spark_conf")
     ui_color = "#e9d8c4"
     driver_module = "cairn.command.driver"
 
@@ -31,6 +32,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         root: str,
         spark_conn_id: str = "cairn_spark",
         gcp_conn_id: str | None = None,
+        spark_conf: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         # Shown with the task in the UI; an operator that says nothing better has what its users read in the code.
@@ -39,6 +41,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self.root = root
         self.spark_conn_id = spark_conn_id
         self.gcp_conn_id = gcp_conn_id
+        self.spark_conf = dict(spark_conf or {})
         self._driver: DriverProcess | None = None
 
     @property
@@ -51,12 +54,14 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         ``on_line`` gets each line of its output; left out: the task log does."""
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
-            spark = spark_location(self.spark_conn_id)
-            self.log.info("Spark is %s", spark)
-            common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark, *_task_arguments()]
+            spark = spark_location(self.spark_conn_id, self.spark_conf)
+            self.log.info("Spark is %s", spark.url)
+            common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark.url, *_task_arguments()]
+            private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
+            common += ["--settings-on-stdin"] if private is not None else []
             show = on_line or (lambda line: self.log.info("%s", line))
             with google_credentials(self.gcp_conn_id) as environment:
-                return self._driver.run([command, *common, *arguments], show, environment)
+                return self._driver.run([command, *common, *arguments], show, environment, private)
         finally:
             self._driver = None
 

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,14 +39,18 @@ class DriverProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(
-        self, arguments: Sequence[str], log_line: Callable[[str], None], environment: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[str],
+        log_line: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+        private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What the driver reported; ``environment`` is added to its own. AirflowException for what a retry may mend, AirflowFailException for the rest."""
+        """What the driver reported; ``environment`` is added to its own. ``private`` is what it gets on its stdin, as JSON. AirflowException for what a retry may mend, AirflowFailException for the rest."""
         with tempfile.TemporaryDirectory(prefix="cairn-driver-") as folder:
             result = Path(folder, "result.json")
             command = [sys.executable, "-m", self._module, *arguments, "--result", str(result)]
             try:
-                self._process = _start(command, environment or {})
+                self._process = _start(command, environment or {}, private)
                 for line in _lines(self._process):
                     log_line(line)
                 return_code = self._process.wait()
@@ -75,19 +80,42 @@ def repo_root() -> Path:
     return here if (here / "jobs").is_dir() else Path(os.environ.get("AIRFLOW_HOME", here))
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], private: Mapping[str, Any] | None
+) -> subprocess.Popen[bytes]:
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         cwd=root,
-        env={**os.environ, **environment, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
+        env={
+            **os.environ,
+            **environment,
+            "PYTHONPATH": path,
+            "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task()),
+            "PYTHONUNBUFFERED": "1",
+        },
+        stdin=subprocess.DEVNULL if private is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  one system call, loaded before the fork
     )
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended at once: its output says why
+            pipe.write(json.dumps(private).encode())
+    return process
+
+
+def _path_of_the_task() -> list[str]:
+    """Where the task's own process finds modules beside those that Python and packages bring: what Airflow added for the DAG's
+    bundle in the version that this run has, for plugins and for config."""
+    installed = tuple(
+        str(Path(folder).resolve())
+        for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), sys.prefix)
+    )
+    folders = [str(Path(entry).resolve()) for entry in sys.path if entry]
+    return [f for f in dict.fromkeys(folders) if not f.startswith(installed) and not f.endswith(".zip")]
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:

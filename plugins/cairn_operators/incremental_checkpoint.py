@@ -65,6 +65,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         self.validated = validated
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Commits, publishes, cleans up; returns the checkpoint's summary."""
         with as_google_identity(self.gcp_conn_id):
             return self._execute(context)
 

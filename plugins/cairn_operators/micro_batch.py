@@ -106,6 +106,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         self.reuse_prepared = reuse_prepared
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Waits for the interval before, or refuses; then runs the driver. Returns what it prepared."""
         start, end = data_interval(context)
         self._wait_or_refuse(context, start, end, since_ms=_now_ms(), alone_since_ms=None)
         return self._process(context, start, end)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Param
+import pendulum
+from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param
 
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
@@ -13,10 +15,18 @@ from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
 
+_NOT_CRON = ("@once", "@continuous")
 _ATTEMPT = "{{ ti.xcom_pull(task_ids='process')['attempt'] }}"
 # The driver says whether the pipeline has a sink: importing it here to ask would import PySpark with every parse.
 _IF_SINK = "{%% if ti.xcom_pull(task_ids='process').get('sink') %%}%s{%% endif %%}"
 _CHECKPOINT = "{{ ti.xcom_pull(task_ids='checkpoint')['checkpoint'] }}"
+
+
+def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
+    """The schedule with a data interval from each tick to the next, where it is a cron text or a timedelta; any other as it is."""
+    if isinstance(schedule, str) and schedule not in _NOT_CRON:
+        return CronDataIntervalTimetable(schedule, timezone=pendulum.instance(start_date).timezone)
+    return DeltaDataIntervalTimetable(schedule) if isinstance(schedule, timedelta) else schedule
 
 
 def stateful_pipeline(
@@ -35,6 +45,7 @@ def stateful_pipeline(
     spark_conn_id: str = "cairn_spark",
     gate: bool = False,
     gcp_conn_id: str | None = None,
+    spark_conf: Mapping[str, Any] | None = None,
     process: dict[str, Any] | None = None,
     checkpoint: dict[str, Any] | None = None,
     validate: dict[str, Any] | None = None,
@@ -45,10 +56,11 @@ def stateful_pipeline(
     """The DAG of a pipeline: ``process >> checkpoint >> [validate, savepoint, sweep]``, one data interval after the other. With
     ``gate`` nothing is committed that is not validated: ``process >> validate >> checkpoint >> [savepoint, sweep]``.
 
-    ``schedule`` has to give data intervals: `CronDataIntervalTimetable`. ``pipeline_name`` is the name in the `Pipeline`;
+    ``schedule`` has to give data intervals. A cron text like "@daily", in the time zone of ``start_date``, and a timedelta do here,
+    also where Airflow's own setting makes of them ticks without length; a timetable is taken as it is. ``pipeline_name`` is the name in the `Pipeline`;
     ``dag_id`` if left out. Without ``docs_dir`` nothing is validated, without ``savepoints`` (a directory URL) none are
     taken, without ``sweep_every`` nothing is swept. ``gcp_conn_id``: the connection with the key for a ``gs://`` root, if not the
-    application's. ``process``, ``checkpoint``, ``validate``, ``savepoint`` and ``sweep`` are further arguments of those tasks, as
+    application's. ``spark_conf``: Spark's configuration for this pipeline. ``process``, ``checkpoint``, ``validate``, ``savepoint`` and ``sweep`` are further arguments of those tasks, as
     in ``savepoint={"consolidate": True}``; ``dag_arguments`` of the DAG.
     """
     where: dict[str, Any] = {
@@ -56,6 +68,7 @@ def stateful_pipeline(
         "root": root,
         "spark_conn_id": spark_conn_id,
         "gcp_conn_id": gcp_conn_id,
+        "spark_conf": spark_conf,
     }
     name = pipeline_name or dag_id
     again = {"retry_delay": timedelta(seconds=5)}
@@ -69,7 +82,7 @@ def stateful_pipeline(
         ),
     }
     arguments = {"catchup": False, "max_active_runs": 1, "params": permissions, **dag_arguments}
-    with DAG(dag_id, schedule=schedule, start_date=start_date, **arguments) as dag:
+    with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
         # The order of intervals is process's own business: it waits for the checkpoint before its own, also in a backfill,
         # whose max_active_runs is its own.
         batch = StatefulMicroBatchOperator(

@@ -43,6 +43,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         self.poll_s = poll_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
+        """As Airflow's: where the class is, and its arguments."""
         names = ["url", "head_id", "end_ms", "dag_id", "clear_numbers", "task_ids", "queued", "until_ms", "poll_s"]
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 

@@ -99,6 +99,7 @@ class RestoreStateOperator(DriverOperator):
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Plans the restore, asks where it must, and carries it out."""
         with as_google_identity(self.gcp_conn_id):
             return self._execute(context)
 

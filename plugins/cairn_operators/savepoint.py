@@ -40,6 +40,7 @@ class SavepointOperator(DriverOperator):
         self.consolidate = consolidate
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Takes the savepoint, or skips where none is due."""
         _, end = data_interval(context)
         if not is_due(end, context["dag"].start_date, self.every):
             raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")

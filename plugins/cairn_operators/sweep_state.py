@@ -50,6 +50,7 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.every = every
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Sweeps, or skips where that is not due."""
         if self.every is not None:
             _, end = data_interval(context)
             if not is_due(end, context["dag"].start_date, self.every):

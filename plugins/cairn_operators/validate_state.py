@@ -63,6 +63,7 @@ class ValidateStateOperator(DriverOperator):
         self.docs_page: str | None = None  # for DataDocsLink, when the task is over
 
     def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the driver; what it finds is raised."""
         _, end = data_interval(context)
         start = context["dag"].start_date
         full = self.mode == "full" or (self.full_every is not None and is_due(end, start, self.full_every))

@@ -36,6 +36,7 @@ class ChangeRecorder:
         self._given_up = False
 
     def write(self, changes: Sequence[Pair]) -> None:
+        """Takes writes over, a value of None for a deletion."""
         if self._given_up:
             return
         self._forget_deleted()
@@ -48,6 +49,7 @@ class ChangeRecorder:
                 self._spill()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
+        """Takes over that every key from ``start`` on and before ``end`` was deleted."""
         if not self._given_up and start < end:
             self._ranges.append((start, end))
             self._new_ranges.append((start, end))

@@ -105,7 +105,7 @@ class _Stored:
 
     @staticmethod
     def of(blob: Blob) -> _Stored:
-        return _Stored(blob.size, _crc32c(blob.crc32c), blob.generation)
+        return _Stored(blob.size or 0, _crc32c(blob.crc32c), blob.generation)
 
 
 class _Session(AuthorizedSession):  # type: ignore[misc]
@@ -392,10 +392,10 @@ class GcsStorage:
             original = source._look(google, handle.path, doing)
             if original is None:
                 raise NotFound(f"can't {doing}: there is no such file")
-            if (original.size, _crc32c(original.crc32c)) != (handle.size_bytes, handle.crc32c):
+            if (original.size or 0, _crc32c(original.crc32c)) != (handle.size_bytes, handle.crc32c):
                 raise CorruptFile(
                     f"{handle.path!r} of {source.url} is damaged: expected {handle.size_bytes} bytes with crc32c "
-                    f"{handle.crc32c:08x}, found {original.size} bytes with crc32c {_crc32c(original.crc32c) or 0:08x}; "
+                    f"{handle.crc32c:08x}, found {original.size or 0} bytes with crc32c {_crc32c(original.crc32c) or 0:08x}; "
                     f"restore an older checkpoint, or put the file back from a copy"
                 )
             # Pinned: a source that is rewritten meanwhile is not found, and a refusal can only mean the destination.
@@ -492,7 +492,7 @@ class GcsStorage:
             )  # fmt: skip
             if response.status_code in (200, 201):
                 made = response.json()
-                return _Stored(int(made["size"]), _crc32c(made.get("crc32c")), int(made["generation"])), end
+                return _Stored(int(made.get("size", 0)), _crc32c(made.get("crc32c")), int(made["generation"])), end
             if response.status_code != 308:
                 raise from_http_response(response)
             return None, int(response.headers.get("Range", "bytes=0--1").rpartition("0-")[2]) + 1
@@ -638,7 +638,7 @@ class GcsStorage:
         created: datetime = blob.time_created
         return FileInfo(
             path=blob.name.removeprefix(self._root),
-            size_bytes=blob.size,
+            size_bytes=blob.size or 0,  # some servers leave out what is 0
             generation=blob.generation,
             modified_ms=int(created.timestamp() * 1000),
             crc32c=_crc32c(blob.crc32c),

@@ -14,8 +14,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -51,14 +52,19 @@ _ADVICE = {
     errno.ENOENT: "something removed its directory meanwhile; check what else uses it",
 }
 
+# Of a file that a storage delivers: the disk is that of the host at work.
+_FULL = f"the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder with more"
+_HERE = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
+
 # A network file system may have done what it failed to confirm.
 _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 
 @contextmanager
-def os_errors(doing: str, *, may_be_absent: bool = True) -> Iterator[None]:
+def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
     """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and
-    names the file. If it may be absent, that is NotFound; otherwise its directory is gone: StorageUnavailable."""
+    names the file. If it may be absent, that is NotFound; otherwise its directory is gone: StorageUnavailable.
+    ``advice`` by errno counts before that for a root."""
     try:
         yield
     except OSError as error:
@@ -69,9 +75,9 @@ def os_errors(doing: str, *, may_be_absent: bool = True) -> Iterator[None]:
             raise NotFound(reason) from error
         if error.errno == errno.ENAMETOOLONG:
             raise UsageError(f"{reason}; use a shorter name") from error
-        advice = _ADVICE.get(error.errno or 0, "check the disk or the mount, then try again")
+        what = {**_ADVICE, **(advice or {})}.get(error.errno or 0, "check the disk or the mount, then try again")
         refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        raise (PermissionRefused if refused else StorageUnavailable)(f"{reason}; {advice}") from error
+        raise (PermissionRefused if refused else StorageUnavailable)(f"{reason}; {what}") from error
 
 
 def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
@@ -102,7 +108,7 @@ def write_verified(
     """Writes what a storage at ``url`` yields for a handle to a local path, or, if it is not what the handle says,
     nothing: CorruptFile. ``room_bytes`` are allocated first: piece by piece takes a fifth longer."""
     temp = destination.with_name(f".{uuid4().hex}.part")
-    with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False):
+    with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False, advice=_HERE):
         _make_folder(destination.parent)
         try:
             with temp.open("xb") as file:

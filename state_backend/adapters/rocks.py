@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,11 +113,14 @@ class EngineOptions:
 class Recorder(Protocol):
     """Whoever keeps a record of what is written to a store."""
 
-    def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None: ...
+    def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Told before the store writes; None deletes."""
 
-    def delete_range(self, start: bytes, end: bytes) -> None: ...
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Told before the store deletes keys from ``start`` on and before ``end``."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Told when the store closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +178,7 @@ class RocksStore:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None. Raises: CorruptFile if a file is damaged or gone; StorageUnavailable if the disk fails."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
@@ -497,7 +502,10 @@ def _needed_files(folder: Path) -> list[str]:
 def _translated(error: Exception, doing: str) -> Exception:
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
-        return StorageUnavailable(f"{doing}: the local disk is full: {text}")
+        return StorageUnavailable(
+            f"{doing}: the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder "
+            f"with more: {text}"
+        )
     if any(word in text for word in ("Corruption", "checksum", "No such file", "magic number", "truncated")):
         return CorruptFile(f"{doing}: {text}")
     return StorageUnavailable(f"{doing}: {text}")

@@ -79,7 +79,8 @@ def _problem(savepoint: Savepoint) -> str | None:
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
     """The manifest of a native savepoint's shard. CorruptRecord if it is not that shard's, or names a file elsewhere."""
     content = savepoint.content
-    manifest = needed_manifest(content.shards[shard], storage)
+    ref = next(ref for ref in content.shards if ref.shard == shard)
+    manifest = needed_manifest(ref, storage)
     where = f"{storage.url}, manifest of shard {shard}"
     if manifest.shard != shard or manifest.key_groups != range_of(shard, content.parallelism, content.max_parallelism):
         raise CorruptRecord(f"{where}: it is of shard {manifest.shard}, {manifest.key_groups}")

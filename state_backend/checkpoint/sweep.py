@@ -74,6 +74,7 @@ class SweepPlan:
 
     @property
     def delete_bytes(self) -> int:
+        """What deleting frees."""
         return sum(f.size_bytes for f in self.delete)
 
 

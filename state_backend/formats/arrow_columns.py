@@ -71,6 +71,7 @@ _RANGES = {
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
+    """The Arrow type that holds a Spark type. Raises: StateSchemaError for one that state can't hold."""
     match data_type:
         case AtomicType(name):
             return _ATOMIC[name]
@@ -87,6 +88,7 @@ def arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def arrow_field(field: Field) -> pa.Field:
+    """A field with its name and nullability."""
     return pa.field(field.name, arrow_type(field.type), field.nullable)
 
 
@@ -180,6 +182,7 @@ def check_values(column: pa.Array, data_type: DataType) -> None:
 
 
 def valid_rows(column: pa.Array) -> Mask:
+    """True where the column is not null."""
     mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
     return mask
 

@@ -56,6 +56,7 @@ def check_name(name: str) -> str:
 
 
 def record(checkpoint_id: int) -> str:
+    """Of a checkpoint's record, by its id."""
     return f"{CHECKPOINTS}{checkpoint_id:020d}.json"
 
 
@@ -66,10 +67,12 @@ def record_id(path: str) -> int | None:
 
 
 def prepared(attempt: str) -> str:
+    """Of what an attempt made, before it is committed."""
     return f"{ATTEMPTS}{attempt}/prepared.json"
 
 
 def refused(attempt: str) -> str:
+    """Of the mark that validation refused an attempt before its commit."""
     return f"{ATTEMPTS}{attempt}/refused.json"
 
 
@@ -87,6 +90,7 @@ def attempt_of(path: str) -> str | None:
 
 
 def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
+    """Of a shard's output file, or of its late rows. ``task`` is Spark's, so that two tries at a shard write two files."""
     return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
 
 
@@ -110,6 +114,7 @@ def is_of_savepoint(path: str) -> bool:
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:
+    """Of the mark that the sink hook has run for this interval's output, as this checkpoint made it."""
     return f"{PUBLISHED}{interval_name(interval)}/{checkpoint_id}.json"
 
 
@@ -120,10 +125,12 @@ def published_id(path: str) -> int | None:
 
 
 def quarantine(checkpoint_id: int) -> str:
+    """Of the mark that a checkpoint was refused after its commit."""
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
 
 
 def validated(checkpoint_id: int, mode: str) -> str:
+    """Of the mark that a checkpoint passed validation in this mode."""
     return f"{VALIDATED}{checkpoint_id:020d}-{mode}.json"
 
 
@@ -134,6 +141,7 @@ def validated_id(path: str) -> tuple[int, str] | None:
 
 
 def interval_name(interval: Interval) -> str:
+    """An interval as a name of a folder: start and end in UTC, to the millisecond, in the order of time."""
     return f"{_compact(interval.start)}_{_compact(interval.end)}"
 
 

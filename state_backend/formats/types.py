@@ -66,6 +66,7 @@ class AtomicType:
         return _SQL_NAMES.get(self.name, self.name)
 
     def to_json(self) -> Json:
+        """As Spark's ``jsonValue()`` has it."""
         return self.name
 
 
@@ -80,6 +81,7 @@ class DecimalType:
         return f"decimal({self.precision},{self.scale})"
 
     def to_json(self) -> Json:
+        """As Spark's ``jsonValue()`` has it."""
         return str(self)
 
 
@@ -92,6 +94,7 @@ class ArrayType:
         return f"array<{self.element}>"
 
     def to_json(self) -> Json:
+        """As Spark's ``jsonValue()`` has it."""
         return {"type": "array", "elementType": self.element.to_json(), "containsNull": self.contains_null}
 
 
@@ -105,6 +108,7 @@ class MapType:
         return f"map<{self.key}, {self.value}>"
 
     def to_json(self) -> Json:
+        """As Spark's ``jsonValue()`` has it."""
         key, value = self.key.to_json(), self.value.to_json()
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": self.value_contains_null}
 
@@ -122,6 +126,7 @@ class UnsupportedType:
         return self.name
 
     def to_json(self) -> Json:
+        """What it was made of."""
         return json.loads(self.json_text)
 
 
@@ -147,6 +152,7 @@ class StructType:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The fields' names, in order."""
         return tuple(f.name for f in self.fields)
 
     def to_json(self) -> Json:
@@ -283,6 +289,7 @@ class Misfit(TypeError):
         self.path = ""
 
     def at(self, step: str) -> Misfit:
+        """The same error, seen from one step further out."""
         self.path = step + self.path
         return self
 

@@ -60,10 +60,12 @@ class StateSource:
 
     @classmethod
     def of_record(cls, url: str, record: Record) -> StateSource:
+        """A committed checkpoint; ``url`` is the pipeline's folder."""
         return cls(url=url, content=record.content, checkpoint_id=record.id)
 
     @classmethod
     def of_savepoint(cls, url: str, savepoint: Savepoint) -> StateSource:
+        """A savepoint; ``url`` is its own folder."""
         return cls(url=url, content=savepoint.content, checkpoint_id=savepoint.checkpoint_id, savepoint=savepoint)
 
     @property
@@ -86,6 +88,7 @@ class StateSource:
         raise UsageError(f"{self} has no state {state!r}; it has {names}")
 
     def key_groups(self, shard: int) -> KeyGroupRange:
+        """Which key groups the shard holds."""
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)
 
     def files(self, shard: int, state: str) -> list[CanonicalFile]:

@@ -28,13 +28,13 @@ from state_backend.checkpoint.log import Log, read_log
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
-from state_backend.shard.restore import check_whole, restore_shard
+from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound, StateUnusable, StorageError
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.key_groups import range_of
+from state_backend.values.key_groups import check_whole, range_of
 from state_backend.values.records import (
     CanonicalFile,
     Content,
@@ -80,6 +80,7 @@ class Verification:
 
     @property
     def success(self) -> bool:
+        """Whether nothing was found, in the folder or in any checkpoint."""
         return not self.findings and not any(c.findings for c in self.checkpoints)
 
     @property

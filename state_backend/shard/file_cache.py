@@ -102,12 +102,14 @@ class FileCache:
             if full:
                 self._evict()
 
-    def forget(self, url: str, handles: Iterable[Handle]) -> None:
-        """Drops files that were found damaged after all, so that the next try fetches them."""
-        with suppress(OSError):
-            if self._is_own():
-                for handle in handles:
-                    self._entry(url, handle).unlink(missing_ok=True)
+    def forget(self, url: str, handles: Iterable[Handle]) -> int:
+        """Drops files that were found damaged after all, so that the next try fetches them; how many there were."""
+        forgotten = 0
+        for handle in handles if self._is_own() else ():
+            with suppress(OSError):
+                self._entry(url, handle).unlink()
+                forgotten += 1
+        return forgotten
 
     def _insert(self, entry: Path, handle: Handle, local: Path) -> None:
         sealed_ns = _sealed_ns(entry.name)

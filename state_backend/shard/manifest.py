@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import google_crc32c
@@ -31,23 +31,6 @@ def write_manifests(
         for m, data in zip(manifests, encoded, strict=True)
     ]
     return tuple(ShardRef(shard=m.shard, manifest=h, inline=None) for m, h in zip(manifests, handles, strict=True))
-
-
-def rewritten_refs(
-    before: Sequence[ShardRef],
-    made: Mapping[int, ShardManifest],
-    manifests: Sequence[ShardManifest],
-    attempt: str,
-    storage: Storage,
-) -> tuple[ShardRef, ...]:
-    """What a record says of shards of which only those in ``made``, by shard, were written anew; ``manifests`` are of all. The
-    file of another's manifest is kept."""
-    encoded = [record_codec.encode(m) for m in manifests]
-    if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
-        return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
-    kept = {ref.shard: ref for ref in before if ref.shard not in made and ref.manifest is not None}
-    new = {ref.shard: ref for ref in write_manifests([m for m in manifests if m.shard not in kept], attempt, storage)}
-    return tuple((kept | new)[m.shard] for m in manifests)
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:

@@ -12,7 +12,7 @@ import io
 import re
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.transfer import download_all
 from state_backend.state.layout import key_group_bounds
-from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, StateUnusable
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
 
@@ -195,14 +195,3 @@ def _clip(store: RocksStore, target: KeyGroupRange) -> None:
         store.delete_range(b"", start)
     if end is not None:
         store.delete_range(end, b"\xff" * 64)
-
-
-def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
-    """That the shards of a checkpoint cover every key group exactly once; StateUnusable otherwise."""
-    at = 0
-    for shard in sorted(ranges, key=lambda r: r.first):
-        if shard.first != at:
-            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {shard}")
-        at = shard.last + 1
-    if at != max_parallelism:
-        raise StateUnusable(f"shards of the checkpoint end at key group {at - 1}, expected {max_parallelism - 1}")

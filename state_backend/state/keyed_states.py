@@ -61,11 +61,13 @@ class ValueState(_KeyedState):
         self._shard.prefetch_state(descriptor)
 
     def exists(self) -> bool:
+        """Whether the key has a value that has not expired."""
         return self._shard.visible(self._shard.read(self._stored_key())) is not None
 
     # These two are most of what runs per key: the shard's `read` and `write` are written out in them.
 
     def get(self) -> tuple[Any, ...] | None:
+        """The key's value as a row, or None if there is none or it has expired."""
         shard = self._shard
         key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
         entry = shard.cache[key] if key in shard.cache else shard.read(key)
@@ -77,6 +79,7 @@ class ValueState(_KeyedState):
         return None if row is None else self._decode(row)
 
     def update(self, newValue: Any) -> None:  # PySpark's name: it may be passed by name
+        """Sets the key's value, and starts its time to live anew."""
         row = self._encode(newValue)
         shard = self._shard
         if self._ttl_ms is not None:
@@ -90,6 +93,7 @@ class ValueState(_KeyedState):
             shard.flush()
 
     def clear(self) -> None:
+        """Removes the key's value."""
         self._shard.write(self._stored_key(), None)
 
 
@@ -104,9 +108,11 @@ class ListState(_KeyedState):
         self._stride = Stride(size_bytes=_READ_AHEAD_BYTES, most=_READ_AHEAD)
 
     def exists(self) -> bool:
+        """Whether the key's list has an element that has not expired."""
         return next(self.get(), None) is not None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
+        """The elements in their order, without expired ones. Up to 256 are read ahead at a time."""
         element = self._stored_key() + layout.LIST_ELEMENT
         first, next_ = self._positions(self._stored_key())
         while first < next_:
@@ -126,6 +132,7 @@ class ListState(_KeyedState):
                     yield self._decode(row)
 
     def put(self, new_state: Sequence[Any]) -> None:
+        """Replaces the whole list."""
         rows = [self._encode(value) for value in new_state]
         base = self._stored_key()
         _, next_ = self._positions(base)
@@ -133,18 +140,21 @@ class ListState(_KeyedState):
         self._write(base, 0, 0, next_, rows)
 
     def append_value(self, new_value: Any) -> None:
+        """Adds an element at the end; costs the same however long the list is."""
         row = self._encode(new_value)
         base = self._stored_key()
         first, next_ = self._positions(base)
         self._write(base, first, next_, next_, [row])
 
     def append_list(self, new_values: Sequence[Any]) -> None:
+        """Adds elements at the end, in their order."""
         rows = [self._encode(value) for value in new_values]
         base = self._stored_key()
         first, next_ = self._positions(base)
         self._write(base, first, next_, next_, rows)
 
     def clear(self) -> None:
+        """Removes the list; positions begin at 0 again."""
         base = self._stored_key()
         if self._clear(base, 0):
             self._shard.write_unaccounted(base + layout.LIST_META, None)
@@ -189,27 +199,33 @@ class MapState(_KeyedState):
         )
 
     def exists(self) -> bool:
+        """Whether the key's map has an entry that has not expired."""
         return self._shard.holds_any(self._stored_key())
 
     def get_value(self, key: Any) -> tuple[Any, ...] | None:
+        """The value of a user key, or None if there is none or it has expired."""
         row = self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key)))
         return None if row is None else self._decode(row)
 
     def contains_key(self, key: Any) -> bool:
+        """Whether the user key has a value that has not expired."""
         return self._shard.visible(self._shard.read(self._stored_key() + self._user_keys.encode(key))) is not None
 
     def update_value(self, key: Any, value: Any) -> None:
+        """Sets the value of one user key, and starts its time to live anew."""
         base = self._stored_key()
         entry = self._shard.entry_of(self._encode(value), self._ttl_ms)
         self._shard.write_map(base, base + self._user_keys.encode(key), entry)
         self._shard.relieve()
 
     def remove_key(self, key: Any) -> None:
+        """Removes one user key; nothing happens if it is not there."""
         base = self._stored_key()
         self._shard.write_map(base, base + self._user_keys.encode(key), None)
         self._shard.relieve()
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """User keys and values in the order of encoded user keys, without expired ones."""
         base = self._stored_key()
         for stored_key, entry in self._shard.scan_map(base):
             row = self._shard.visible(entry)
@@ -217,6 +233,7 @@ class MapState(_KeyedState):
                 yield self._user_keys.decode(stored_key[len(base) :]), self._decode(row)
 
     def clear(self) -> None:
+        """Removes all entries of the key's map."""
         base = self._stored_key()
         for stored_key, _ in self._shard.scan_map(base):
             self._shard.write_map(base, stored_key, None)

@@ -49,6 +49,7 @@ _TIMER_INDEX = bytes([TIMER_INDEX])
 
 
 def prefix(key_group: int, state_id: int) -> bytes:
+    """What every stored key of a state in a key group begins with."""
     return _PREFIX.pack(key_group, state_id)
 
 
@@ -79,6 +80,7 @@ def later(time_ms: int, duration_ms: int) -> int:
 
 
 def unpack_time(data: bytes) -> int:
+    """The time that `pack_time` packed, in milliseconds since the epoch; before it too."""
     time_ms: int = _U64.unpack(data)[0]
     return time_ms - _SIGN
 
@@ -97,19 +99,23 @@ def timer_index_key(stored_key: bytes) -> bytes:
 
 
 def unpack_position(data: bytes) -> int:
+    """The position that `pack_position` packed."""
     position: int = _U64.unpack(data)[0]
     return position
 
 
 def pack_position(position: int) -> bytes:
+    """A list element's position, so that bytes order as numbers do."""
     return _U64.pack(position)
 
 
 def pack_positions(first: int, next_: int) -> bytes:
+    """Where a key's list begins, and where its next element goes."""
     return _POSITIONS.pack(first, next_)
 
 
 def unpack_positions(data: bytes) -> tuple[int, int]:
+    """What `pack_positions` packed."""
     first, next_ = _POSITIONS.unpack(data)
     return first, next_
 
@@ -120,6 +126,7 @@ def is_positions(data: bytes) -> bool:
 
 
 def with_expiry(row: bytes, expiry_ms: int) -> bytes:
+    """An entry whose row counts until this instant, in milliseconds since the epoch."""
     return _EXPIRY.pack(EXPIRING, expiry_ms) + row
 
 
@@ -134,6 +141,7 @@ def expiry_of(entry: bytes) -> int | None:
 
 
 def row_of(entry: bytes) -> bytes:
+    """The encoded row of an entry, with or without expiry."""
     return entry[9:] if entry[0] == EXPIRING else entry
 
 

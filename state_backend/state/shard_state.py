@@ -489,6 +489,7 @@ class ShardState:
         return entry
 
     def entry_of(self, row: bytes, ttl_ms: int | None) -> bytes:
+        """A row as it is stored; ``ttl_ms`` counts from the interval's processing time, None: it never expires."""
         return row if ttl_ms is None else layout.with_expiry(row, layout.later(self.now_ms, ttl_ms))
 
     def scan_map(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -71,6 +71,10 @@ class CorruptFile(StateUnusable):
     """A durable file is missing, truncated, or not what its handle says."""
 
 
+class DamagedCopy(CorruptFile):
+    """A file that this host had a copy of could not be read. The copy is dropped; the same call fetches the file again."""
+
+
 class CorruptRecord(CorruptFile):
     """A record, manifest or other metadata file can't be decoded."""
 

@@ -5,9 +5,10 @@ Source: Flink's KeyGroupRangeAssignment; the hash is Spark's ``xxhash64``, so th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import StateUnusable, UsageError
 
 MAX_MAX_PARALLELISM = 32_768
 
@@ -54,3 +55,14 @@ def range_of(shard: int, parallelism: int, max_parallelism: int) -> KeyGroupRang
     first = -(-shard * max_parallelism // parallelism)
     last = -(-(shard + 1) * max_parallelism // parallelism) - 1
     return KeyGroupRange(first=first, last=last)
+
+
+def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
+    """That the shards of a checkpoint cover every key group exactly once; StateUnusable otherwise."""
+    at = 0
+    for shard in sorted(ranges, key=lambda r: r.first):
+        if shard.first != at:
+            raise StateUnusable(f"shards of the checkpoint leave out or repeat key groups at {at}: {shard}")
+        at = shard.last + 1
+    if at != max_parallelism:
+        raise StateUnusable(f"shards of the checkpoint end at key group {at - 1}, expected {max_parallelism - 1}")

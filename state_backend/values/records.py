@@ -131,6 +131,7 @@ class ShardManifest:
 
     @property
     def digest(self) -> int:
+        """Of the shard's entries; see `KeyGroupState`."""
         return sum(s.digest for s in self.key_group_states) % 2**64
 
 

@@ -27,6 +27,7 @@ class KeepLast:
         _check_number("KeepLast", self.count)
 
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        """Ids of the last ones; ``checkpoints`` ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
 
@@ -42,6 +43,7 @@ class KeepPerDay:
         _check_number("KeepPerDay", self.days)
 
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        """The id that is highest on each day, in UTC, counted back from the newest end."""
         newest = max((c.content.interval.end for c in checkpoints), default=None)
         by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
@@ -66,6 +68,7 @@ class KeepYounger:
             )
 
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        """Ids of those whose state is less than the age behind the newest."""
         newest = max((c.content.interval.end for c in checkpoints), default=None)
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.content.interval.end < self.age)
 
@@ -80,6 +83,7 @@ class AnyOf:
         _check_policies("AnyOf", self.any_of)
 
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        """Ids that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
 
@@ -93,6 +97,7 @@ class AllOf:
         _check_policies("AllOf", self.all_of)
 
     def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+        """Ids that every one of the policies keeps."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
 

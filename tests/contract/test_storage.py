@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import google_crc32c
 import pytest
+from google.cloud.storage import Blob
 
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.gcs_storage import GcsStorage
@@ -668,3 +669,17 @@ def test_any_error_can_be_planned() -> None:
         faulty.stat("a")
     assert caught.value is error
     assert faulty.stat("a") is None
+
+
+def test_an_object_without_a_size_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some servers leave out of an object's metadata what is 0."""
+
+    def size(blob: Blob) -> int | None:
+        return int(blob._properties["size"]) or None if "size" in blob._properties else None
+
+    monkeypatch.setattr(Blob, "size", property(size))
+    storage = GcsStorage(BUCKET, f"contract/{uuid4().hex}")
+    assert storage.create("empty", b"").size_bytes == 0
+    (listed,) = storage.list("")
+    assert listed.size_bytes == 0
+    assert storage.read("empty") == b""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +24,7 @@ import pytest
 from benchmarks.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.values.errors import StateUnusable
 from state_backend.values.records import Record
 from tests.conformance.generator import cairn_alone
 from tests.support.reading import read_output
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a-token-that-only-the-server-knows"
 
 PIPELINE = """
 from datetime import UTC, datetime
@@ -60,21 +66,26 @@ PIPELINE = Pipeline(name="greeting", start=datetime(2024, 1, 1, tzinfo=UTC), sou
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
-    with SparkConnectServer(ROOT, log_dir=tmp_path_factory.mktemp("spark-logs")) as running:
+    with SparkConnectServer(ROOT, log_dir=tmp_path_factory.mktemp("spark-logs"), token=TOKEN) as running:
         yield running
 
 
-def drive(folder: Path, server: str, command: str, *arguments: str) -> dict[str, Any]:
+def drive(
+    folder: Path, server: str, command: str, *arguments: str, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """One driver process, as Airflow starts it; its result."""
-    driver = start(folder, server, command, *arguments)
+    driver = start(folder, server, command, *arguments, settings=settings)
     output, _ = driver.communicate()
+    assert TOKEN not in output
     result = folder / "result.json"
     assert result.exists(), output
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 
 
-def start(folder: Path, server: str, command: str, *arguments: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, server: str, command: str, *arguments: str, settings: dict[str, Any] | None = None
+) -> subprocess.Popen[str]:
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     path = os.pathsep.join([str(folder), str(ROOT)])
@@ -88,18 +99,32 @@ def start(folder: Path, server: str, command: str, *arguments: str) -> subproces
         "--result",
         str(result),
     ]
-    return subprocess.Popen(
+    common += ["--settings-on-stdin"] if server.startswith("sc://") else []
+    driver = subprocess.Popen(
         [sys.executable, "-m", "cairn.command.driver", command, *common, *arguments],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(folder / "certificate.pem"),
+        },
         cwd=folder,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    assert driver.stdin is not None
+    driver.stdin.write(json.dumps(settings or {"token": TOKEN}))
+    driver.stdin.close()
+    driver.stdin = None
+    return driver
 
 
-def process(folder: Path, server: str, day: int, attempt: str, *more: str) -> dict[str, Any]:
-    return drive(folder, server, "process", *interval_of(day, attempt), *more)
+def process(
+    folder: Path, server: str, day: int, attempt: str, *more: str, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return drive(folder, server, "process", *interval_of(day, attempt), *more, settings=settings)
 
 
 def interval_of(day: int, attempt: str, *, try_number: int = 1) -> list[str]:
@@ -197,6 +222,7 @@ def test_programs_give_the_same_through_the_server(
         text=True,
         check=False,
         timeout=300,
+        env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": TOKEN},
     )
     assert ran.returncode == 0, ran.stderr
     try:
@@ -211,6 +237,67 @@ def test_a_server_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     error = process(tmp_path, "sc://127.0.0.1:9", 1, "attempt-1")["error"]
     assert error["type"] == "StorageUnavailable"
     assert "sc://127.0.0.1:9" in error["message"]
+
+
+def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
+    """The server behind a proxy that speaks TLS, as servers are run: the token goes nowhere else, another one or none is refused for
+    good, and so is a setting that the server does not let a session make."""
+    write_pipeline(tmp_path, "one", "hello")
+    with tls_proxy(server.port, tmp_path) as port:
+        where = f"sc://localhost:{port}/;use_ssl=true"
+        result = process(tmp_path, where, 1, "attempt-1")
+        assert "ok" in result, result
+        refused = process(tmp_path, where, 1, "attempt-2", settings={"token": "another"})["error"]
+        static = process(
+            tmp_path, where, 1, "attempt-3", settings={"token": TOKEN, "conf": {"spark.executor.memory": "2g"}}
+        )["error"]
+        unprotected = process(tmp_path, f"sc://127.0.0.1:{port}", 1, "attempt-4")["error"]
+    assert refused["type"] == static["type"] == unprotected["type"] == "UsageError"
+    assert f"the Spark Connect server at {where} refuses this token" in refused["message"]
+    assert "does not let a session set spark.executor.memory" in static["message"]
+    assert "would be sent unprotected; set use_ssl" in unprotected["message"]
+
+
+@contextlib.contextmanager
+def tls_proxy(port: int, folder: Path) -> Iterator[int]:
+    """A port where TLS is taken off what goes to ``port``; ``certificate.pem`` in the folder is for localhost."""
+    request = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run(
+        ["openssl", *request.split(), "-keyout", "key.pem", "-out", "certificate.pem"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+
+    async def serve(ready: Callable[[tuple[int, Callable[[], None]]], None]) -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+                    await writer.drain()
+            writer.close()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(pump(reader, back), pump(there, writer))
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+        context.set_alpn_protocols(["h2"])
+        listening = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context)
+        ready((listening.sockets[0].getsockname()[1], lambda: loop.call_soon_threadsafe(stop.set)))
+        await stop.wait()
+        listening.close()
+
+    found: queue.Queue[tuple[int, Callable[[], None]]] = queue.Queue()
+    thread = threading.Thread(target=lambda: asyncio.run(serve(found.put)), daemon=True)
+    thread.start()
+    listens_at, end = found.get(timeout=10)
+    yield listens_at
+    end()
+    thread.join(10)
 
 
 # --- a driver that ends while its operation runs on the server --------------------------------------------------------------
@@ -290,8 +377,8 @@ def test_sigterm_interrupts_the_operation(server: SparkConnectServer, tmp_path: 
 
 
 def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, tmp_path: Path) -> None:
-    """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and prepares
-    its attempt after the next one is committed. Its commit creates no record, and the state is that of the second."""
+    """S8, S29, and two live writers: the killed driver's operation is not interrupted, runs beside the next try, and writes its last
+    files after that is committed. Nobody prepares its attempt, so that it can't be committed, and the state is that of the second."""
     slow = Slow(tmp_path, server.url)
     driver = slow.start()
     driver.kill()
@@ -302,8 +389,13 @@ def test_a_try_that_nobody_stopped_changes_nothing(server: SparkConnectServer, t
     assert slow.still_beats(), "the first try was over before the second was committed, so this shows nothing"
 
     (tmp_path / "finish").touch()
-    wait_until(lambda: slow.prepared("attempt-1"), 40, "the first try goes on to its end")
-    assert commit(tmp_path, "attempt-1") == record, "the late try is told who committed"
+    wait_until(
+        lambda: list((tmp_path / "root").rglob("output/*/attempt-1/*.parquet")), 40, "the first try writes its files"
+    )
+    wait_until(lambda: not slow.still_beats(), 40, "the first try goes on to its end")
+    assert not slow.prepared("attempt-1")
+    with pytest.raises(StateUnusable, match=r"attempt attempt-1 .* never got as far"):
+        commit(tmp_path, "attempt-1")
     log = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting").log()
     assert [(r.id, r.content.attempt, r.content.digest) for r in log.completed()] == [
         (record.id, "attempt-2", record.content.digest)

@@ -531,6 +531,29 @@ def test_a_damaged_sst_is_named_and_nothing_is_committed(spark: SparkSession, tm
     assert run_interval(spark, pipeline, day(1), str(tmp_path)).content.base_id == 1
 
 
+def test_a_damaged_copy_in_the_hosts_cache_costs_a_download(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bit of the cache flips where neither size nor time tells; the storage is sound. A local master runs each task once, so that
+    the interval is computed once more in the same call, and ends as an undisturbed one."""
+    pipeline = counting(engine=EngineOptions(cache_dir=str(tmp_path / "cache")))
+    DAYS[day(0).start] = DAYS[day(1).start] = [(f"user-{n}", "fig", n) for n in range(5_000)]
+    for root in ("sound", "disturbed"):
+        run_interval(spark, pipeline, day(0), str(tmp_path / root))
+    sound = run_interval(spark, pipeline, day(1), str(tmp_path / "sound"))
+    for entry in (tmp_path / "cache").iterdir():
+        times = entry.stat()
+        data = bytearray(entry.read_bytes())
+        data[len(data) // 4] ^= 1
+        entry.write_bytes(data)
+        os.utime(entry, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with caplog.at_level("WARNING", "cairn"):
+        record = run_interval(spark, pipeline, day(1), str(tmp_path / "disturbed"))
+    assert "a host's copy of a file is damaged" in caplog.text
+    assert record.content.digest == sound.content.digest
+    assert record.content.totals.downloaded_bytes > 0
+
+
 def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cairn.runtime.routing import route
+from cairn.runtime.routing import PART, route
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,9 @@ def test_integers_arrive_by_key_group_key_kind_and_value(spark: SparkSession, ma
     keys = [*edges, *range(-50, 50)]
     rows = spark.createDataFrame([(k, n) for n, k in enumerate(keys + keys)], "k long, v int")
     initial = spark.createDataFrame([(k, str(n)) for n, k in enumerate(keys)], "k long, s string")
-    routed = route(spark, rows, initial, key=["k"], order_by=[], parallelism=3, max_parallelism=max_parallelism)
+    routed = route(
+        spark, rows, initial, key=["k"], order_by=[], parts=[b"a", b"b", b"c"], max_parallelism=max_parallelism
+    )
     found = [
         (r["__key_group"], r["__key_0"] is not None, r["__key_0"] or 0, r["__kind"], r["__input"] and r["__input"].v)
         for r in routed.collect()
@@ -30,3 +32,5 @@ def test_integers_arrive_by_key_group_key_kind_and_value(spark: SparkSession, ma
     # Partitions are collected in the order of shards, so of key groups.
     assert found == sorted(found, key=lambda row: (*row[:4], row[4] or 0))
     assert len(found) == 3 + 3 * len(keys)
+    parts = [r[PART] for r in routed.collect()]
+    assert [p for p in parts if p is not None] == [b"a", b"b", b"c"] and parts[0] == b"a"

@@ -20,14 +20,11 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group as key_group_of
 from state_backend.formats.types import parse_struct
+from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import counted
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
-    ChangelogOptions,
     Snapshot,
-    append_segment,
-    plan_changelog,
-    record_changes,
     take_snapshot,
 )
 from state_backend.state import keyed_states, shard_state
@@ -118,9 +115,7 @@ class StateMachine(RuleBasedStateMachine):
             self.shards.append((owned, restored, state))
             self.recorders.append(self._recorder(restored, shard, owned))
 
-    def _recorder(
-        self, restored: RestoredShard, shard: int, owned: KeyGroupRange
-    ) -> tuple[ShardManifest, ChangeRecorder] | None:
+    def _recorder(self, restored: RestoredShard, shard: int, owned: KeyGroupRange) -> ShardChangelog | None:
         base = restored.base
         if not self.manifests:
             base = ShardManifest(
@@ -130,7 +125,7 @@ class StateMachine(RuleBasedStateMachine):
             return None
         base = replace(base, shard=shard)
         folder = self.folder / f"changes-{self.runs}-{shard}"
-        return base, record_changes(restored.store, base, folder, self.changelog)
+        return ShardChangelog(restored.store, base, folder, self.changelog)
 
     def _at(self, key: str) -> ShardState:
         key_group = key_group_of((key,), KEY, MAX_PARALLELISM)
@@ -295,16 +290,9 @@ class StateMachine(RuleBasedStateMachine):
         recorder = self.recorders[shard]
         states = state.key_group_states()
         inline_budget_bytes = 0 if self.runs % 2 else 100_000
-        if (
-            mode == "changelog"
-            and recorder
-            and plan_changelog(recorder[0], recorder[1].content_bytes(), self.changelog)
-        ):
-            return append_segment(
-                recorder[1],
+        if mode == "changelog" and recorder and recorder.fits():
+            return recorder.append(
                 self.storage,
-                base=recorder[0],
-                local=self.folder / f"segment-{self.runs}-{shard}",
                 attempt=f"attempt-{self.runs}",
                 task=0,
                 key_group_states=states,

@@ -10,18 +10,15 @@ from typing import Literal
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.ports.storage import Storage
+from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, counted
-from state_backend.shard.restore import RestoredShard, check_whole, restore_shard
+from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import (
-    ChangelogOptions,
     Snapshot,
-    append_segment,
-    plan_changelog,
-    record_changes,
     take_snapshot,
 )
 from state_backend.state.shard_state import ShardState
-from state_backend.values.key_groups import KeyGroupRange, range_of
+from state_backend.values.key_groups import KeyGroupRange, check_whole, range_of
 from state_backend.values.records import ShardManifest, StateDescriptor
 from tests.support.shards import STATES
 
@@ -101,16 +98,13 @@ class Chain:
             recorder = None
             if mode == "changelog" and restored.base is not None:
                 base = replace(restored.base, shard=shard)
-                recorder = record_changes(store, base, scratch / "changes", self.changelog)
+                recorder = ShardChangelog(store, base, scratch / "changes", self.changelog)
             if change is not None:
                 change(state, owned)
             states = state.key_group_states()
-            if recorder is not None and plan_changelog(base, recorder.content_bytes(), self.changelog):
-                snapshot = append_segment(
-                    recorder,
+            if recorder is not None and recorder.fits():
+                snapshot = recorder.append(
                     self.storage,
-                    base=base,
-                    local=scratch / "segment",
                     attempt=f"attempt-{self.runs}",
                     task=0,
                     key_group_states=states,

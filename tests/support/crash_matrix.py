@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -49,8 +50,8 @@ from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Savepoint
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, day
+from tests.support.in_process import run_here
 from tests.support.real_shards import MAX_PARALLELISM, RealPipeline
-from tests.support.savepoints import prepare as restore_shards
 
 When = Literal["before", "after"]
 Fault = Literal["dies", "answer lost", "out of reach"]
@@ -241,17 +242,13 @@ def without_spark(folders: Folders) -> Iterator[None]:
     def opened(url: str) -> Storage:
         return folders[url.removeprefix("place://").split("/")[0]]
 
-    def saved(spark: Any, task: Any) -> None:
-        task.finish([task.run_shard(iter(()), shard, shard) for shard in range(task.content.parallelism)])
-
     with ExitStack() as stack:
         modules = ("restore_savepoint", "take_savepoint", "run_interval")
         for module in (*(f"operations.{m}" for m in modules), *(f"shard_jobs.{m}" for m in modules[:2])):
             stack.enter_context(mock.patch(f"cairn.{module}.open_storage", opened))
-        stack.enter_context(
-            mock.patch("cairn.operations.restore_savepoint._run", lambda spark, task: restore_shards(task))
-        )
-        stack.enter_context(mock.patch("cairn.operations.take_savepoint._run", saved))
+        for operation, first_task in (("restore_savepoint", 70), ("take_savepoint", 0)):
+            run = partial(run_here, first_task=first_task)
+            stack.enter_context(mock.patch(f"cairn.operations.{operation}.run_on_shards", run))
         yield
 
 

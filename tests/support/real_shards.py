@@ -16,9 +16,10 @@ from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
+from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import ChangelogOptions, append_segment, record_changes, take_snapshot
+from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
 from state_backend.values.intervals import Interval
@@ -81,7 +82,7 @@ class RealPipeline:
             with restored.store:
                 changes = None
                 if mode == "changelog" and restored.base is not None:
-                    changes = record_changes(
+                    changes = ShardChangelog(
                         restored.store, restored.base, work / f"changes-{shard}", ChangelogOptions()
                     )
                 groups = restored.key_group_states
@@ -92,12 +93,9 @@ class RealPipeline:
                         state.set_key(group, KEYS.encode((key,)))
                         ValueState(state, "value").update((value, key))
                 state.flush()
-                if changes is not None and restored.base is not None:
-                    snapshot = append_segment(
-                        changes,
+                if changes is not None:
+                    snapshot = changes.append(
                         self.storage,
-                        base=restored.base,
-                        local=work / f"segment-{shard}",
                         attempt=attempt,
                         task=shard,
                         key_group_states=state.key_group_states(),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cairn.shard_jobs.restore_savepoint import RestoreTask
-from cairn.shard_jobs.take_savepoint import SavepointTask
+from cairn.shard_jobs.restore_savepoint import RestoreJob
+from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
@@ -24,6 +24,7 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Prepared, Record, RunRef, Savepoint, ShardManifest, ShardRef
 from tests.support.checkpoints import content, day, start_ms
+from tests.support.in_process import run_here
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, open_state
 
 Format = Literal["native", "canonical"]
@@ -109,7 +110,7 @@ class SmallPipeline:
 
 
 def take(root: str, record: Record, to: Path, format: Format) -> Savepoint:
-    task = SavepointTask(
+    job = SavepointJob(
         root=root,
         destination=str(to),
         savepoint=f"savepoint-{to.name}",
@@ -118,18 +119,18 @@ def take(root: str, record: Record, to: Path, format: Format) -> Savepoint:
         content=record.content,
         engine=EngineOptions(),
     )
-    task.finish([task.run_shard(iter(()), shard, 7 + shard) for shard in range(record.content.parallelism)])
+    job.finish(run_here(None, job, first_task=7))
     return read_savepoint(LocalStorage(to))
 
 
-def restore_task(root: Path, source: Path, attempt: str, parallelism: int, max_parallelism: int) -> RestoreTask:
+def restore_task(root: Path, source: Path, attempt: str, parallelism: int, max_parallelism: int) -> RestoreJob:
     """As ``restore_savepoint`` plans it for a pipeline whose folder is ``root``."""
     savepoint = read_savepoint(LocalStorage(source))
     coordinator = Coordinator(LocalStorage(root), root.name)
     begun = coordinator.begin_restore(savepoint.content, pipeline_start_ms=start_ms(), attempt=attempt)
     if savepoint.format == "native":
         parallelism, max_parallelism = savepoint.content.parallelism, savepoint.content.max_parallelism
-    return RestoreTask(
+    return RestoreJob(
         root=str(root),
         source=str(source),
         savepoint=savepoint,
@@ -144,8 +145,8 @@ def restore_task(root: Path, source: Path, attempt: str, parallelism: int, max_p
     )
 
 
-def prepare(task: RestoreTask) -> None:
-    task.finish([task.run_shard(iter(()), shard, 70 + shard) for shard in range(task.parallelism)])
+def prepare(job: RestoreJob) -> None:
+    job.finish(run_here(None, job, first_task=70))
 
 
 def restore(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cairn.shard_jobs.validate import ValidationTask
+from cairn.shard_jobs.validate import ValidationJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.coordinator import Coordinator
@@ -37,6 +37,7 @@ from state_backend.values.records import (
 )
 from tests.support.chains import Chain, Mode
 from tests.support.checkpoints import PIPELINE, content, day
+from tests.support.in_process import run_here
 from tests.support.savepoints import some_state
 from tests.support.shards import KEY_SCHEMA, KEYS
 
@@ -83,8 +84,8 @@ def look(root: Path, made: Content, mode: str, *, savepoint: tuple[CanonicalFile
         found = verify_files(made, LocalStorage(root), work=Path(work), savepoint=savepoint).findings
     if found or mode == "fast":
         return list(found)
-    task = ValidationTask(root=str(root), content=made, canonical=savepoint or (), engine=EngineOptions())
-    return list(task.findings([task.run_shard(shard) for shard in range(made.parallelism)]))
+    job = ValidationJob(root=str(root), content=made, canonical=savepoint or (), engine=EngineOptions())
+    return list(job.findings(run_here(None, job)))
 
 
 class Checkpointed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -16,15 +17,12 @@ from hypothesis import strategies as st
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import changelog, record_codec
+from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, changed, changes_since, manifest_of, plan_ref
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import (
     INLINE_FILE_BYTES,
-    ChangelogOptions,
     Snapshot,
-    append_segment,
-    plan_changelog,
-    record_changes,
     take_snapshot,
 )
 from state_backend.values.errors import CorruptFile, InvariantViolated
@@ -41,6 +39,8 @@ from state_backend.values.records import (
 )
 
 ALL = KeyGroupRange(first=0, last=7)
+# So many shards that the record has no byte for any.
+NO_ROOM = 10**6
 NOTHING = ShardManifest(shard=0, key_groups=ALL, files=(), inline_files=(), segments=(), key_group_states=())
 
 
@@ -70,24 +70,22 @@ class Shard:
         deleted: tuple[tuple[bytes, bytes], ...] = (),
         *,
         inline_budget_bytes: int = INLINE_FILE_BYTES,
-        fits_record: Callable[[ShardManifest], bool] = lambda manifest: True,
+        parallelism: int = 1,
     ) -> Snapshot:
         """Deletes ranges, then writes, and takes the segment as the next base."""
         with self.opened(self.base) as store:
-            recorder = record_changes(store, self.base, self.folder / f"changes-{self.runs}", ChangelogOptions())
+            recorder = ShardChangelog(
+                store, self.base, self.folder / f"changes-{self.runs}", ChangelogOptions(), parallelism=parallelism
+            )
             for start, end in deleted:
                 store.delete_range(start, end)
             store.write(changes.items())
-            made = append_segment(
-                recorder,
+            made = recorder.append(
                 self.storage,
-                base=self.base,
-                local=self.folder / f"segment-{self.runs}",
                 attempt=f"a{self.runs}",
                 task=0,
                 key_group_states=(),
                 inline_budget_bytes=inline_budget_bytes,
-                fits_record=fits_record,
             )
         self.base = made.manifest
         return made
@@ -156,9 +154,8 @@ def test_a_segment_takes_the_manifest_along_if_the_record_has_no_room(shard: Sha
     shard.interval({b"\x00\x00a": b"1" * 9000, b"\x00\x00b": b"2"}, inline_budget_bytes=0)
     before = {i.path for i in shard.storage.list("")}
     room: list[ShardManifest] = []
-    taken = shard.interval(
-        {b"\x00\x00a": b"3"}, inline_budget_bytes=0, fits_record=lambda manifest: room.append(manifest) is not None
-    )
+    with mock.patch.object(ShardChangelog, "fits_record", lambda self, manifest: room.append(manifest) is not None):
+        taken = shard.interval({b"\x00\x00a": b"3"}, inline_budget_bytes=0)
     (new,) = {i.path for i in shard.storage.list("")} - before
     assert new.endswith("-1.manifest") and taken.in_segment is not None
     (asked,) = room
@@ -178,7 +175,7 @@ def test_a_segment_takes_the_manifest_along_if_the_record_has_no_room(shard: Sha
 
 @pytest.mark.parametrize("damage", ["shorter", "longer", "flipped", "elsewhere", "a segment"])
 def test_a_manifest_in_a_segment_that_is_not_what_it_should_be_is_named(shard: Shard, damage: str) -> None:
-    taken = shard.interval({b"\x00\x00a": b"1" * 9000}, inline_budget_bytes=0, fits_record=lambda manifest: False)
+    taken = shard.interval({b"\x00\x00a": b"1" * 9000}, inline_budget_bytes=0, parallelism=NO_ROOM)
     handle, where = taken.manifest.segments[-1].handle, taken.in_segment
     assert handle is not None and where is not None
     data = shard.storage.read(handle.path)
@@ -262,21 +259,12 @@ def test_an_inline_segment_counts_with_what_takes_it_over(shard: Shard) -> None:
     options = ChangelogOptions(max_bytes=100)
     shard.interval({b"\x00\x00a": bytes(60)})
     with shard.opened(shard.base) as store:
-        recorder = record_changes(store, shard.base, shard.folder / "changes", options)
-        assert plan_changelog(shard.base, recorder.content_bytes(), options)
+        recorder = ShardChangelog(store, shard.base, shard.folder / "changes", options)
+        assert recorder.fits()
         store.write([(b"\x00\x00b", bytes(60))])
-        assert not plan_changelog(shard.base, recorder.content_bytes(), options)
+        assert not recorder.fits()
         with pytest.raises(InvariantViolated):
-            append_segment(
-                recorder,
-                shard.storage,
-                base=shard.base,
-                local=shard.folder / "segment",
-                attempt="a",
-                task=0,
-                key_group_states=(),
-                inline_budget_bytes=0,
-            )
+            recorder.append(shard.storage, attempt="a", task=0, key_group_states=(), inline_budget_bytes=0)
 
 
 def test_no_change_makes_no_segment(shard: Shard) -> None:

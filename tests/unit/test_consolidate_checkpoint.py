@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ import pytest
 from cairn.operations import take_savepoint as savepoint
 from cairn.operations.take_savepoint import check_destination, consolidate_checkpoint
 from cairn.pipeline import Pipeline
-from cairn.shard_jobs.consolidate import ConsolidationTask
+from cairn.shard_jobs.consolidate import ConsolidationJob
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.prepare import ShardAck
 from state_backend.formats import paths
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, StateUnusable, UsageError
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, day, start_ms
+from tests.support.in_process import run_here
 from tests.support.real_shards import MAX_PARALLELISM, PARALLELISM, RealPipeline
 from tests.support.savepoints import findings
 
@@ -49,12 +52,15 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], obj
     """Tasks run in this process; then, before the commit, what the test put in here."""
     then: list[Callable[[], object]] = []
 
-    def run(spark: Any, task: ConsolidationTask) -> None:
-        task.finish([task.run_shard(iter(()), n, 50 + n) for n in range(task.content.parallelism)])
+    finish = ConsolidationJob.finish
+
+    def finished(job: ConsolidationJob, acks: list[ShardAck]) -> None:
+        finish(job, acks)
         for act in then:
             act()
 
-    monkeypatch.setattr(savepoint, "_run", run)
+    monkeypatch.setattr(savepoint, "run_on_shards", partial(run_here, first_task=50))
+    monkeypatch.setattr(ConsolidationJob, "finish", finished)
     yield then
 
 
@@ -176,14 +182,12 @@ def test_a_damaged_checkpoint_beside_it_only_stops_the_clean_up(tmp_path: Path) 
 def test_a_checkpoint_that_is_dropped_meanwhile_is_told(
     pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = savepoint._run
-
-    def dropped_first(spark: Any, task: Any) -> None:
+    def dropped_first(spark: Any, job: ConsolidationJob) -> list[ShardAck]:
         tight = RealPipeline(pipeline.root, policy=KeepLast(1))
         tight.run(7, "a7", {key: 7 for key in KEYS})
-        run(spark, task)
+        return run_here(spark, job, first_task=50)
 
-    monkeypatch.setattr(savepoint, "_run", dropped_first)
+    monkeypatch.setattr(savepoint, "run_on_shards", dropped_first)
     with pytest.raises(CheckpointDropped, match=r"checkpoint 5, .* is no longer retained: .* the newest, 7, "):
         consolidate(pipeline, 5)
 
@@ -191,10 +195,10 @@ def test_a_checkpoint_that_is_dropped_meanwhile_is_told(
 def test_a_quarantined_checkpoint_is_refused_before_anything_is_rewritten(
     pipeline: RealPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rewritten(spark: Any, task: ConsolidationTask) -> None:
+    def rewritten(spark: Any, job: ConsolidationJob) -> list[ShardAck]:
         raise AssertionError("rewritten")
 
-    monkeypatch.setattr(savepoint, "_run", rewritten)
+    monkeypatch.setattr(savepoint, "run_on_shards", rewritten)
     pipeline.coordinator.quarantine(6, "a total is negative")
     with pytest.raises(StateUnusable, match=r"checkpoint 6 .* is quarantined.*a total is negative"):
         consolidate(pipeline, 6)

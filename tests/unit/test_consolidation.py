@@ -16,10 +16,11 @@ from benchmarks.session_history import HOUR_MS, session_history
 from benchmarks.state_history import History
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
+from state_backend.shard.changelog import ChangelogOptions
 from state_backend.shard.consolidation import consolidate, counted, live_bytes, most_bytes, plan_consolidation
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard
-from state_backend.shard.snapshot import ChangelogOptions, take_snapshot
+from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError

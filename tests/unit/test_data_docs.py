@@ -12,7 +12,7 @@ from fastapi import HTTPException
 from cairn_operators import ValidateStateOperator
 from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, listing, page_in
 
-PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "cairn_docs_plugin.py"
+PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "cairn_operators" / "docs_plugin.py"
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as datetime_module
+import importlib.metadata
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,13 +18,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 # Before Airflow is imported: it would create ~/airflow otherwise.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import pendulum
 import pytest
-from airflow.sdk import DAG, BaseHook
+from airflow.sdk import DAG, BaseHook, CronDataIntervalTimetable, DeltaDataIntervalTimetable
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -37,6 +41,7 @@ from cairn_operators import (
     stateful_pipeline,
 )
 from cairn_operators.data_interval import data_interval, is_due
+from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.google_connection import google_credentials
 from cairn_operators.spark_location import spark_location, spark_url
@@ -135,6 +140,41 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
     assert result == {"input_rows": 842, "attempt": options["--attempt"]}
 
 
+def test_a_pipeline_beside_its_dag_is_found(
+    fake: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow puts the bundle, in the run's version, on the path of the task's process; the driver is another process. There too it
+    comes last: what is called like a module of Python takes nobody's place."""
+    bundle = tmp_path / "bundle at version 7"
+    bundle.mkdir()
+    (bundle / "beside_its_dag.py").write_text("import statistics\nPIPELINE = statistics.mean([5])\n")
+    (bundle / "statistics.py").write_text("raise ImportError('not this one')")
+    monkeypatch.syspath_prepend(str(bundle))
+    folder = fake('ok {"attempt": "a"}')
+    driver = folder / "fake_driver.py"
+    driver.write_text(
+        driver.read_text().replace('print("a line"', 'print(os.environ["CAIRN_PYTHON_PATH"])\nprint("a line"')
+    )
+    lines: list[str] = []
+    process = DriverProcess("fake_driver")
+    process.run([], lines.append)
+    assert str(bundle) in lines[0].split(os.pathsep)
+    assert not [entry for entry in lines[0].split(os.pathsep) if "site-packages" in entry or "lib/python" in entry]
+
+    monkeypatch.undo()
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "cairn.command.driver", "validate", "--pipeline", "beside_its_dag:PIPELINE"),
+            *("--root", "memory://x", "--spark", "local[1]", "--result", str(tmp_path / "result.json")),
+        ],
+        env={**os.environ, "CAIRN_PYTHON_PATH": lines[0]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "'beside_its_dag:PIPELINE' is a int, not a Pipeline" in ran.stdout, ran.stderr
+
+
 def test_every_try_is_another_attempt(fake: Callable[[str], Path]) -> None:
     fake("ok {}")
     operator = micro_batch()
@@ -225,6 +265,57 @@ def test_a_run_without_interval_is_refused() -> None:
     for missing in ({"data_interval_start": None}, {"data_interval_end": None}, {"data_interval_end": START}):
         with pytest.raises(AirflowFailException, match="airflow backfill create --dag-id aircraft"):
             data_interval(context(**missing))
+
+
+def same(timetable: Any) -> tuple[Any, ...]:
+    return type(timetable), *(str(getattr(timetable, name, None)) for name in ("expression", "timezone", "delta"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "intervals"),
+    [
+        ("@daily", CronDataIntervalTimetable("@daily", timezone="America/New_York")),
+        ("0 6 * * *", CronDataIntervalTimetable("0 6 * * *", timezone="America/New_York")),
+        (timedelta(hours=6), DeltaDataIntervalTimetable(timedelta(hours=6))),
+    ],
+)
+def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
+    monkeypatch: pytest.MonkeyPatch, schedule: Any, intervals: Any
+) -> None:
+    """In a default Airflow each of these ticks, and the interval of a run has no length."""
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_CRON_DATA_INTERVALS", "False")
+    monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_DELTA_DATA_INTERVALS", "False")
+    start = datetime(2013, 1, 1, tzinfo=ZoneInfo("America/New_York"))
+    dag = stateful_pipeline("p", pipeline="m:P", root="r", schedule=schedule, start_date=start)
+    assert same(dag.timetable) == same(intervals)
+    ticks = DAG("ticks", schedule=schedule, start_date=start)
+    with pytest.raises(AirflowFailException, match="has no length") as refused:
+        data_interval(context(data_interval_end=START, dag=ticks))
+    # What it says to write is what works.
+    proposed = str(refused.value).partition("schedule=")[2].partition(" (from airflow.sdk)")[0]
+    scope = {
+        "datetime": datetime_module,
+        **{t.__name__: t for t in (CronDataIntervalTimetable, DeltaDataIntervalTimetable)},
+    }
+    assert same(eval(proposed, scope)) == same(intervals)
+
+
+@pytest.mark.parametrize("schedule", ["@once", None])
+def test_a_schedule_without_intervals_stays(schedule: str | None) -> None:
+    dag = stateful_pipeline("p", pipeline="m:P", root="r", schedule=schedule, start_date=START)
+    assert dag.schedule == schedule
+
+
+def test_airflow_looks_into_every_dag_that_is_shown() -> None:
+    """Its safe mode skips a file that does not say both "dag" and "airflow", without a word."""
+    root = Path(__file__).resolve().parents[2]
+    shown = [file.read_text() for file in (root / "dags").glob("*.py")]
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        blocks = page.read_text().split("```python\n")[1:]
+        shown += [code for code, *_ in (block.split("```") for block in blocks) if "cairn_operators" in code]
+    assert len(shown) > 2
+    for code in shown:
+        assert {"dag", "airflow"} <= set(re.findall("dag|airflow", code.lower())), code
 
 
 def test_a_permission_is_a_clear_yes() -> None:
@@ -626,12 +717,105 @@ def test_spark_url(parts: tuple[str, str | None, int | None], url: str) -> None:
     assert spark_url(*parts) == url
 
 
+def connection(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", json.dumps(parts))
+
+
+def test_a_token_and_configuration_reach_the_driver_by_its_stdin_only(
+    fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = fake('ok {"attempt": "a"}')
+    driver = folder / "fake_driver.py"
+    driver.write_text(
+        driver.read_text().replace('print("a line"', '(folder / "stdin").write_text(sys.stdin.read())\nprint("a line"')
+    )
+    extra = {"use_ssl": True, "conf": '{"spark.hadoop.fs.secret": "s3cret", "spark.sql.shuffle.partitions": 4}'}
+    connection(monkeypatch, conn_type="spark_connect", host="sc://h", port=7, login="me", password="t0ken", extra=extra)
+    with caplog.at_level("DEBUG"):
+        result = run(micro_batch(spark_conf={"spark.sql.shuffle.partitions": 8, "spark.speculation": True}))
+    asked = json.loads((folder / "arguments.json").read_text())
+    assert asked[asked.index("--spark") + 1] == "sc://h:7/;use_ssl=true;user_id=me"
+    assert json.loads((folder / "stdin").read_text()) == {
+        "token": "t0ken",
+        "conf": {
+            "spark.hadoop.fs.secret": "s3cret",
+            "spark.sql.shuffle.partitions": "8",
+            "spark.speculation": "true",
+        },
+    }
+    for secret in ("t0ken", "s3cret"):
+        assert all(secret not in told for told in (*asked, caplog.text, json.dumps(result)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "url", "token"),
+    [
+        (
+            {"conn_type": "spark_connect", "host": "sc://h:9/;token=t0ken;use_ssl=true"},
+            "sc://h:9/;use_ssl=true",
+            "t0ken",
+        ),
+        ({"conn_type": "spark_connect", "host": "h", "extra": {"token": "t0ken"}}, "sc://h:15002", "t0ken"),
+        ({"conn_type": "generic", "host": "sc://h", "port": 9}, "sc://h:9", None),
+        ({"conn_type": "generic", "host": "spark://h", "port": 7077}, "spark://h:7077", None),
+    ],
+)
+def test_connections_as_people_have_them(
+    monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], url: str, token: str | None
+) -> None:
+    connection(monkeypatch, **parts)
+    found = spark_location("cairn_spark")
+    assert (found.url, found.token) == (url, token)
+    assert "t0ken" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"conn_type": "spark", "host": "local[2]", "password": "t"}, "which takes none"),
+        ({"conn_type": "spark", "host": "local[2]", "extra": {"conf": "spark.a=b"}}, "conf is not a JSON object like"),
+        ({"conn_type": "spark", "host": "local[2]", "extra": {"conf": {"spark.a": None}}}, "spark.a is a NoneType"),
+    ],
+)
+def test_a_connection_that_cannot_be_meant_is_refused(
+    monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], says: str
+) -> None:
+    connection(monkeypatch, **parts)
+    with pytest.raises(AirflowFailException, match=says):
+        spark_location("cairn_spark")
+
+
+def test_airflow_knows_the_connection_types_and_all_else_that_the_provider_brings() -> None:
+    """What `airflow providers list`, `airflow connections add` and the form in the UI ask. A type that nobody declares is stored as
+    generic."""
+    script = """
+import json, warnings
+warnings.simplefilter("ignore")
+from airflow.providers_manager import ProvidersManager
+found = ProvidersManager()
+print(json.dumps([
+    found.providers["cairn"].version, sorted({"spark", "spark_connect"} & {*found.hooks}),
+    sorted(name for name in found.connection_form_widgets if "spark" in name), found.field_behaviours["spark_connect"]["relabeling"],
+    [link for link in found.extra_links_class_names if "cairn" in link], [p.plugin_class for p in found.plugins if p.provider_name == "cairn"],
+]))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    version, types, fields, labels, links, plugins = json.loads(ran.stdout.splitlines()[-1])
+    assert version == importlib.metadata.version("cairn")
+    assert types == ["spark", "spark_connect"]
+    assert fields == ["extra__spark__conf", "extra__spark_connect__conf", "extra__spark_connect__use_ssl"]
+    assert labels == {"password": "Token", "login": "User id"}
+    assert links == ["cairn_operators.data_docs.DataDocsLink"]
+    assert plugins == ["cairn_operators.docs_plugin.CairnDocsPlugin"]
+
+
 def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(conn_id: str) -> None:
         raise AirflowNotFoundException(conn_id)
 
     monkeypatch.setattr(BaseHook, "get_connection", missing)
-    assert spark_location("cairn_spark") == "local[*]"
+    assert spark_location("cairn_spark").url == "local[*]"
     with pytest.raises(AirflowFailException, match="'http' does not lead to Spark"):
         spark_url("http", "h", 1)
 

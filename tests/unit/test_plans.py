@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backend.shard.restore import check_whole, plan_restore
+from state_backend.shard.changelog import ChangelogOptions, kept_segments, plan_changelog
+from state_backend.shard.restore import plan_restore
 from state_backend.shard.snapshot import (
     INLINE_FILE_BYTES,
-    ChangelogOptions,
-    kept_segments,
-    plan_changelog,
     plan_snapshot,
 )
 from state_backend.state.plan_states import plan_states
 from state_backend.values.errors import InvariantViolated, StateUnusable, UsageError
 from state_backend.values.handles import Handle
-from state_backend.values.key_groups import KeyGroupRange, check_parallelism, range_of, shard_of
+from state_backend.values.key_groups import KeyGroupRange, check_parallelism, check_whole, range_of, shard_of
 from state_backend.values.records import LocalFile, Segment, ShardManifest
 from tests.support.shards import descriptor
 

@@ -20,10 +20,12 @@ import pytest
 
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.pipeline import Pipeline
+from cairn.shard_jobs.restore_savepoint import RestoreJob
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.prepare import ShardAck
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
     claim_savepoint,
@@ -43,6 +45,7 @@ from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, 
 from state_backend.values.records import Claim, Permissions, Record, Savepoint
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, content, day, run, start_ms
+from tests.support.in_process import run_here
 from tests.support.savepoints import (
     MAX_PARALLELISM,
     Format,
@@ -408,7 +411,7 @@ def without_spark(folder: Path, source: dict[int, Fault], root: dict[int, Fault]
             "cairn.operations.run_interval",
         ):
             stack.enter_context(mock.patch(f"{module}.open_storage", opened))
-        stack.enter_context(mock.patch("cairn.operations.restore_savepoint._run", lambda spark, task: prepare(task)))
+        stack.enter_context(mock.patch("cairn.operations.restore_savepoint.run_on_shards", run_here))
         yield storages
 
 
@@ -509,7 +512,7 @@ def test_an_attempt_is_of_one_savepoint(tmp_path: Path) -> None:
     def stop(*_: Any) -> None:
         raise StopHere
 
-    with mock.patch("cairn.operations.restore_savepoint._run", lambda spark, task: prepare(task)):
+    with mock.patch("cairn.operations.restore_savepoint.run_on_shards", run_here):
         with mock.patch.object(Coordinator, "commit", stop), pytest.raises(StopHere):
             restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "one"), attempt="a")
         with pytest.raises(UsageError, match=r"attempt a restored savepoint .* take a new uuid"):
@@ -524,12 +527,13 @@ def test_a_fenced_claim_gives_the_savepoint_back(tmp_path: Path) -> None:
     source, root = LocalStorage(tmp_path / "savepoint"), tmp_path / "new" / "p"
     claimed = []
 
-    def rerun(spark: Any, task: Any) -> None:
-        prepare(task)
+    def rerun(spark: Any, job: RestoreJob) -> list[ShardAck]:
+        acks = run_here(spark, job)
         claimed.append(read_claim(source))
         restore(root, tmp_path / "savepoint", "meanwhile")
+        return acks
 
-    with mock.patch("cairn.operations.restore_savepoint._run", rerun), pytest.raises(Fenced):
+    with mock.patch("cairn.operations.restore_savepoint.run_on_shards", rerun), pytest.raises(Fenced):
         restore_savepoint(ANY, PIPELINE, str(tmp_path / "new"), str(tmp_path / "savepoint"), claim="CLAIM")
     assert claimed[0] is not None and read_claim(source) is None
     saved = read_savepoint(source)

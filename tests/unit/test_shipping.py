@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from typing import Any
 import pytest
 
 from cairn.pipeline import Pipeline
-from cairn.runtime.user_modules import find_user_modules
+from cairn.runtime import distributions
+from cairn.runtime.user_modules import find_user_code
 from cairn.shard_jobs.shipping import code_hash, import_as_shipped, name_of, processor_on_driver, ship, ship_processor
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
@@ -65,6 +67,16 @@ class Shopper:
     "site-packages/bought/__init__.py": "",
     "site-packages/bought/processors.py": "from bought.rates import RATE\nclass Bought:\n    def init(self, handle): pass\n",
     "site-packages/bought/rates.py": "RATE = 1\n",
+    "site-packages/corp/sums/adder.py": "class Adder:\n    def init(self, handle): import corp.sums.rates\n",
+    "site-packages/corp/sums/rates.py": "RATE = 1\n",
+    "site-packages/sold/__init__.py": "class Sold:\n    def init(self, handle): pass\n    def tell(self): return 'sold'\n"
+    "def add(a, b): return a + b\n",
+    "site-packages/sold_goods-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: sold-goods\nVersion: 1.0\n",
+    "site-packages/sold_goods-1.0.dist-info/WHEEL": "Root-Is-Purelib: true\n",
+    "site-packages/sold_goods-1.0.dist-info/RECORD": "sold/__init__.py,sha256=one,9\n../../bin/sell,sha256=host,9\n",
+    "sells.py": "import sold\nclass Mine(sold.Sold): pass\ndef make(): return sold.Sold()\n"
+    "class Holder(Mine):\n    def __init__(self, call): self.call = call\n",
+    "unpacked.py": "import bought.processors as b\ndef make(): return b.Bought()\n",
 }
 
 _WORKER = """
@@ -112,7 +124,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def new(module: str, name: str) -> Any:
     """A class of a module that is imported anew, as another driver would."""
-    for loaded in [m for m in sys.modules if m.partition(".")[0] in ("shop", "shopping", "spread", "bought")]:
+    for loaded in [
+        m for m in sys.modules if m.partition(".")[0] in ("shop", "shopping", "spread", "bought", "sold", "sells")
+    ]:
         if loaded == "shop":
             sys.modules[loaded].SOCKET.close()
         del sys.modules[loaded]
@@ -120,10 +134,10 @@ def new(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def in_worker(options: list[str], path: list[Path]) -> list[Any]:
+def in_worker(options: list[str], path: list[Path], root: Path | None = ROOT) -> list[Any]:
     """What one other process makes of the options, one after another. It has only ``path``."""
     environment = {k: v for k, v in os.environ.items() if k != "CAIRN_TEST_DRIVER"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, ROOT]))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, [*path, root])))
     ran = subprocess.run(
         [sys.executable, "-c", _WORKER],
         input="\n".join(options),
@@ -186,8 +200,82 @@ def test_an_installed_processor_counts_by_its_package_and_workers_must_have_it(f
     (folder / "site-packages/bought/rates.py").write_text("RATE = 2\n")
     assert hashed() != before
     changed, missing = (in_worker([ship(shipped)], path)[0] for path in ([folder / "site-packages"], []))
-    assert "UsageError: the module bought.rates on the worker " in changed and "on the driver; install" in changed
+    assert (
+        "UsageError: the module bought.rates on the worker " in changed
+        and "on the driver (no distribution's); install" in changed
+    )
     assert "UsageError: the module bought on the worker " in missing and " is missing (" in missing
+
+
+def forget_distributions() -> None:
+    """As a new driver, which reads once what is installed."""
+    for cached in ("distribution_of", "_infos", "_contents", "_installed_at"):
+        getattr(distributions, cached).cache_clear()
+
+
+def test_what_a_users_module_takes_from_an_installed_package_counts(folder: Path) -> None:
+    """A factory, a subclass and an argument that an installed package brings, a namespace that packages share, and code that no
+    distribution says to have installed: each counted by name only, so that a retry took what the code before an upgrade had made."""
+
+    def hashes() -> dict[str, str]:
+        for loaded in [
+            m for m in sys.modules if m.partition(".")[0] in ("sold", "sells", "corp", "bought", "unpacked")
+        ]:
+            del sys.modules[loaded]
+        importlib.invalidate_caches()
+        forget_distributions()
+        sells, sold = importlib.import_module("sells"), importlib.import_module("sold")
+        forms = {
+            "factory": sells.make,
+            "subclass": sells.Mine,
+            "argument": sells.Holder(sold.add),
+            "namespace": importlib.import_module("corp.sums.adder").Adder,
+            "unpacked": importlib.import_module("unpacked").make,
+        }
+        return {name: code_hash(form, "p") for name, form in forms.items()}
+
+    site, info = folder / "site-packages", folder / "site-packages/sold_goods-1.0.dist-info"
+    before = hashes()
+    assert hashes() == before
+    (info / "RECORD").write_text("sold/__init__.py,sha256=one,9\n../../bin/sell,sha256=another host,9\n")
+    assert hashes() == before, "a script that the installer wrote is none of the code"
+    (info / "RECORD").write_text("sold/__init__.py,sha256=two,9\n")
+    (site / "corp/sums/rates.py").write_text("RATE = 2\n")
+    (site / "bought/rates.py").write_text("RATE = 2\n")
+    assert {name for name, digest in hashes().items() if digest == before[name]} == set()
+
+
+def test_workers_refuse_another_version_of_what_the_users_modules_import(folder: Path) -> None:
+    forget_distributions()
+    shipped = ship(ship_processor(new("sells", "Mine"), "p"))
+    site = folder / "site-packages"
+    assert in_worker([shipped], [site]) == ["sold"]
+    (site / "sold_goods-1.0.dist-info/RECORD").write_text("sold/__init__.py,sha256=two,9\n")
+    same_version = in_worker([shipped], [site])[0]
+    shutil.move(site / "sold_goods-1.0.dist-info", site / "sold_goods-1.1.dist-info")
+    (site / "sold_goods-1.1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sold-goods\nVersion: 1.1\n")
+    newer = in_worker([shipped], [site])[0]
+    for told, version in ((same_version, "1.0"), (newer, "1.1")):
+        assert f"the package sold-goods on the worker {socket.gethostname()} is {version} (" in told
+        assert "and 1.0 (" in told and "on the driver; a module of the processor imports it" in told
+
+
+def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
+    """As --py-files and an archive bring it. It counted as another version, and the advice was to restart a server. An older one is
+    refused by the worker's host and path."""
+    shipped = ship(ship_processor(new("bought.processors", "Bought"), "p"))
+
+    def told_by(change: str) -> Any:
+        with zipfile.ZipFile(folder / "runtime.zip", "w") as file:
+            for package, root in (("cairn", ROOT / "jobs"), ("state_backend", ROOT)):
+                for module in (root / package).rglob("*.py"):
+                    name = module.relative_to(root).as_posix()
+                    file.writestr(name, module.read_text() + (change if name == "cairn/plain_copy.py" else ""))
+        return in_worker([shipped], [folder / "runtime.zip", folder / "site-packages"], root=None)[0]
+
+    assert told_by("") == "AttributeError: 'Bought' object has no attribute 'tell'"
+    assert f"the worker {socket.gethostname()} runs another version of Cairn" in (other := told_by("# older"))
+    assert f", from {folder / 'runtime.zip'}, and " in other
 
 
 def test_the_runtime_is_no_users_module() -> None:
@@ -195,7 +283,8 @@ def test_the_runtime_is_no_users_module() -> None:
     import pipelines.aircraft  # noqa: F401
 
     names = [
-        m.name for m in find_user_modules(["cairn.command.cli", "pipelines.aircraft", "cairn_operators", "pyspark.sql"])
+        m.name
+        for m in find_user_code(["cairn.command.cli", "pipelines.aircraft", "cairn_operators", "pyspark.sql"]).modules
     ]
     assert names == ["pipelines", "pipelines.aircraft", "pipelines.land_flights"]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from cairn.operations.read_source import read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.spark_session import explain, interrupt_former, operation_tag
+from cairn.spark_session import _properties, _session_url, explain, interrupt_former, operation_tag
 from state_backend.values.errors import ProcessorError, StorageUnavailable
 
 
@@ -71,6 +74,32 @@ def test_a_tag_is_one_task_of_one_deployment() -> None:
     ]
     assert tag not in {operation_tag(*other) for other in others}
     assert tag.startswith("cairn-p/process-") and "," not in tag, "Spark separates tags by commas"
+
+
+def test_a_session_is_shared_whatever_else_the_url_says() -> None:
+    shared = _session_url("sc://h:7/;use_ssl=true;user_id=me", "p/process", 5)
+    assert shared.startswith("sc://h:7/;use_ssl=true;user_id=me;session_id=")
+    assert shared.endswith(_session_url("sc://h:7", "p/process", 5).partition(";")[2])
+    own = "sc://h:7/;session_id=0b1c2d3e-0000-0000-0000-000000000000"
+    assert _session_url(own, "p/process", 5) == own
+
+
+def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java reads back what was written, and nothing of it is in an argument."""
+    conf = {"spark.a b": "x=y: \\ #\u00e9\U0001f600\n z", "spark.b": "plain"}
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    with _properties(conf):
+        arguments = os.environ["PYSPARK_SUBMIT_ARGS"].split()
+        file = Path(arguments[arguments.index("--properties-file") + 1])
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        read = {}
+        for line in file.read_text().splitlines():
+            key, _, value = line.partition("=")
+            units = (re.sub(r"\\u(....)", lambda m: chr(int(m[1], 16)), text) for text in (key, value))
+            key, value = (text.encode("utf-16", "surrogatepass").decode("utf-16") for text in units)
+            read[key] = value
+        assert read == conf
+    assert "PYSPARK_SUBMIT_ARGS" not in os.environ and not file.exists()
 
 
 def test_only_a_shared_server_has_anything_to_interrupt() -> None:

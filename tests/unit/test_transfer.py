@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from state_backend.adapters.local_storage import LocalStorage, write_verified
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import AlreadyExists, CorruptFile, StorageUnavailable, UnknownOutcome, UsageError
@@ -215,6 +219,22 @@ def test_interrupts_do_not_abandon_running_transfers(
     assert list((tmp_path / "out").iterdir()) == []
     interrupter.join()
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_full_disk_of_the_worker_is_not_the_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said to move the root to a larger disk, which does not help."""
+    storage = LocalStorage(tmp_path / "root")
+    handle = storage.create("a.sst", b"state")
+
+    def full(*_: Any, **_more: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("state_backend.adapters.local_storage.verified", full)
+    with pytest.raises(StorageUnavailable) as refused:
+        write_verified([b"state"], handle, tmp_path / "out" / "a.sst", url=storage.url)
+    assert "root" not in str(refused.value).partition("; ")[2]
+    assert f"the disk of {socket.gethostname()} is full, not the storage: " in str(refused.value)
+    assert "have TMPDIR name a folder with more" in str(refused.value)
 
 
 def test_no_parallelism_is_refused() -> None:

@@ -43,6 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     options = _parser().parse_args(arguments)
+    # Behind all else, as in the task: a module beside a DAG must not take the place of one of Python's.
+    sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
+    private = json.load(sys.stdin) if options.settings_on_stdin else {}
+    options.token, options.conf = private.get("token"), private.get("conf") or {}
     try:
         result = {"ok": options.command(options)}
     except Exception as raised:
@@ -209,8 +213,10 @@ def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> S
     name, task = f"{pipeline.name}/{command}", options.task or str(uuid.uuid4())
     tag = operation_tag(name, options.root, task)
     if options.again:
-        interrupt_former(options.spark, name, tag)
-    spark = connect(options.spark, f"cairn {pipeline.name} {command}", shared_as=name)
+        interrupt_former(options.spark, name, tag, token=options.token)
+    spark = connect(
+        options.spark, f"cairn {pipeline.name} {command}", shared_as=name, token=options.token, conf=options.conf
+    )
     spark.addTag(tag)
     interrupt_on_sigterm(spark, options.spark, tag)
     return spark
@@ -222,7 +228,10 @@ def load_pipeline(reference: str) -> Pipeline:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"can't load the pipeline {reference!r}: {error}; expected module:NAME") from error
+        raise UsageError(
+            f"can't load the pipeline {reference!r}: {error}; expected module:NAME, with the module in a package that is installed "
+            f"here, beside the DAG at the root of its bundle, or on the PYTHONPATH. Looked in: {', '.join(filter(None, sys.path))}"
+        ) from error
     if not isinstance(found, Pipeline):
         raise UsageError(f"{reference!r} is a {type(found).__name__}, not a Pipeline")
     return found
@@ -252,6 +261,9 @@ def _parser() -> argparse.ArgumentParser:
         for option in ("--pipeline", "--root", "--spark"):
             sub.add_argument(option, required=True)
         sub.add_argument("--result", required=True, type=Path)
+        sub.add_argument(
+            "--settings-on-stdin", action="store_true", help='JSON on stdin: {"token": ..., "conf": {...}}, for Spark'
+        )
         sub.add_argument("--task", help="names what is run; the same in every try")
         sub.add_argument("--again", action="store_true", help="an earlier try may still run: interrupt it")
         return sub

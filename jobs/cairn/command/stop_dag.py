@@ -40,9 +40,11 @@ _LOOKS_IN_A_ROW = 2
 class DagControl(Protocol):
     """What stopping needs of Airflow."""
 
-    def is_paused(self, dag_id: str) -> bool: ...
+    def is_paused(self, dag_id: str) -> bool:
+        """Whether new tasks of the DAG are held back now."""
 
-    def pause(self, dag_id: str, paused: bool) -> None: ...
+    def pause(self, dag_id: str, paused: bool) -> None:
+        """Pauses the DAG, or lets it go on."""
 
     def running(self, dag_id: str) -> Mapping[str, Mapping[str, str | None]]:
         """Of each run that has not ended, the state of each task (None: not begun)."""
@@ -149,9 +151,11 @@ class AirflowCli:
         return str(details["is_paused"]) == "True"
 
     def pause(self, dag_id: str, paused: bool) -> None:
+        """Raises: UsageError if there is no such DAG; StorageUnavailable if the command fails."""
         self._run("dags", "pause" if paused else "unpause", dag_id, "--yes")
 
     def running(self, dag_id: str) -> dict[str, dict[str, str | None]]:
+        """As `DagControl.running`. A command per run, so some seconds each."""
         runs = self._rows("dags", "list-runs", dag_id, "--state", "running")
         return {run["run_id"]: self._tasks(dag_id, run["run_id"]) for run in runs}
 

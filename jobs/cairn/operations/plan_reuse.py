@@ -17,7 +17,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, RunRef
 
 if TYPE_CHECKING:
-    from cairn.shard_jobs.interval import IntervalTask
+    from cairn.shard_jobs.interval import IntervalJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def plan_reuse(earlier: Earlier, now: Now) -> Reuse | Recompute:
     return Reuse(attempt=earlier.attempt)
 
 
-def options_of(task: IntervalTask, order_by: tuple[str, ...], source: str, runtime: str) -> dict[str, str]:
+def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtime: str) -> dict[str, str]:
     """What besides the processor's code, input and base decides what a try computes and writes, short enough to be kept: names and
     numbers as they are, schemas and settings as 12 hex digits of a hash. ``source``: `source_hash`."""
     settings: dict[str, Any] = {

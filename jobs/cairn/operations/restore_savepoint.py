@@ -7,11 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.run_interval import coordinator_of
-from cairn.runtime.first_cause import first_cause
-from cairn.runtime.keyed_state import KeyedState
-from cairn.runtime.routing import ticks
-from cairn.shard_jobs.restore_savepoint import RestoreTask
-from cairn.shard_jobs.shipping import ship
+from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.restore_savepoint import RestoreJob
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import stale_marks
@@ -83,11 +80,11 @@ def restore_savepoint(
     # A try before this one, which may still run, has given names under this attempt: a name is given once.
     first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
     attempt = attempt or str(uuid.uuid4())
-    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt, first_task)
+    job = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, attempt, first_task)
     if claim == "CLAIM":
         claim_savepoint(source, Claim(savepoint=savepoint.savepoint, owner=open_storage(owner).url, attempt=attempt))
     if begun is None:
-        _run(spark, task)
+        job.finish(run_on_shards(spark, job))
     try:
         coordinator.commit(attempt)
     except Fenced:
@@ -130,7 +127,7 @@ def plan_restore_savepoint(
     owner = join_url(root, pipeline.name)
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
-    task = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()), 0)
+    job = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()), 0)
     content, now = savepoint.content, coordinator.log()
     stale = stale_marks(now, content, now.head_id + 1).keys()
     replaced = {c.id for c in now.completed() if c.content.interval == content.interval}
@@ -141,8 +138,8 @@ def plan_restore_savepoint(
         "of": {"pipeline": content.pipeline, "checkpoint": savepoint.checkpoint_id},
         "end": format_instant(content.interval.end),
         "entries": content.totals.entries,
-        "parallelism": task.parallelism,
-        "max_parallelism": task.max_parallelism,
+        "parallelism": job.parallelism,
+        "max_parallelism": job.max_parallelism,
         "discards": [
             {"id": c.id, "interval": str(c.content.interval)} for c in now.completed() if c.id in stale | replaced
         ],
@@ -155,14 +152,6 @@ def _check_mode(claim: str) -> None:
         raise UsageError(f"claim mode {claim!r} is not one of {', '.join(CLAIM_MODES)}")
 
 
-def _run(spark: SparkSession, task: RestoreTask) -> None:
-    """All shards, up to *prepared*."""
-    spark.dataSource.register(KeyedState)
-    shards = ticks(spark, parallelism=task.parallelism, max_parallelism=task.max_parallelism)
-    with first_cause():
-        shards.write.format("keyed_state").mode("append").option("task", ship(task)).save()
-
-
 def _plan(
     pipeline: Pipeline,
     coordinator: Coordinator,
@@ -171,13 +160,13 @@ def _plan(
     savepoint: Savepoint,
     attempt: str,
     first_task: int,
-) -> RestoreTask:
+) -> RestoreJob:
     content = savepoint.content
     _check_fits(pipeline, savepoint)
     begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
     # Native shards stay as they are: the next interval restores them into the pipeline's parallelism.
     shape = content if savepoint.format == "native" else pipeline
-    return RestoreTask(
+    return RestoreJob(
         root=owner,
         source=source,
         savepoint=savepoint,

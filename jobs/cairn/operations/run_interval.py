@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,14 @@ from cairn.operations.plan_reuse import Earlier, Now, Recompute, options_of, pla
 from cairn.operations.read_source import arrow_schema_json, check_types, input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.column_names import ColumnNames, grouping_names
-from cairn.runtime.first_cause import first_cause
-from cairn.runtime.keyed_state import KeyedState
 from cairn.runtime.output_schema import recorded_schema, schema_of_file
 from cairn.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.runtime.routing import key_schema_of, route
 from cairn.runtime.user_code import described
 from cairn.runtime.watermark import EventTime, event_time_of
-from cairn.shard_jobs.interval import IntervalTask
-from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship, ship_processor
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship_processor
 from cairn.spark_session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
@@ -42,6 +41,7 @@ from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
+    DamagedCopy,
     ProcessorError,
     SourceError,
     StateUnusable,
@@ -214,7 +214,7 @@ def _process_interval(
     plan = _plan_states(spark, pipeline, base, key_schema, rows.schema)
     if position:
         log.info("%s %s: source position %s", pipeline.name, interval, position)
-    task = IntervalTask(
+    job = IntervalJob(
         pipeline=pipeline.name,
         pipeline_start_ms=to_ms(pipeline.start),
         root=pipeline_root,
@@ -222,6 +222,7 @@ def _process_interval(
         h0=begun.h0,
         base_id=begun.base.id if begun.base is not None else None,
         base=base.shards if base is not None else (),
+        base_parallelism=len(base.shards) if base is not None else 0,
         interval=interval,
         run=run,
         permissions=permissions,
@@ -251,25 +252,35 @@ def _process_interval(
         plan_us=(time.monotonic_ns() - started_ns) // 1000,
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
-    options = options_of(task, order_by, source_hash(pipeline.source), runtime_version())
-    if earlier is not None and (reused := _reuse(coordinator, task, options, *earlier)) is not None:
+    options = options_of(job, order_by, source_hash(pipeline.source), runtime_version())
+    if earlier is not None and (reused := _reuse(coordinator, job, options, *earlier)) is not None:
         return reused
     if on_begin is not None:
         on_begin(options)
-    routed = route(
-        spark,
-        rows,
-        initial,
-        key=key,
-        initial_key=initial_key,
-        order_by=order_by,
-        parallelism=pipeline.parallelism,
-        max_parallelism=pipeline.max_parallelism,
-    )
-    spark.dataSource.register(KeyedState)
-    option = ship(task)
-    with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval), first_cause():
-        routed.write.format("keyed_state").mode("append").option("task", option).save()
+
+    def routed(parts: Sequence[bytes]) -> DataFrame:
+        return route(
+            spark,
+            rows,
+            initial,
+            key=key,
+            initial_key=initial_key,
+            order_by=order_by,
+            parts=parts,
+            max_parallelism=pipeline.max_parallelism,
+        )
+
+    with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
+        try:
+            acks = run_on_shards(spark, job, routed)
+        except DamagedCopy as error:
+            # On a cluster Spark runs the shard again by itself; a local master runs each task once.
+            log.warning(
+                "%s %s: a host's copy of a file is damaged; the interval is computed once more, with the storage's: %s",
+                *(pipeline.name, interval, error),
+            )
+            acks = run_on_shards(spark, job, routed)
+        job.finish(acks)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -283,7 +294,7 @@ def _process_interval(
 
 
 def _reuse(
-    coordinator: Coordinator, task: IntervalTask, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
+    coordinator: Coordinator, job: IntervalJob, options: Mapping[str, str], attempt: str, earlier: Mapping[str, str]
 ) -> Prepared | None:
     """What the earlier attempt prepared, if it will do; None: compute. The log says which, and why."""
     try:
@@ -294,26 +305,26 @@ def _reuse(
         Earlier(attempt=attempt, options=earlier, prepared=prepared),
         Now(
             log=coordinator.log(),
-            run=task.run,
-            interval=task.interval,
-            permissions=task.permissions,
-            code_hash=task.code_hash,
+            run=job.run,
+            interval=job.interval,
+            permissions=job.permissions,
+            code_hash=job.code_hash,
             options=options,
-            source_position=json.loads(json.dumps(task.source_position)),  # as it was written down
-            initial_state=task.initial_schema is not None,
+            source_position=json.loads(json.dumps(job.source_position)),  # as it was written down
+            initial_state=job.initial_schema is not None,
         ),
     )
     if isinstance(decision, Recompute):
         log.info(
             "%s %s: attempt %s of an earlier try is not used: %s",
-            *(task.pipeline, task.interval, attempt, decision.reason),
+            *(job.pipeline, job.interval, attempt, decision.reason),
         )
         return None
     assert prepared is not None
     log.info(
         "%s %s: an earlier try (%d) has prepared attempt %s: base, code, options and input are unchanged, so it is used; nothing is "
         "computed again",
-        *(task.pipeline, task.interval, prepared.content.run.try_number, attempt),
+        *(job.pipeline, job.interval, prepared.content.run.try_number, attempt),
     )
     return prepared
 

@@ -14,7 +14,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -26,8 +26,9 @@ from cairn.runtime.checkpoint_names import find_state
 from cairn.runtime.first_cause import first_cause
 from cairn.runtime.keyed_state import KeyedState
 from cairn.runtime.routing import place
-from cairn.shard_jobs.import_streaming import TIMERS, ImportTask
-from cairn.shard_jobs.shipping import code_hash, ship
+from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
+from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.shipping import code_hash
 from state_backend.adapters.open_storage import join_url
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
@@ -129,7 +130,7 @@ def from_streaming_checkpoint(
         retention=pipeline.retention,
     )
     begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
-    task = ImportTask(
+    job = ImportJob(
         root=join_url(root, pipeline.name), source=path, h0=begun.h0, content=content, engine=pipeline.engine
     )
     rows = [_entries(frame, n, descriptor, path) for n, descriptor, frame in frames]
@@ -140,10 +141,9 @@ def from_streaming_checkpoint(
         F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key]), F.lit(pipeline.max_parallelism)
     )
     keyed = [frame.withColumn("__key_group", key_group.cast("int")) for frame in rows]
-    spark.dataSource.register(KeyedState)
     with first_cause():
-        placed = place(spark, keyed, parallelism=pipeline.parallelism, max_parallelism=pipeline.max_parallelism)
-        placed.write.format("keyed_state").mode("append").option("task", ship(task)).save()
+        placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
+        job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
     coordinator.commit(attempt)
     coordinator.clean_up()
     record = coordinator.record(interval.end)
@@ -245,7 +245,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Rows as `ImportTask` takes them."""
+    """Rows as `ImportJob` takes them."""
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:

@@ -7,12 +7,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.run_interval import coordinator_of
-from cairn.runtime.first_cause import first_cause
-from cairn.runtime.keyed_state import KeyedState
-from cairn.runtime.routing import ticks
-from cairn.shard_jobs.consolidate import ConsolidationTask
-from cairn.shard_jobs.shipping import ship
-from cairn.shard_jobs.take_savepoint import SavepointTask
+from cairn.shard_jobs.consolidate import ConsolidationJob
+from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import is_superseded
@@ -54,7 +51,7 @@ def take_savepoint(
     destination, content = open_storage(to), record.content
     if (taken := _taken(destination, record, format)) is not None:
         return taken
-    task = SavepointTask(
+    job = SavepointJob(
         root=pipeline_root,
         destination=to,
         savepoint=str(uuid.uuid4()),
@@ -65,7 +62,7 @@ def take_savepoint(
     )
     try:
         with offering_sound(open_storage(pipeline_root), record):
-            _run(spark, task)
+            job.finish(run_on_shards(spark, job))
     except AlreadyExists:  # another try of this call was faster
         if (taken := _taken(destination, record, format)) is not None:
             return taken
@@ -132,7 +129,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     if earlier and now.quarantine_above(earlier[-1].id) is None:
         return earlier[-1]  # a try before this one got so far
     attempt = str(uuid.uuid4())
-    task = ConsolidationTask(
+    job = ConsolidationJob(
         root=join_url(root, pipeline.name),
         attempt=attempt,
         h0=now.head_id,
@@ -142,7 +139,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         engine=pipeline.engine,
     )
     with telling_drops(coordinator.storage, record.id):
-        _run(spark, task)
+        job.finish(run_on_shards(spark, job))
     if not coordinator.is_prepared(attempt):
         log.info("%s: checkpoint %d has nothing to consolidate", pipeline.name, record.id)
         return record
@@ -172,12 +169,3 @@ def describe_savepoint(savepoint: Savepoint, to: str) -> dict[str, Any]:
         "files": sum(len(m.files) for m in manifests) + len(savepoint.files),
         "bytes": sum(m.size_bytes for m in manifests) + sum(f.handle.size_bytes for f in savepoint.files),
     }
-
-
-def _run(spark: SparkSession, task: SavepointTask | ConsolidationTask) -> None:
-    """All shards, and what is made of them."""
-    content = task.content
-    spark.dataSource.register(KeyedState)
-    shards = ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism)
-    with first_cause():
-        shards.write.format("keyed_state").mode("append").option("task", ship(task)).save()

@@ -72,10 +72,12 @@ class Validation:
 
     @property
     def success(self) -> bool:
+        """Whether nothing was found."""
         return not self.findings
 
     @property
     def expectations(self) -> int:
+        """How many expectations were looked at, over all states."""
         return sum(s.expectations for s in self.states)
 
     def table(self) -> list[str]:
@@ -247,20 +249,19 @@ def _reports(target: _Target) -> tuple[StateReport, ...]:
 
 def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
     """The engine's own proof, by the tasks of a Spark job."""
-    from cairn.runtime.first_cause import first_cause
-    from cairn.shard_jobs.validate import ValidationTask
+    from cairn.shard_jobs.job import run_on_shards
+    from cairn.shard_jobs.validate import ValidationJob
 
     content = target.content
-    task = ValidationTask(
+    job = ValidationJob(
         root=target.folder,
         content=content,
         canonical=target.savepoint or (),
         engine=replace(pipeline.engine, cache_dir=None),
     )
-    with first_cause():
-        shards = task.run(spark)
+    shards = run_on_shards(spark, job)
     pids = tuple(sorted({s.pid for s in shards}))
-    return replace(found, findings=task.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
+    return replace(found, findings=job.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
 
 
 # --- states as tables ----------------------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ class ArrowRunner:
         self._states = handle.states
 
     def process(self, batches: InputBatches) -> None:
+        """Calls the processor for all input, round by round. Raises: ProcessorError from its code."""
         for round_ in self._rounds(batches):
             self._run(round_)
 
@@ -171,5 +172,6 @@ class ArrowRunner:
         """There are none."""
 
     def close(self) -> None:
+        """Calls the processor's ``close``."""
         with self._user_code.call("close"):
             self._processor.close()

@@ -53,12 +53,15 @@ class KeyedOutput(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name."""
         return "keyed_output"
 
     def schema(self) -> StructType:
+        """The newest output schema that the log records."""
         return from_record(self._schemas(self._log())[-1], self._root())
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads what is published now. Raises: StorageUnavailable if the schema changed since the query was planned: run it again."""
         log, planned = self._log(), parse_struct(recorded_schema(schema.jsonValue()))
         schemas = self._schemas(log)
         now = parse_struct(schemas[-1])

@@ -22,11 +22,14 @@ class Output(Protocol):
     """Takes what handlers yield; written by ``flush``, between keys, when ``full``."""
 
     @property
-    def full(self) -> bool: ...
+    def full(self) -> bool:
+        """Whether so much waits that it should be written now."""
 
-    def add(self, item: Any) -> None: ...
+    def add(self, item: Any) -> None:
+        """Takes one thing that a handler yielded. Raises: ProcessorError for what is no row."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Writes what waits."""
 
 
 class KeyedRunner:
@@ -61,6 +64,7 @@ class KeyedRunner:
             self._handle.initialized()
 
     def process(self, rows: KeyedInput) -> None:
+        """Calls ``handleInputRows`` key by key. Raises: ProcessorError from its code."""
         set_key, output, add = self._state.set_key, self._output, self._output.add
         handler, timer_values = self._processor.handleInputRows, self._timer_values
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
@@ -81,6 +85,7 @@ class KeyedRunner:
         self._handle.state = HandleState.DATA_PROCESSED
 
     def fire_timers(self) -> None:
+        """Calls ``handleExpiredTimer`` for what is due, in the order of time, key group and key."""
         if self._timed:
             handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
             output, add = self._output, self._output.add
@@ -99,6 +104,7 @@ class KeyedRunner:
         self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
+        """Calls the processor's ``close``, and writes what waits."""
         self._state.set_key(-1, b"")
         with self._user_code.call("close"):
             self._processor.close()

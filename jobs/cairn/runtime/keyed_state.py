@@ -1,4 +1,4 @@
-"""``format("keyed_state")``: state as a table, and the sink that an interval's rows are written to.
+"""``format("keyed_state")``: state as a table.
 
 Reading: options ``root``, ``pipeline``, ``state``, and ``checkpoint`` ("latest", an id, an interval end, or a savepoint's folder)
 or ``attempt`` (the uuid of one that is prepared and not committed yet); or ``load(path)`` with the folder of a pipeline or of a
@@ -13,9 +13,6 @@ gives one row per shard with what was found wrong.
 Three more options limit what is read, and what comes: ``key``, a JSON object with the key's columns, or a list of such; ``shard``
 and ``key_group``, numbers with commas between them. Other shards are not touched then, and of a shard those files are not fetched
 that can't hold the key. Spark's own filters do not limit what is read; ``cairn.runtime.state_selection`` says why.
-
-Writing is for the runtime: the rows are routed batches and the option ``task`` is what each partition runs. Spark hands the
-acks of exactly the successful task attempts to ``commit``, which prepares the attempt.
 """
 
 from __future__ import annotations
@@ -25,21 +22,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
-    DataSourceArrowWriter,
     DataSourceReader,
     InputPartition,
-    WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from cairn.runtime.checkpoint_names import find_state
 from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
-from cairn.shard_jobs.interval import ShardAck
-from cairn.shard_jobs.shipping import unship
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -53,27 +45,6 @@ from state_backend.values.records import ShardRef, StateDescriptor
 
 TIMERS, CHECK = TIMERS_NAME, "$check"
 _ROWS_PER_BATCH = 10_000
-
-
-@dataclass
-class _Ack(WriterCommitMessage):
-    ack: ShardAck
-
-
-class _TaskWriter(DataSourceArrowWriter):
-    def __init__(self, option: str) -> None:
-        self._option = option
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None
-        return _Ack(unship(self._option).run_shard(iterator, context.partitionId(), context.taskAttemptId()))
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        unship(self._option).finish([m.ack for m in messages if isinstance(m, _Ack)])
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing is undone here: a task that is still running could write after it. The sweeper removes an attempt's files."""
 
 
 @dataclass
@@ -97,16 +68,16 @@ class KeyedState(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name."""
         return "keyed_state"
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        return _TaskWriter(self.options["task"])
-
     def schema(self) -> StructType:
+        """Of the state that the options name. Raises: UsageError if there is no such state."""
         self._plan()
         return _table_schema(self._source(), self._state())
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads one checkpoint or savepoint, found when the schema was asked for."""
         source, state = self._source(), self._state()
         if state != CHECK:
             return _TableReader(source, state, schema, self._plan())

@@ -21,6 +21,7 @@ class LocalParquet:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Appends rows; the first call makes the file."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._local, self.schema, compression="zstd")
         self._writer.write(rows)

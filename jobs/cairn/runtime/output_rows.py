@@ -39,6 +39,7 @@ class OutputRows:
 
     @property
     def full(self) -> bool:
+        """Whether a batch of rows waits."""
         return len(self._pending) >= _ROWS_PER_BATCH
 
     def flush(self) -> None:

@@ -138,6 +138,7 @@ class OutputFrames:
         self._pending_rows = 0
 
     def add(self, frame: Any) -> None:
+        """Takes a frame that a handler yielded. Raises: ProcessorError for what is no DataFrame or does not fit the schema."""
         if not isinstance(frame, pd.DataFrame):
             raise ProcessorError(
                 f"the processor yielded a {type(frame).__name__}; with api='pandas' it must yield pandas.DataFrame"
@@ -148,6 +149,7 @@ class OutputFrames:
 
     @property
     def full(self) -> bool:
+        """Whether a batch of rows waits."""
         return self._pending_rows >= _ROWS_PER_BATCH
 
     def _columns(self, frame: pd.DataFrame) -> list[Any]:

@@ -58,12 +58,15 @@ class RowListState(keyed_states.ListState, spark_api.ListState):
     """PySpark's ``ListState``."""
 
     def put(self, newState: Any) -> None:
+        """As Spark's: replaces the list; an empty one is refused."""
         keyed_states.ListState.put(self, _not_empty(self._name, newState))
 
     def appendValue(self, newState: Any) -> None:
+        """As Spark's."""
         self.append_value(newState)
 
     def appendList(self, newState: Any) -> None:
+        """As Spark's: an empty list is refused."""
         self.append_list(_not_empty(self._name, newState))
 
 
@@ -77,13 +80,16 @@ class RowMapState(keyed_states.MapState, spark_api.MapState):
         self._as_row = row_maker(tuple(f["name"] for f in descriptor.versions[-1].value["fields"]))
 
     def getValue(self, key: Any) -> Row | None:
+        """As Spark's: a Row, or None."""
         value = self.get_value(key)
         return None if value is None else self._as_row(value)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
+        """As Spark's."""
         return (key for key, _ in self.iterator())
 
     def values(self) -> Iterator[tuple[Any, ...]]:
+        """As Spark's."""
         return (value for _, value in self.iterator())
 
     containsKey = keyed_states.MapState.contains_key
@@ -120,16 +126,19 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self.state = HandleState.CREATED
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowValueState:
+        """As Spark's, in ``init`` only. Schema and ttl were read when the interval was planned."""
         _check_state(self.state, "getValueState", HandleState.CREATED)
         return self._planned(RowValueState, stateName)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> RowListState:
+        """As Spark's, in ``init`` only."""
         _check_state(self.state, "getListState", HandleState.CREATED)
         return self._planned(RowListState, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> RowMapState:
+        """As Spark's, in ``init`` only."""
         _check_state(self.state, "getMapState", HandleState.CREATED)
         return self._planned(RowMapState, stateName)
 
@@ -153,14 +162,17 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
             return cast(State, _Deleted(name))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
+        """As Spark's. Raises: in time mode "none", and outside handlers."""
         self._check_timers("registerTimer")
         self._shard.register_timer(_milliseconds(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """As Spark's. Raises: in time mode "none", and outside handlers."""
         self._check_timers("deleteTimer")
         self._shard.delete_timer(_milliseconds(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
+        """As Spark's: the current key's, ascending, in milliseconds since the epoch."""
         self._check_timers("listTimers")
         return self._shard.timers()
 
@@ -184,14 +196,17 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.deleted: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        """Notes the declaration. Raises: UsageError for a name or schema that can't be a state's."""
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        """Notes the declaration; raises as for values."""
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
+        """Notes the declaration; raises as for values."""
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
@@ -201,12 +216,15 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Raises as Spark does: there is no key in ``init``."""
         _check_state(HandleState.CREATED, "registerTimer", HandleState.INITIALIZED)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Raises as Spark does: there is no key in ``init``."""
         _check_state(HandleState.CREATED, "deleteTimer", HandleState.INITIALIZED)
 
     def listTimers(self) -> Iterator[int]:
+        """Raises as Spark does: there is no key in ``init``."""
         _check_state(HandleState.CREATED, "listTimers", HandleState.INITIALIZED)
         return iter(())
 
@@ -283,14 +301,17 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.input_schema = input_schema
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        """Raises: UsageError, since this API has values only."""
         raise UsageError(f"list state {stateName!r}: {_VALUES_ONLY}")
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
+        """Raises: UsageError, since this API has values only."""
         raise UsageError(f"map state {stateName!r}: {_VALUES_ONLY}")
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Raises: UsageError, since this API has no timers."""
         raise UsageError(f"registerTimer: {_VALUES_ONLY}")
 
 
@@ -304,6 +325,7 @@ class ArrowHandle:
         self._shard = shard
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> None:
+        """Makes the state's column ready for the rounds."""
         self.states[stateName] = ValueColumns(self._shard, self._shard.descriptor(stateName, "value"))
 
     def deleteIfExists(self, stateName: str) -> None:

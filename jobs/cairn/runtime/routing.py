@@ -2,12 +2,12 @@
 
 One DataFrame of ticks, initial-state rows and input rows is made:
 
-    __key_group int | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
+    __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
                                                   | __initial struct<initial state's columns>, where there is such
 
 The key's columns stand by themselves, since the sort compares them more than anything else.
 
-A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
+``__part`` is what travels to one shard alone: of ticks only. A tick comes first in its partition. A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
 drop or merge it. Rows are placed by ``repartitionById`` and sorted by key group, key, kind, ``order_by`` and then every
 other column (``row_order``), so that the order within a key is total and depends on neither file splits nor shuffle order.
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 TICK, INITIAL, INPUT = 0, 1, 2
+PART = "__part"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
@@ -58,11 +59,12 @@ def route(
     key: Sequence[str],
     initial_key: Sequence[str] = (),
     order_by: Sequence[str],
-    parallelism: int,
+    parts: Sequence[bytes],
     max_parallelism: int,
 ) -> DataFrame:
-    """The ticks and rows of all shards, each shard one sorted partition; partition number = shard. ``initial_key``: what the key's
-    columns are called in ``initial``, in the key's order, if otherwise."""
+    """The ticks and rows of all shards, each shard one sorted partition; partition number = shard. ``parts``: for each shard what its
+    tick holds. ``initial_key``: what the key's columns are called in ``initial``, in the key's order, if otherwise."""
+    parallelism = len(parts)
     schema = rows.schema
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
@@ -72,7 +74,7 @@ def route(
     keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
     if initial is not None:
         keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
-    ticks = _tick_rows(spark, parallelism, max_parallelism).withColumn("__kind", F.lit(TICK).cast("tinyint"))
+    ticks = _tick_rows(spark, parts, max_parallelism).withColumn("__kind", F.lit(TICK).cast("tinyint"))
     for part in keyed:
         # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
         # left to the union, since some types that a source may give (TIME) can't be cast to.
@@ -152,24 +154,27 @@ def _one_nan(column: Column, data_type: DataType) -> Column:
     )
 
 
-def ticks(spark: SparkSession, *, parallelism: int, max_parallelism: int) -> DataFrame:
-    """One row per shard, each in its own partition: for tasks that have no input."""
-    rows = _tick_rows(spark, parallelism, max_parallelism)
-    return rows.repartitionById(parallelism, _shard(parallelism, max_parallelism))
+def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) -> DataFrame:
+    """One row per shard, with its part, each in its own partition: for jobs that have no input."""
+    rows = _tick_rows(spark, parts, max_parallelism)
+    return rows.repartitionById(len(parts), _shard(len(parts), max_parallelism))
 
 
-def place(spark: SparkSession, frames: Sequence[DataFrame], *, parallelism: int, max_parallelism: int) -> DataFrame:
-    """Rows with a ``__key_group`` in their shards' partitions, in any order, and a tick in each, all else of which is null. The
+def place(
+    spark: SparkSession, frames: Sequence[DataFrame], *, parts: Sequence[bytes], max_parallelism: int
+) -> DataFrame:
+    """Rows with a ``__key_group`` in their shards' partitions, in any order behind a tick, of which all but group and part is null. The
     frames may have different columns."""
-    rows = _tick_rows(spark, parallelism, max_parallelism)
+    rows = _tick_rows(spark, parts, max_parallelism)
     for frame in frames:
         rows = rows.unionByName(frame, allowMissingColumns=True)
-    return rows.repartitionById(parallelism, _shard(parallelism, max_parallelism))
+    shard = _shard(len(parts), max_parallelism)
+    return rows.repartitionById(len(parts), shard).sortWithinPartitions(F.col(PART).isNull())
 
 
-def _tick_rows(spark: SparkSession, parallelism: int, max_parallelism: int) -> DataFrame:
-    firsts = [range_of(shard, parallelism, max_parallelism).first for shard in range(parallelism)]
-    return spark.createDataFrame([(first,) for first in firsts], "__key_group int")
+def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
+    rows = [(range_of(shard, len(parts), max_parallelism).first, bytearray(part)) for shard, part in enumerate(parts)]
+    return spark.createDataFrame(rows, f"__key_group int, {PART} binary")
 
 
 def _shard(parallelism: int, max_parallelism: int) -> Column:

@@ -1,20 +1,20 @@
 """Which modules a processor is made of, and their sources.
 
 A user's module is one that neither Python, nor an installed package, nor this runtime brings. Import statements are read from the
-sources, since a constant that was imported leaves no trace of where it came from. Modules of an installed package count only for a
-processor that is itself in that package.
+sources, since a constant that was imported leaves no trace of where it came from. The package that the processor itself is in counts
+module by module, also if it is installed; another installed one that the user's modules import, by its version and what it installed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.metadata
 import importlib.util
 import site
 import sys
 import sysconfig
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,10 +24,13 @@ from typing import Any, Literal
 
 import cairn
 import state_backend
+from cairn.runtime.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
 
 # What runs in Airflow: a DAG's module may import it beside its pipeline, and no worker needs it.
 _OPERATORS = "cairn_operators"
+# A task refuses to run beside another version of it by other means.
+_SPARK = {"pyspark", "py4j"}
 _SITE_FOLDERS = {"site-packages", "dist-packages"}
 
 
@@ -38,7 +41,8 @@ class UserModule:
     kind: "source"; "binary", which is compiled; "namespace", which is a package without a file; "installed", which workers must
         have themselves.
     file: where the driver has it, a path into a zip included; "" for a namespace. ``folders``: the ``__path__`` of a package.
-    source: of "source" only. ``digest``: SHA-256, hex, over the file's bytes; "" for a namespace.
+    source: of "source" only. ``digest``: SHA-256, hex, over the file's bytes; "" for a namespace. ``package``: of "installed" only,
+        its distribution and version, for messages.
     """
 
     name: str
@@ -47,21 +51,33 @@ class UserModule:
     folders: tuple[str, ...] | None = None
     source: bytes = b""
     digest: str = ""
+    package: str = ""
 
 
-def find_user_modules(roots: Iterable[str], own: Iterable[str] = ()) -> list[UserModule]:
-    """The user's modules among ``roots``, what they import, directly or not, and the packages around those; sorted by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode:
+    """What a processor is made of. Both are sorted by name. ``distributions``: installed, and imported by the modules."""
+
+    modules: tuple[UserModule, ...]
+    distributions: tuple[InstalledDistribution, ...]
+
+
+def find_user_code(roots: Iterable[str], own: Iterable[str] = ()) -> UserCode:
+    """The user's modules among ``roots``, what they import, directly or not, and the packages around those.
 
     roots: names of modules. ``own``: names of the modules that define the processor; theirs may be an installed package.
     Raises: UsageError for a module whose file can't be parsed.
     """
-    search = _Search({name.partition(".")[0] for name in own} - {"pyspark", "py4j"})
+    search = _Search({name.partition(".")[0] for name in own} - _SPARK)
     pending = [name for name in roots if name]
     while pending:
         name = pending.pop()
         if name not in search.seen:
             pending += search.visit(name)
-    return [search.found[name] for name in sorted(search.found)]
+    return UserCode(
+        modules=tuple(search.found[name] for name in sorted(search.found)),
+        distributions=tuple(search.distributions[name] for name in sorted(search.distributions)),
+    )
 
 
 class _Search:
@@ -69,6 +85,7 @@ class _Search:
         self._own_packages = own_packages
         self.seen: set[str] = set()
         self.found: dict[str, UserModule] = {}
+        self.distributions: dict[str, InstalledDistribution] = {}
         self._specs: dict[str, ModuleSpec | None] = {}
 
     def visit(self, name: str) -> Iterator[str]:
@@ -93,13 +110,18 @@ class _Search:
         if is_runtime(spec.origin) or name.partition(".")[0] == _OPERATORS:
             return None
         installed = is_installed(spec.origin)
-        if installed and not (name.partition(".")[0] in self._own_packages and _is_in_site(spec.origin)):
+        if installed and (not _is_in_site(spec.origin) or name.partition(".")[0] in _SPARK):
+            return None
+        package = distribution_of(spec.origin, name) if installed else None
+        if package is not None and name.partition(".")[0] not in self._own_packages:
+            self.distributions[package.name] = package
             return None
         data = bytes_of(spec)
         common: dict[str, Any] = {"name": name, "file": spec.origin, "folders": folders}
         common["digest"] = hashlib.sha256(data).hexdigest()
         if installed:
-            return UserModule(kind="installed", **common)
+            said = f"{package.name} {package.version}" if package is not None else "no distribution's"
+            return UserModule(kind="installed", package=said, **common)
         if spec.origin.endswith(".py"):
             return UserModule(kind="source", source=data, **common)
         return UserModule(kind="binary", **common)
@@ -117,13 +139,19 @@ class _Search:
         path = None
         if parent:
             above = self._spec(parent)
-            if above is None or above.submodule_search_locations is None or self._described(parent, above) is None:
+            if above is None or above.submodule_search_locations is None or not self._is_users(parent, above):
                 return None
             path = list(above.submodule_search_locations)
         try:
             return PathFinder.find_spec(name, path)
         except (ImportError, ValueError):
             return None
+
+    def _is_users(self, name: str, spec: ModuleSpec) -> bool:
+        """Whether modules in this package may be the user's. A namespace without a file may be shared with an installed package."""
+        if self._described(name, spec) is not None:
+            return True
+        return not spec.has_location and name.partition(".")[0] in self._own_packages
 
 
 def _loaded_spec(name: str) -> ModuleSpec | None:
@@ -199,6 +227,11 @@ def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None
 
 def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
     """The bytes of a module's file in this process; None if it is not here. Runs neither the module nor its package."""
+    spec = _spec_in(name, finders)
+    return None if spec is None else bytes_of(spec)
+
+
+def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
     path: Any = None
     spec: ModuleSpec | None = None
     parts = name.split(".")
@@ -207,34 +240,44 @@ def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
         if spec is None:
             return None
         path = spec.submodule_search_locations
-    return None if spec is None else bytes_of(spec)
+    return spec
 
 
-def version_of(name: str) -> str:
-    """The installed version of the package that a module is in, as far as it goes by the same name; for messages."""
-    package = name.partition(".")[0]
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return package
+def package_here(name: str, finders: Sequence[Any]) -> str:
+    """Distribution and version that this process has of a module; for messages."""
+    spec = _spec_in(name, finders)
+    if spec is None or spec.origin is None:
+        return "not installed"
+    package = distribution_of(spec.origin, name)
+    return f"{package.name} {package.version}" if package is not None else "no distribution's"
 
 
-def runtime_files() -> Iterator[tuple[Path, Path]]:
-    """Root and file of each of the runtime's modules, in a fixed order."""
-    for root in (*state_backend.__path__, *cairn.__path__):
-        for file in sorted(Path(root).glob("**/*.py")):
-            yield Path(root), file
+def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
+    """Of each of the runtime's modules, in a fixed order: its path below its package, its file, and the bytes of that. The package may
+    lie in a zip, as ``--py-files`` sends it."""
+    for package in (state_backend, cairn):
+        for root in package.__path__:
+            archive = getattr(package.__loader__, "archive", None)
+            if archive is None:
+                for file in sorted(Path(root).glob("**/*.py")):
+                    yield file.relative_to(root).as_posix(), str(file), file.read_bytes()
+                continue
+            within = Path(root).relative_to(archive).as_posix() + "/"
+            with zipfile.ZipFile(archive) as zipped:
+                names = [n for n in zipped.namelist() if n.startswith(within) and n.endswith(".py")]
+                for name in sorted(names, key=lambda n: PurePath(n).parts):
+                    yield name.removeprefix(within), f"{archive}/{name}", zipped.read(name)
 
 
 @cache
 def is_runtime(file: str) -> bool:
-    """True for what `runtime_files` has."""
+    """True for what `runtime_sources` has."""
     return file in _runtime()
 
 
 @cache
 def _runtime() -> frozenset[str]:
-    return frozenset(str(file) for _, file in runtime_files())
+    return frozenset(file for _, file, _ in runtime_sources())
 
 
 @cache

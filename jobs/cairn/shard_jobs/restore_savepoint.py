@@ -8,51 +8,36 @@ max parallelism. Either way the digest over all shards must be the one that the 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from cairn.shard_jobs.interval import rare_garbage_collection
+from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
-from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
+from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.prepare import ShardAck, digest_of, entries_of, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored, take_over
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import read_canonical
-from state_backend.shard.manifest import write_manifests
-from state_backend.shard.restore import check_whole
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
-from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound
+from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
     Permissions,
-    Prepared,
     RunRef,
     Savepoint,
     ShardManifest,
+    ShardRef,
 )
 from state_backend.values.retention import RetentionPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreAck:
-    """A shard that is there. ``written_bytes``: what was not only linked; ``pid`` is the worker's process."""
-
-    shard: int
-    manifest: ShardManifest
-    written_bytes: int
-    written_files: int
-    duration_us: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreTask:
+class RestoreJob:
     """Travels to the workers. ``root`` is the folder of the pipeline that gets the state, ``source`` the savepoint's.
     ``parallelism`` and ``max_parallelism`` are those of the shards that it makes. ``first_task``: Spark's task 0 is this number in the
     names of files, since another try of the attempt has tasks of the same numbers."""
@@ -71,20 +56,29 @@ class RestoreTask:
     retention: RetentionPolicy | None = None
     first_task: int = 0
 
-    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> RestoreAck:
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """Of a native savepoint the shard itself; a canonical one has none."""
+        return tuple(ref for ref in self.savepoint.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> RestoreJob:
+        """As `ShardJob` has it."""
+        content = replace(self.savepoint.content, shards=refs)
+        return replace(self, savepoint=replace(self.savepoint, content=content))
+
+    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Makes one shard. On disk if it stops: files of the attempt that no record names."""
-        for _ in batches:
-            pass
-        started_ns, task = time.monotonic_ns(), self.first_task + task
+        clock, task = StopWatch(), self.first_task + task
         source, storage = open_storage(self.source), open_storage(self.root)
         native = self.savepoint.format == "native"
-        manifest = self._link(source, storage, shard, task) if native else self._read(source, storage, shard, task)
-        return RestoreAck(
+        with clock.phase("restore"):
+            manifest = (self._link if native else self._read)(source, storage, shard, task)
+        return ShardAck(
             shard=shard,
             manifest=manifest,
-            written_bytes=0 if native else manifest.size_bytes,
-            written_files=len(manifest.files),
-            duration_us=(time.monotonic_ns() - started_ns) // 1000,
+            summary=summary_of(manifest),
+            uploaded_bytes=0 if native else manifest.size_bytes,  # what was not only linked
+            uploaded_files=len(manifest.files),
+            durations_us=clock.durations_us,
             pid=os.getpid(),
         )
 
@@ -128,47 +122,30 @@ class RestoreTask:
                 inline_budget_bytes=inline_budget_bytes(self.parallelism),
             ).manifest
 
-    def finish(self, acks: list[RestoreAck]) -> None:
+    def finish(self, acks: list[ShardAck]) -> None:
         """Writes ``prepared.json``, if the state is the one that the savepoint records; CorruptFile otherwise."""
-        acks = sorted(acks, key=lambda ack: ack.shard)
-        if [ack.shard for ack in acks] != list(range(self.parallelism)):
-            raise InvariantViolated(
-                f"expected one ack of each of {self.parallelism} shards, got {[a.shard for a in acks]}"
-            )
-        storage, recorded = open_storage(self.root), self.savepoint.content
-        manifests = [ack.manifest for ack in acks]
-        check_whole([m.key_groups for m in manifests], self.max_parallelism)
-        digest, entries = sum(m.digest for m in manifests) % 2**64, sum(m.entries for m in manifests)
+        recorded = self.savepoint.content
+        digest, entries = digest_of(acks), entries_of(acks)
         if (digest, entries) != (recorded.digest, recorded.totals.entries):
             raise CorruptFile(
                 f"the savepoint in {self.source} records {recorded.totals.entries} entries with digest "
                 f"{recorded.digest:016x}; restored were {entries} with {digest:016x}. Restore another one"
             )
-        made = as_restored(
+        restored = as_restored(
             recorded,
             pipeline=self.pipeline,
             run=self.run,
             attempt=self.attempt,
             base_id=None,
             permissions=Permissions(),
-            shards=write_manifests(manifests, self.attempt, storage, task=self.first_task),
+            shards=(),
         )
-        totals = replace(
-            made.totals,
-            uploaded_bytes=sum(a.written_bytes for a in acks),
-            uploaded_files=sum(a.written_files for a in acks),
-            state_bytes=sum(m.size_bytes for m in manifests),
-            state_files=sum(len(m.files) + sum(f.name.endswith(SST_SUFFIX) for f in m.inline_files) for m in manifests),
-        )
-        content = replace(
-            made,
+        made = replace(
+            restored,
             pipeline_start_ms=self.pipeline_start_ms,
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
-            totals=totals,
-            durations_us={"restore": max(a.duration_us for a in acks)},
-            worker_pids=tuple(a.pid for a in acks),
             restored_from=self.savepoint.savepoint,
             retention=self.retention,
         )
-        Coordinator(storage, self.pipeline).prepare(Prepared(h0=self.h0, content=content))
+        prepare(open_storage(self.root), made, acks, h0=self.h0, first_task=self.first_task)

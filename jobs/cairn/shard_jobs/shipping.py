@@ -33,14 +33,17 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 
+import cairn
+from cairn.runtime.distributions import InstalledDistribution, distribution_here
 from cairn.runtime.user_modules import (
+    UserCode,
     UserModule,
     bytes_here,
     bytes_of,
-    find_user_modules,
-    runtime_files,
+    find_user_code,
+    package_here,
+    runtime_sources,
     spec_here,
-    version_of,
 )
 from cairn.runtime.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError
@@ -52,7 +55,7 @@ from state_backend.values.errors import ProcessorError, UsageError
 class ShippedProcessor:
     """A pipeline's processor as it was when the interval was planned. Each call makes one from a copy of its own.
 
-    modules: their sources are compressed. ``by_reference``, ``by_value``: pickles; by value None: it can't be, ``no_value`` says why,
+    modules: their sources are compressed. ``distributions``: installed, and imported by the modules. ``by_reference``, ``by_value``: pickles; by value None: it can't be, ``no_value`` says why,
         or nothing of it is in a module of the user's.
     broadcasts: their ids and pickled values.
     """
@@ -60,6 +63,7 @@ class ShippedProcessor:
     name: str
     code_hash: str
     modules: tuple[UserModule, ...]
+    distributions: tuple[InstalledDistribution, ...]
     by_reference: bytes
     by_value: bytes | None
     no_value: str
@@ -75,6 +79,7 @@ class ShippedProcessor:
     def _load(self) -> Any:
         with _values_of(self.broadcasts):
             try:
+                _check_distributions(self.distributions)
                 import_as_shipped(self.modules)
                 form = cloudpickle.loads(self.by_reference)
                 _remember_installed(self.modules)
@@ -97,7 +102,8 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
     Raises: UsageError, naming pipeline and argument, for what can't be hashed or sent.
     """
     with _named(pipeline):
-        digest, modules = _hash_code(processor)
+        digest, code = _hash_code(processor)
+        modules: Sequence[UserModule] = code.modules
         _LOADED.update((m.name, (sys.modules[m.name], m.digest)) for m in modules if m.name in sys.modules)
         broadcasts: dict[int, Broadcast[Any]] = {}
         by_reference = _pickle(processor, broadcasts)
@@ -112,6 +118,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
             name=name_of(processor),
             code_hash=digest,
             modules=tuple(replace(m, source=zlib.compress(m.source)) for m in modules),
+            distributions=code.distributions,
             by_reference=by_reference,
             by_value=by_value,
             no_value=no_value,
@@ -153,14 +160,16 @@ def ship(task: object) -> str:
     return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
 
 
-def _hash_code(processor: Any) -> tuple[str, list[UserModule]]:
+def _hash_code(processor: Any) -> tuple[str, UserCode]:
     hasher = ValueHasher()
     value = hasher.digest(processor, "the processor")
-    modules = find_user_modules(hasher.modules, own=[getattr(_code_of(processor), "__module__", None) or ""])
+    code = find_user_code(hasher.modules, own=[getattr(_code_of(processor), "__module__", None) or ""])
     digest = hashlib.sha256(value)
-    for module in modules:
+    for module in code.modules:
         digest.update(f"{module.name}\0{module.digest}\0".encode())
-    return digest.hexdigest(), modules
+    for package in code.distributions:
+        digest.update(f"{package.name}\0{package.version}\0{package.digest}\0".encode())
+    return digest.hexdigest(), code
 
 
 def _code_of(processor: Any) -> Any:
@@ -280,8 +289,9 @@ def unship(option: str) -> Any:
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(
-            "the Spark server runs another version of this project than the driver; restart the server, so that its workers "
-            f"import the current one (driver {version}, server {runtime_version()})"
+            f"the worker {socket.gethostname()} runs another version of Cairn than the driver: {runtime_version()}, from "
+            f"{Path(cairn.__path__[0]).parent}, and {version} on the driver. Install the driver's version there, and restart a Spark "
+            "Connect server that was started with another one"
         )
     return cloudpickle.loads(task)
 
@@ -290,8 +300,8 @@ def unship(option: str) -> Any:
 def runtime_version() -> str:
     """16 hex digits over the sources that workers import, as this process found them (read at first use)."""
     digest = hashlib.sha256()
-    for root, file in runtime_files():
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    for name, _, source in runtime_sources():
+        digest.update(name.encode() + b"\0" + source)
     return digest.hexdigest()[:16]
 
 
@@ -338,13 +348,35 @@ def _forget(names: set[str]) -> None:
 
 
 def _check_installed(module: UserModule) -> None:
-    data = bytes_here(module.name, _others())
+    others = _others()
+    data = bytes_here(module.name, others)
     found = "missing" if data is None else hashlib.sha256(data).hexdigest()
     if found != module.digest:
         raise UsageError(
-            f"the module {module.name} on the worker {socket.gethostname()} is {found[:12]} ({version_of(module.name)}), and "
-            f"{module.digest[:12]} on the driver; install the same version of the package on both"
+            f"the module {module.name} on the worker {socket.gethostname()} is {found[:12]} ({package_here(module.name, others)}), "
+            f"and {module.digest[:12]} on the driver ({module.package}); install the same version of the package on both"
         )
+
+
+def _check_distributions(wanted: Sequence[InstalledDistribution]) -> None:
+    """Raises: UsageError for one that is here in another version. One that is missing is told by the import that needs it, if any
+    does: a module may import at its top what only the driver uses."""
+    for package in wanted:
+        found = distribution_here(package.name)
+        if found is None:
+            continue
+        # The same version of a package that is compiled has other files on another platform.
+        comparable = package.is_pure and found.is_pure and package.digest and found.digest
+        if found.version != package.version or (comparable and found.digest != package.digest):
+            raise UsageError(
+                f"the package {package.name} on the worker {socket.gethostname()} is {_version(found)}, and {_version(package)} on "
+                "the driver; a module of the processor imports it, so install the same version on both, and restart a Spark server that ran "
+                "while it was installed"
+            )
+
+
+def _version(package: InstalledDistribution) -> str:
+    return f"{package.version} ({package.digest[:12] or 'no RECORD'})"
 
 
 def _remember_installed(modules: Sequence[UserModule]) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cairn.shard_jobs.interval import rare_garbage_collection
+from cairn.shard_jobs.job import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
@@ -26,7 +26,6 @@ from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.values.errors import InvariantViolated
 from state_backend.values.records import CanonicalFile, Content, Savepoint, ShardManifest, ShardRef
 
 
@@ -41,7 +40,7 @@ class SavepointAck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavepointTask:
+class SavepointJob:
     """Travels to the workers. ``root`` is the pipeline's, ``destination`` the savepoint's folder."""
 
     root: str
@@ -52,13 +51,29 @@ class SavepointTask:
     content: Content
     engine: EngineOptions
 
+    @property
+    def parallelism(self) -> int:
+        """The checkpoint's."""
+        return self.content.parallelism
+
+    @property
+    def max_parallelism(self) -> int:
+        """The checkpoint's."""
+        return self.content.max_parallelism
+
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shard itself."""
+        return tuple(ref for ref in self.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> SavepointJob:
+        """As `ShardJob` has it."""
+        return replace(self, content=replace(self.content, shards=refs))
+
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
         """Writes one shard. On disk if it stops: files that no savepoint.json names."""
-        for _ in batches:
-            pass
         source, destination = open_storage(self.root), open_storage(self.destination)
         started_ns = time.monotonic_ns()
-        manifest = needed_manifest(self.content.shards[shard], source)
+        manifest = needed_manifest(self.refs_of(shard)[0], source)
         written: ShardManifest | None = None
         files: tuple[CanonicalFile, ...] = ()
         with rare_garbage_collection(), work_folder(f"savepoint-{shard}") as work:
@@ -108,11 +123,6 @@ class SavepointTask:
 
     def finish(self, acks: list[SavepointAck]) -> None:
         """Writes the savepoint's record: from here on it is one."""
-        acks = sorted(acks, key=lambda a: a.shard)
-        if [a.shard for a in acks] != list(range(self.content.parallelism)):
-            raise InvariantViolated(
-                f"a savepoint of {self.content.parallelism} shards got acks of {[a.shard for a in acks]}"
-            )
         storage = open_storage(self.destination)
         files = tuple(f for a in acks for f in a.files)
         shards = tuple(ShardRef(shard=a.shard, manifest=None, inline=a.manifest) for a in acks if a.manifest)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cairn.runtime.routing import ticks
-from cairn.shard_jobs.interval import rare_garbage_collection
-from cairn.shard_jobs.shipping import ship, unship
+from cairn.shard_jobs.job import rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
@@ -24,12 +20,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import NotFound, StateTypeError, StateUnusable
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import CanonicalFile, Content, ShardManifest
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_SCHEMA = "shard int, entries long, digest string, pid long, findings array<string>"
+from state_backend.values.records import CanonicalFile, Content, ShardManifest, ShardRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +35,7 @@ class ShardValidation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationTask:
+class ValidationJob:
     """Travels to the workers. ``root`` is the folder that the content's handles are relative to; ``canonical`` are the files of a
     savepoint in that format, whose content has no shards."""
 
@@ -53,18 +44,15 @@ class ValidationTask:
     canonical: tuple[CanonicalFile, ...]
     engine: EngineOptions
 
-    def run(self, spark: SparkSession) -> list[ShardValidation]:
-        """All shards, by number."""
-        content = self.content
-        rows = ticks(spark, parallelism=content.parallelism, max_parallelism=content.max_parallelism)
-        found = rows.mapInArrow(partial(_run_shards, ship(self)), _SCHEMA).collect()
-        shards = [
-            ShardValidation(
-                shard=r.shard, entries=r.entries, digest=int(r.digest), pid=r.pid, findings=tuple(r.findings)
-            )
-            for r in found
-        ]
-        return sorted(shards, key=lambda s: s.shard)
+    @property
+    def parallelism(self) -> int:
+        """That of what is examined."""
+        return self.content.parallelism
+
+    @property
+    def max_parallelism(self) -> int:
+        """That of what is examined."""
+        return self.content.max_parallelism
 
     def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
         """What was found in all shards together."""
@@ -78,7 +66,15 @@ class ValidationTask:
             )
         return tuple(findings)
 
-    def run_shard(self, shard: int) -> ShardValidation:
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shard itself."""
+        return tuple(ref for ref in self.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> ValidationJob:
+        """As `ShardJob` has it."""
+        return replace(self, content=replace(self.content, shards=refs))
+
+    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
         """One shard; what makes it unusable is a finding."""
         with rare_garbage_collection(), work_folder(f"validate-{shard}") as work:
             try:
@@ -89,10 +85,10 @@ class ValidationTask:
 
     def _restore(self, shard: int, work: Path) -> tuple[int, int, list[str]]:
         content, storage = self.content, open_storage(self.root)
-        ref = next((ref for ref in content.shards if ref.shard == shard), None)
-        if ref is None:
+        refs = self.refs_of(shard)
+        if not refs:
             return 0, 0, []  # of an empty canonical savepoint
-        manifest = manifest_of(ref, storage)
+        manifest = manifest_of(refs[0], storage)
         restored = restore_shard(manifest.key_groups, [manifest], storage, work / "db", self.engine)
         with restored.store as store:
             entries, findings = verify_shard(
@@ -120,35 +116,3 @@ class ValidationTask:
             )
             entries, findings = verify_shard(store, made, content.states, content.key_schema, content.max_parallelism)
         return entries, made.digest, findings
-
-
-def _run_shards(option: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a worker: a row of what was found for each tick."""
-    task: Any = unship(option)
-    for batch in batches:
-        for first in batch.column(0).to_pylist():
-            shard = first * task.content.parallelism // task.content.max_parallelism
-            found = task.run_shard(shard)
-            yield pa.RecordBatch.from_pylist(
-                [
-                    {
-                        "shard": found.shard,
-                        "entries": found.entries,
-                        "digest": str(found.digest),
-                        "pid": found.pid,
-                        "findings": list(found.findings),
-                    }
-                ],
-                schema=_ARROW,
-            )
-
-
-_ARROW = pa.schema(
-    [
-        ("shard", pa.int32()),
-        ("entries", pa.int64()),
-        ("digest", pa.string()),
-        ("pid", pa.int64()),
-        ("findings", pa.list_(pa.string())),
-    ]
-)

@@ -1,6 +1,6 @@
 """Data Docs in Airflow's UI: the pages below ``docs_root()``, read-only, for whoever may see plugins.
 
-Airflow executes this file as a plugin. Pages are sandboxed: what they show comes out of the data, and a script in it must not act
+Airflow loads it as a plugin of the provider (`cairn_provider`). Pages are sandboxed: what they show comes out of the data, and a script in it must not act
 with the session of who looks at it.
 """
 
@@ -12,7 +12,7 @@ from airflow.plugins_manager import AirflowPlugin
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from cairn_operators.data_docs import URL_PREFIX, DataDocsLink, docs_root, listing, page_in, styled
+from cairn_operators.data_docs import URL_PREFIX, docs_root, listing, page_in, styled
 
 _HEADERS = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",
@@ -38,7 +38,7 @@ def page(path: str) -> Response:
     return FileResponse(file, headers=_HEADERS)
 
 
-class CairnDocsPlugin(AirflowPlugin):
+class CairnDocsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
     """Serves the pages under /cairn/docs, and lists them under Browse."""
 
     name = "cairn_data_docs"
@@ -52,4 +52,3 @@ class CairnDocsPlugin(AirflowPlugin):
             "url_route": "cairn-docs",
         }
     ]
-    operator_extra_links = [DataDocsLink()]  # noqa: RUF012

@@ -1,0 +1,103 @@
+"""Which installed distribution a module's file is of, and a digest of what that distribution installed.
+
+<folder>/pandas/core/frame.py          a file
+<folder>/pandas-2.3.3.dist-info/RECORD names it, with its SHA-256
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePath
+
+_CODE = (".py", ".so", ".pyd")
+_SEEN: dict[str, InstalledDistribution] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledDistribution:
+    """A distribution as one process finds it.
+
+    digest: SHA-256, hex, over the names and hashes of its code files in RECORD; "" where it has no RECORD, as of Debian's packages.
+    is_pure: its files are the same on every platform, so that an equal version must have an equal digest.
+    """
+
+    name: str
+    version: str
+    digest: str
+    is_pure: bool
+
+
+@cache
+def distribution_of(file: str, module: str) -> InstalledDistribution | None:
+    """The distribution that installed the file of this module; None if none says so."""
+    folder = _site_folder(file, module)
+    if folder is None:
+        return None
+    relative, top = PurePath(file).relative_to(folder).as_posix(), module.partition(".")[0]
+    # Mostly the one of the same name; else the metadata of all have to be read, some 0.1 s for 150.
+    for info in sorted(
+        _infos(folder), key=lambda path: _normal(path.name).partition("_")[0] != _normal(top).partition("_")[0]
+    ):
+        files, names = _contents(info)
+        if relative in files or top in names:
+            return _installed_at(info)
+    return None
+
+
+@cache
+def _infos(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted((*folder.glob("*.dist-info"), *folder.glob("*.egg-info"))))
+
+
+@cache
+def _contents(info: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """The files that a distribution installed, or, where it does not say, its top-level modules."""
+    found = importlib.metadata.Distribution.at(info)
+    record = found.read_text("RECORD")
+    if record is None:
+        return frozenset(), frozenset((found.read_text("top_level.txt") or "").split())
+    return frozenset(row[0] for row in csv.reader(record.splitlines()) if row), frozenset()
+
+
+@cache
+def _installed_at(info: Path) -> InstalledDistribution:
+    return _described(importlib.metadata.Distribution.at(info))
+
+
+def distribution_here(name: str) -> InstalledDistribution | None:
+    """The distribution of this name as this process first found it, since that is what it has imported; None if it is not
+    installed."""
+    if name not in _SEEN:
+        try:
+            _SEEN[name] = _described(importlib.metadata.distribution(name))
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    return _SEEN[name]
+
+
+def _described(found: importlib.metadata.Distribution) -> InstalledDistribution:
+    record, wheel = found.read_text("RECORD"), found.read_text("WHEEL") or ""
+    digest = ""
+    if record is not None:
+        # Not the scripts, nor what an installer adds of its own: that differs between hosts.
+        code = sorted((row[0], row[1]) for row in csv.reader(record.splitlines()) if row and row[0].endswith(_CODE))
+        lines = "".join(f"{path}\0{sha256}\n" for path, sha256 in code if not path.startswith(("..", "/")))
+        digest = hashlib.sha256(lines.encode()).hexdigest()
+    return InstalledDistribution(
+        name=found.name, version=found.version, digest=digest, is_pure="Root-Is-Purelib: true" in wheel
+    )
+
+
+def _site_folder(file: str, module: str) -> Path | None:
+    """The folder that the module's top-level name lies in."""
+    path = Path(file)
+    depth = module.count(".") + (path.stem == "__init__")
+    return path.parents[depth] if len(path.parents) > depth else None
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")

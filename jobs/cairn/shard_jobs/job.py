@@ -1,0 +1,123 @@
+"""One place that runs a job on every shard of a pipeline.
+
+A job is a value that travels to the workers. Spark runs it once per shard (again, where a task fails or is speculated) and hands back
+the acks of exactly the successful tasks. What is made of them happens in the driver. A new kind of job is a frozen dataclass with
+``parallelism``, ``max_parallelism``, the refs that it reads, and ``run_shard``; one that makes a checkpoint ends in `state_backend.checkpoint.prepare.prepare`.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from cairn.runtime.first_cause import first_cause
+from cairn.runtime.routing import PART, ticks
+from cairn.shard_jobs.shipping import ship, unship
+from state_backend.checkpoint.prepare import OfShard, by_shard
+from state_backend.values.errors import InvariantViolated
+from state_backend.values.records import ShardRef
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Ack = TypeVar("Ack", bound=OfShard)
+Ack_co = TypeVar("Ack_co", bound=OfShard, covariant=True)
+
+
+class ShardJob(Protocol[Ack_co]):
+    """What `run_on_shards` needs of a job."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many shards it runs on."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """How many key groups there are."""
+
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """Which shards of a checkpoint before this shard reads. They travel to its task alone."""
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
+        """The job with these refs in the place of those of all shards."""
+
+    def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
+        """Does one shard, in a worker. ``batches``: the shard's routed rows, or its tick alone. ``task``: a number that no other task
+        of this job has, not even another try at this shard; it goes into the names of files."""
+
+
+def run_on_shards(
+    spark: SparkSession, job: ShardJob[Ack], placed: Callable[[Sequence[bytes]], DataFrame] | None = None
+) -> list[Ack]:
+    """Runs the job once on each shard; returns their acks, in the order of shards.
+
+    placed: makes the rows, as `cairn.runtime.routing` does, of what each shard's tick shall hold: a partition per shard that begins with its
+    tick. None: the ticks alone.
+    Raises: what a shard raised, as it was raised there; InvariantViolated if acks are not exactly one per shard.
+    """
+    parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
+    rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
+    shipped = ship(job.with_refs(()))
+    with first_cause():
+        found = rows.mapInArrow(partial(_run_shard, shipped), "ack binary").collect()
+    return by_shard([pickle.loads(row.ack) for row in found], job.parallelism)
+
+
+_ACK = pa.schema([("ack", pa.binary())])
+
+
+def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a worker: one row with the ack."""
+    context = TaskContext.get()
+    assert context is not None
+    batches = iter(batches)
+    first = next(batch for batch in batches if batch.num_rows)
+    part = first.column(PART)[0].as_py()
+    if part is None:
+        raise InvariantViolated(f"partition {context.partitionId()} does not begin with a tick")
+    job: Any = unship(shipped).with_refs(pickle.loads(zlib.decompress(part)))
+    batches = (batch.drop_columns([PART]) for batch in chain([first], batches))
+    ack = job.run_shard(batches, context.partitionId(), context.taskAttemptId())
+    for _ in batches:  # a job without input leaves its tick
+        pass
+    yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(ack)], pa.binary())], schema=_ACK)
+
+
+class StopWatch:
+    """How long each phase took, in microseconds."""
+
+    def __init__(self) -> None:
+        self.durations_us: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times the block, also if it raises."""
+        started = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.durations_us[name] = (time.monotonic_ns() - started) // 1000
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Python's collector looks at new objects by the hundreds, and now and then at all there are: with a batch of rows in
+    hand and pandas imported that took two fifths of the time per key. Cycles in user code are still found, later."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

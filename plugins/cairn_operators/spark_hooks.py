@@ -1,0 +1,50 @@
+"""What Airflow needs of a connection type: a class, and a test behind the button in the UI. Operators do not use them."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.sdk import BaseHook
+
+from cairn_operators.spark_location import spark_location
+
+
+class _Location(BaseHook):  # type: ignore[misc]  # Airflow is not type-checked here
+    conn_name_attr = "spark_conn_id"
+    default_conn_name = "cairn_spark"
+
+    def __init__(self, spark_conn_id: str = "cairn_spark", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.spark_conn_id = spark_conn_id
+
+    def get_conn(self) -> str:
+        """The URL; a session belongs into the driver."""
+        return spark_location(self.spark_conn_id).url
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether something listens at each host of the URL."""
+        url = self.get_conn()
+        hosts = [part for part in url.partition("://")[2].partition("/")[0].split(",") if part]
+        for host in hosts:
+            address = urlsplit(f"//{host}")
+            try:
+                socket.create_connection((address.hostname or "", address.port or 15002), timeout=5).close()
+            except OSError as error:
+                return False, f"nobody listens at {host}: {error}"
+        return True, f"something listens at {url}" if hosts else f"{url} runs inside the driver"
+
+
+class SparkConnectLocation(_Location):
+    """A Spark Connect server."""
+
+    conn_type = "spark_connect"
+    hook_name = "Spark Connect"
+
+
+class SparkMasterLocation(_Location):
+    """Any Spark master."""
+
+    conn_type = "spark"
+    hook_name = "Spark"

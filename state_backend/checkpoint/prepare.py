@@ -1,0 +1,228 @@
+"""From what a job did on each shard to *prepared*: the content of the record that a commit would create.
+
+Every job that makes a checkpoint (an interval, a restore, an import, a consolidation) ends here, so that totals, digest and refs
+are computed in one way. If it stops before ``prepared.json`` is there, files of the attempt are left that no record names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import INLINE_MANIFESTS_BYTES, plan_ref
+from state_backend.values.errors import InvariantViolated
+from state_backend.values.handles import Handle
+from state_backend.values.key_groups import KeyGroupRange, check_whole
+from state_backend.values.records import (
+    Content,
+    InSegment,
+    OutputFile,
+    Prepared,
+    ShardChanges,
+    ShardManifest,
+    ShardRef,
+    StateDescriptor,
+    Totals,
+)
+
+_SST = ".sst"
+
+# For contents whose totals `prepare` adds up.
+NO_TOTALS = Totals(
+    input_rows=0,
+    output_rows=0,
+    late_rows=0,
+    keys_touched=0,
+    keys=0,
+    entries=0,
+    changed_bytes=0,
+    uploaded_bytes=0,
+    uploaded_files=0,
+    state_bytes=0,
+    state_files=0,
+)
+
+
+class OfShard(Protocol):
+    """What a job says of one shard."""
+
+    @property
+    def shard(self) -> int:
+        """From 0."""
+
+
+Ack = TypeVar("Ack", bound=OfShard)
+
+
+def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
+    """The acks in the order of their shards. Raises: InvariantViolated unless there is exactly one of each shard."""
+    ordered = sorted(acks, key=lambda ack: ack.shard)
+    if [ack.shard for ack in ordered] != list(range(parallelism)):
+        raise InvariantViolated(f"expected one ack of each of {parallelism} shards, got {[a.shard for a in ordered]}")
+    return ordered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSummary:
+    """What the totals of a checkpoint need of one shard's manifest, so that the driver need not read those that did not change.
+    ``entries``: by state; ``files``: small SSTs inside the manifest included."""
+
+    key_groups: KeyGroupRange
+    entries: dict[str, int]
+    digest: int
+    size_bytes: int
+    files: int
+
+
+def summary_of(manifest: ShardManifest) -> ShardSummary:
+    """Sums over a manifest's key groups and files."""
+    entries: Counter[str] = Counter()
+    for group in manifest.key_group_states:
+        entries.update(group.entries)
+    return ShardSummary(
+        key_groups=manifest.key_groups,
+        entries=dict(entries),
+        digest=manifest.digest,
+        size_bytes=manifest.size_bytes,
+        files=len(manifest.handles) + sum(f.name.endswith(_SST) for f in manifest.inline_files),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAck:
+    """What a job did on a shard. Manifest None: the shard did not change, and its manifest in the base stays right. ``changes``: where
+    that lies in a file and the new one has the same files, all that is different. ``in_segment``: the new one lies in the file of
+    its last segment. ``summary`` is of the manifest that counts now.
+
+    ``uploaded_*``: what is new on the storage; ``downloaded_bytes`` came from there, ``cached_bytes`` from this host's cache.
+    ``durations_us`` by phase; ``pid`` is the worker's process. The rest is of intervals only: ``outputs``, late rows' files included;
+    ``newest_event_us``, the latest event time that was seen.
+    """
+
+    shard: int
+    manifest: ShardManifest | None
+    summary: ShardSummary
+    durations_us: dict[str, int]
+    pid: int
+    uploaded_bytes: int
+    uploaded_files: int
+    downloaded_bytes: int = 0
+    cached_bytes: int = 0
+    changes: ShardChanges | None = None
+    in_segment: InSegment | None = None
+    outputs: tuple[OutputFile, ...] = ()
+    newest_event_us: int | None = None
+    input_rows: int = 0
+    keys_touched: int = 0
+    changed_bytes: int = 0
+
+
+def digest_of(acks: Sequence[ShardAck]) -> int:
+    """The digest of the state over all shards."""
+    return sum(ack.summary.digest for ack in acks) % 2**64
+
+
+def entries_of(acks: Sequence[ShardAck]) -> int:
+    """How many entries all shards hold."""
+    return sum(sum(ack.summary.entries.values()) for ack in acks)
+
+
+def prepare(
+    storage: Storage,
+    made: Content,
+    acks: Sequence[ShardAck],
+    *,
+    h0: int,
+    base: Sequence[ShardRef] = (),
+    first_task: int = 0,
+) -> Content:
+    """Writes ``prepared.json``, and the manifests that do not fit into a record; returns the content.
+
+    made: the content, without what only the shards can say. ``acks``: in the order of their shards. ``h0``: the highest id when the job
+    was planned. ``base``: the refs of shards that an ack without manifest leaves as they are. ``first_task``: the number in the names
+    of manifests' files; a try that finds files of an earlier one takes another.
+
+    Raises: InvariantViolated if the shards do not cover all key groups; as ``Coordinator.prepare``.
+    """
+    check_whole([ack.summary.key_groups for ack in acks], made.max_parallelism)
+    outputs = tuple(file for ack in acks for file in ack.outputs)
+    content = replace(
+        made,
+        totals=_totals(acks, outputs, made.states),
+        digest=digest_of(acks),
+        shards=_refs(acks, base, made.attempt, storage, first_task),
+        outputs=outputs,
+        durations_us={**made.durations_us, **_slowest(acks)},
+        worker_pids=tuple(ack.pid for ack in acks),
+    )
+    prepared = Prepared(h0=h0, content=content, written=_written(content, acks))
+    Coordinator(storage, made.pipeline).prepare(prepared)
+    return content
+
+
+def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:
+    """Every file of the attempt that the record needs; what is shared with a checkpoint before was looked at when that was committed."""
+    files = [h for ack in acks if ack.manifest is not None for h in ack.manifest.handles]
+    files += [
+        *(ref.manifest for ref in content.shards if ref.manifest is not None),
+        *(o.handle for o in content.outputs),
+    ]
+    return tuple(h for h in dict.fromkeys(files) if paths.attempt_of(h.path) == content.attempt)
+
+
+def _refs(
+    acks: Sequence[ShardAck], base: Sequence[ShardRef], attempt: str, storage: Storage, first_task: int
+) -> tuple[ShardRef, ...]:
+    """What the record says of the shards. The file of a manifest that did not change is not read."""
+    previous = {ref.shard: ref for ref in base}
+    before = [previous.get(ack.shard) for ack in acks]
+    known = [ack.manifest or (ref.inline if ref else None) for ack, ref in zip(acks, before, strict=True)]
+    encoded = [record_codec.encode(m) if m is not None else b"" for m in known]
+    if all(encoded) and sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
+        return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in known if m is not None)
+    refs = []
+    for ack, ref, manifest, data in zip(acks, before, known, encoded, strict=True):
+        kept = None
+        if ref is not None and ref.manifest is not None and (ack.manifest is None or ack.changes is not None):
+            kept = ref if ack.manifest is None else replace(ref, changes=ack.changes)
+        new = kept if manifest is None else plan_ref(manifest, kept, len(acks))
+        if new is None and manifest is not None and ack.in_segment is not None:
+            last = manifest.segments[-1].handle
+            new = ShardRef(shard=ack.shard, manifest=last, inline=None, in_segment=ack.in_segment)
+        if new is None:
+            handle = storage.create(paths.shared(attempt, ack.shard, first_task, 0, "manifest"), data)
+            new = ShardRef(shard=ack.shard, manifest=handle, inline=None)
+        refs.append(new)
+    return tuple(refs)
+
+
+def _totals(acks: Sequence[ShardAck], outputs: Sequence[OutputFile], states: Sequence[StateDescriptor]) -> Totals:
+    entries: Counter[str] = Counter()
+    for ack in acks:
+        entries.update(ack.summary.entries)
+    return Totals(
+        input_rows=sum(a.input_rows for a in acks),
+        output_rows=sum(o.rows for o in outputs if not o.late),
+        late_rows=sum(o.rows for o in outputs if o.late),
+        keys_touched=sum(a.keys_touched for a in acks),
+        keys=max((entries[d.name] for d in states if d.kind == "value"), default=0),
+        entries=entries.total(),
+        changed_bytes=sum(a.changed_bytes for a in acks),
+        uploaded_bytes=sum(a.uploaded_bytes for a in acks),
+        uploaded_files=sum(a.uploaded_files for a in acks),
+        downloaded_bytes=sum(a.downloaded_bytes for a in acks),
+        cached_bytes=sum(a.cached_bytes for a in acks),
+        state_bytes=sum(a.summary.size_bytes for a in acks),
+        state_files=sum(a.summary.files for a in acks),
+    )
+
+
+def _slowest(acks: Sequence[ShardAck]) -> dict[str, int]:
+    """Microseconds of each phase on the shard where it took longest: shards run side by side."""
+    phases = dict.fromkeys(phase for ack in acks for phase in ack.durations_us)
+    return {phase: max(ack.durations_us.get(phase, 0) for ack in acks) for phase in phases}

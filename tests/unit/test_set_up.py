@@ -1,0 +1,74 @@
+"""What set-up and configuration do on a machine that lacks something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+
+from benchmarks import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_components_that_start_together_agree_on_keys_that_only_their_user_reads(tmp_path: Path) -> None:
+    """A keyfile in a connection lay readable in airflow.db: there was no fernet key."""
+    script = "from airflow.configuration import conf; print(conf.get('core', 'fernet_key'), conf.get('api_auth', 'jwt_secret'))"
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW_CONFIG": str(ROOT / "airflow.cfg")}
+
+    def keys(_: int) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.splitlines()[-1]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = set(pool.map(keys, range(2)))
+    assert len(found) == 1
+    fernet, jwt_secret = found.pop().split()
+    cipher = Fernet(fernet)
+    assert cipher.decrypt(cipher.encrypt(b"key")) == b"key" and len(jwt_secret) == 64
+    made = [tmp_path / ".fernet-key", tmp_path / ".jwt-secret"]
+    assert [file.stat().st_mode & 0o777 for file in made] == [0o600, 0o600]
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith((".fernet-key.", ".jwt-secret."))]
+
+
+@pytest.mark.parametrize(
+    ("given", "cache"),
+    [
+        ({"HOME": "/nonexistent"}, f"{ROOT}/.cache/uv"),
+        ({"HOME": str(ROOT)}, ""),
+        ({"HOME": "/nonexistent", "UV_CACHE_DIR": "/elsewhere"}, "/elsewhere"),
+        ({"HOME": "/nonexistent", "XDG_CACHE_HOME": "/elsewhere"}, ""),
+    ],
+)
+def test_set_up_needs_no_home(given: dict[str, str], cache: str) -> None:
+    env = {k: v for k, v in os.environ.items() if k not in ("UV_CACHE_DIR", "XDG_CACHE_HOME")}
+    told = subprocess.run(
+        ["make", "-s", "-C", str(ROOT), "--eval", 'tell:; @echo "$$UV_CACHE_DIR"', "tell"],
+        env={**env, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == cache
+
+
+def test_the_demo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without /dev/shm it started Airflow and Spark, and ended in a traceback of SemLock."""
+
+    class Context:
+        def Semaphore(self) -> None:
+            raise FileNotFoundError(2, "No such file or directory")
+
+    assert demo.no_semaphores() is None
+    monkeypatch.setattr(demo.multiprocessing, "get_context", lambda _: Context())
+    monkeypatch.setattr(demo, "run_demo", lambda days: pytest.fail("it starts all the same"))
+    assert demo.main() == 1
+    assert "need a writable /dev/shm. Mount one (mount -t tmpfs tmpfs /dev/shm" in capsys.readouterr().out
