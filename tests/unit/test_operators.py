@@ -156,7 +156,7 @@ def test_a_pipeline_beside_its_dag_is_found(
         driver.read_text().replace('print("a line"', 'print(os.environ["CAIRN_PYTHON_PATH"])\nprint("a line"')
     )
     lines: list[str] = []
-    process = DriverProcess("fake_driver")
+    process = DriverProcess("fake_driver", "d")
     process.run([], lines.append)
     assert str(bundle) in lines[0].split(os.pathsep)
     assert not [entry for entry in lines[0].split(os.pathsep) if "site-packages" in entry or "lib/python" in entry]
