@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cairn.operations.output_files import output_files
     from cairn.operations.run_interval import run_interval
     from cairn.pipeline import Interval, Pipeline
     from cairn.runtime.data_sources import register
@@ -24,6 +25,7 @@ __all__ = [
     "KeepPerDay",
     "KeepYounger",
     "Pipeline",
+    "output_files",
     "register",
     "run_interval",
 ]
@@ -31,6 +33,7 @@ __all__ = [
 _MODULES = {
     "Interval": "cairn.pipeline",
     "Pipeline": "cairn.pipeline",
+    "output_files": "cairn.operations.output_files",
     "register": "cairn.runtime.data_sources",
     "run_interval": "cairn.operations.run_interval",
 }

@@ -30,6 +30,7 @@ log = logging.getLogger("cairn")
 _CONF = {"spark.sql.session.timeZone": "UTC"}
 _LOCAL_CONF = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",  # it writes over our own lines
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -13,10 +13,6 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
     start from, so it fails for good and says what to do instead."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or not start < end:
-        from state_backend.values.airflow_commands import backfill_command
-        from state_backend.values.rerun import Rerun
-
-        first = _plain(context["dag"].start_date)
         timetable = getattr(context.get("dag"), "timetable", None)
         if start is not None and start == end and timetable is not None:
             raise AirflowFailException(
@@ -25,6 +21,10 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
                 "create_cron_data_intervals (create_delta_data_intervals for a timedelta) to True in airflow.cfg, which changes all "
                 'DAGs; stateful_pipeline takes "@daily" as it is. Then backfill the days you want'
             )
+        from state_backend.values.airflow_commands import backfill_command
+        from state_backend.values.rerun import Rerun
+
+        first = _plain(context["dag"].start_date)
         raise AirflowFailException(
             f"this run has no data interval (found start {start}, end {end}), and state is kept per interval.\n"
             "Trigger it with a logical date, or backfill the intervals that you want, from the first one's start to the last one's, "

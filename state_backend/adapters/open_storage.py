@@ -41,6 +41,13 @@ def open_storage(url: str) -> Storage:
     raise UsageError(f"not a storage URL: {url!r}; expected {_ACCEPTED}")
 
 
+def forget_memory(url: str) -> None:
+    """Drops the files of ``memory://name``; who opens that URL again finds none. Who has it open keeps them."""
+    name = url.removeprefix("memory://").partition("/")[0]
+    with _memories_lock:
+        _memories.pop(name, None)
+
+
 def join_url(url: str, *segments: str) -> str:
     """The URL of a folder below a root. UsageError for segments that `check_path` refuses."""
     for segment in segments:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cairn.command import new_pipeline
 from cairn.command import state_commands as moving_state
 from cairn.command.backfill import backfill
 from cairn.command.spark_server import spark
@@ -405,6 +406,8 @@ app.command()(_exit_codes(spark))
 app.command()(_exit_codes(moving_state.savepoint))
 app.command()(_exit_codes(moving_state.restore))
 app.command()(_exit_codes(moving_state.fork))
+app.command()(_exit_codes(new_pipeline.new))
+app.command()(_exit_codes(new_pipeline.run))
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------

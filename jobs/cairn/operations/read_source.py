@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
 from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.local_rows import LocalRows
 from cairn.runtime.user_code import user_traceback
 from cairn.spark_session import is_lost
 from state_backend.values.errors import CairnError, SourceError
@@ -129,7 +130,9 @@ def _told(error: Exception) -> str:
 
 def _is_frame(value: Any) -> bool:
     # Of a classic session and of Spark Connect, without an import of the latter.
-    return all(hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName"))
+    return isinstance(value, LocalRows) or all(
+        hasattr(value, name) for name in ("schema", "isStreaming", "select", "unionByName")
+    )
 
 
 def _not_for_python(data_type: DataType) -> Iterator[str]:

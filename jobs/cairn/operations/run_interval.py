@@ -12,8 +12,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
@@ -34,6 +35,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.output_schemas import check_output_schema
+from state_backend.checkpoint.prepare import ShardAck
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.inspection.verify import offering_sound
@@ -67,6 +69,21 @@ log = logging.getLogger("cairn")
 
 MODES = ("incremental", "full", "changelog")
 _SESSION_ZONE = "spark.sql.session.timeZone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The rows of an interval before they are routed. ``key``, ``initial_key``: what the key's columns are called in each, in the
+    key's order."""
+
+    rows: DataFrame
+    initial: DataFrame | None
+    key: Sequence[str]
+    initial_key: Sequence[str]
+    order_by: Sequence[str]
+
+
+OnShards: TypeAlias = "Callable[[SparkSession, IntervalJob, Inputs], list[ShardAck]]"
 
 
 def run_interval(
@@ -128,12 +145,14 @@ def process_interval(
     coordinator: Coordinator | None = None,
     earlier: tuple[str, Mapping[str, str]] | None = None,
     on_begin: Callable[[Mapping[str, str]], None] | None = None,
+    on_shards: OnShards | None = None,
 ) -> Prepared:
     """Runs the interval on Spark, from its base to *prepared*. Nothing is committed.
 
     earlier: attempt and options of an earlier try of the same run; what that prepared is returned, and nothing is computed,
         if it is what would be computed now (``cairn.operations.plan_reuse``).
     on_begin: gets the options of this attempt once it is decided that it is computed.
+    on_shards: brings the rows to the shards, and runs the job on each; None: Spark does.
     """
     check_running(spark)
     use_this_python(spark)
@@ -151,6 +170,7 @@ def process_interval(
             coordinator=coordinator,
             earlier=earlier,
             on_begin=on_begin,
+            on_shards=on_shards or _on_spark,
         )
 
 
@@ -180,6 +200,7 @@ def _process_interval(
     coordinator: Coordinator | None,
     earlier: tuple[str, Mapping[str, str]] | None,
     on_begin: Callable[[Mapping[str, str]], None] | None,
+    on_shards: OnShards,
 ) -> Prepared:
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
@@ -257,29 +278,17 @@ def _process_interval(
         return reused
     if on_begin is not None:
         on_begin(options)
-
-    def routed(parts: Sequence[bytes]) -> DataFrame:
-        return route(
-            spark,
-            rows,
-            initial,
-            key=key,
-            initial_key=initial_key,
-            order_by=order_by,
-            parts=parts,
-            max_parallelism=pipeline.max_parallelism,
-        )
-
+    inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
         try:
-            acks = run_on_shards(spark, job, routed)
+            acks = on_shards(spark, job, inputs)
         except DamagedCopy as error:
             # On a cluster Spark runs the shard again by itself; a local master runs each task once.
             log.warning(
                 "%s %s: a host's copy of a file is damaged; the interval is computed once more, with the storage's: %s",
                 *(pipeline.name, interval, error),
             )
-            acks = run_on_shards(spark, job, routed)
+            acks = on_shards(spark, job, inputs)
         job.finish(acks)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
@@ -291,6 +300,22 @@ def _process_interval(
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
     return prepared
+
+
+def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
+    def routed(parts: Sequence[bytes]) -> DataFrame:
+        return route(
+            spark,
+            inputs.rows,
+            inputs.initial,
+            key=inputs.key,
+            initial_key=inputs.initial_key,
+            order_by=inputs.order_by,
+            parts=parts,
+            max_parallelism=job.max_parallelism,
+        )
+
+    return run_on_shards(spark, job, routed)
 
 
 def _reuse(

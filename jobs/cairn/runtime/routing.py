@@ -51,6 +51,15 @@ def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
     return key_schema
 
 
+def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
+    """UsageError for a column that the input lacks."""
+    unknown = [name for name in order_by if name not in schema.names]
+    if unknown:
+        raise UsageError(
+            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
+        )
+
+
 def route(
     spark: SparkSession,
     rows: DataFrame,
@@ -66,11 +75,7 @@ def route(
     tick holds. ``initial_key``: what the key's columns are called in ``initial``, in the key's order, if otherwise."""
     parallelism = len(parts)
     schema = rows.schema
-    unknown = [name for name in order_by if name not in schema.names]
-    if unknown:
-        raise UsageError(
-            f"order_by names {', '.join(unknown)}, which the input lacks; found: {', '.join(schema.names)}"
-        )
+    check_order_by(order_by, schema)
     keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
     if initial is not None:
         keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))

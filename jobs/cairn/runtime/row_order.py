@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-_MASK_BITS = 62
+MASK_BITS = 62
 
 
 def spark_order(column: Column, data_type: DataType) -> Column | None:
@@ -55,7 +55,7 @@ def spark_order(column: Column, data_type: DataType) -> Column | None:
 def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
     """What orders the rows that ``spark_order`` of all these columns leaves equal; without the columns that ``needs_bytes``."""
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
-    masks = [_zero_signs(floats[i : i + _MASK_BITS]) for i in range(0, len(floats), _MASK_BITS)]
+    masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]
     others = [
         _exact(column, data_type)
         for column, data_type in columns
@@ -153,11 +153,11 @@ def _has(data_type: DataType, what: Callable[[DataType], bool]) -> bool:
 
 
 def _row_bytes(*columns: pa.Array) -> pa.Array:
-    plain: list[Any] = [_without_zones(column).to_pylist() for column in columns]
+    plain: list[Any] = [without_zones(column).to_pylist() for column in columns]
     return pa.array([repr(row).encode() for row in zip(*plain, strict=True)], pa.binary())
 
 
-def _without_zones(column: pa.Array) -> pa.Array:
+def without_zones(column: pa.Array) -> pa.Array:
     """Instants as numbers: as datetimes, they would sort by the session's time zone."""
     plain = _instants_as_numbers(column.type)
     return column if plain == column.type else column.cast(plain)

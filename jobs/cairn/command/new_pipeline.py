@@ -1,0 +1,233 @@
+"""``cairn new``: the files of a pipeline that runs at once, in the layout of this repository, and ``cairn run``, which runs it without Airflow.
+
+jobs/pipelines/<name>.py          source, processor, expectations, the Pipeline
+dags/<name>.py                    the DAG, wiring only
+tests/pipelines/test_<name>.py    its test, without Spark
+data/<name>/*.json                three days of made-up events, a file for each interval
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import random
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any
+
+import typer
+
+from cairn.command.new_pipeline_templates import PARTS, TEMPLATES
+from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+
+FIRST = datetime(2024, 1, 1, tzinfo=UTC)
+SAMPLE_DAYS = 3
+
+
+class Schedule(StrEnum):
+    hourly = "hourly"
+    daily = "daily"
+
+
+class Api(StrEnum):
+    row = "row"
+    pandas = "pandas"
+    arrow = "arrow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPipeline:
+    """What is asked. Raises: UsageError for a name or key that can't be one of a module or a column."""
+
+    name: str
+    schedule: Schedule
+    key: str
+    api: Api
+
+    def __post_init__(self) -> None:
+        for what, value in (("name", self.name), ("key", self.key)):
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", value) or keyword.iskeyword(value):
+                raise UsageError(
+                    f"--{what} {value!r} can't be used: it becomes part of Python and file names; small letters, digits and _ only, a "
+                    "letter first, as in clicks"
+                )
+        if self.key in ("at", "page"):
+            raise UsageError(f"--key {self.key!r} is another column of the sample data; choose one like user")
+
+    @property
+    def every(self) -> timedelta:
+        return timedelta(hours=1) if self.schedule == "hourly" else timedelta(days=1)
+
+    def files(self) -> dict[str, str]:
+        """The text of each file, by its path in the repository."""
+        words = {
+            "name": self.name,
+            "constant": self.name.upper(),
+            "imported": ", ".join(sorted(["INPUT_SCHEMA", self.name.upper()])),
+            "key": self.key,
+            "api": self.api.value,
+            "schedule": self.schedule.value,
+            "every": "hours=1" if self.schedule == "hourly" else "days=1",
+            "file_format": "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d",
+            "interval": "hour" if self.schedule == "hourly" else "day",
+            "last": "2024, 1, 3, 23" if self.schedule == "hourly" else "2024, 1, 3",
+        }
+        made = {}
+        for path, text in TEMPLATES.items():
+            whole = Template(text).substitute(PARTS[self.api.value])
+            made[Template(path).substitute(words)] = Template(whole).substitute(words)
+        return made | self.sample_data()
+
+    def sample_data(self) -> dict[str, str]:
+        """JSON lines. One interval has no rows, some rows come an interval late, few of them too late to count."""
+        chance = random.Random(self.name)
+        wanted: dict[datetime, list[dict[str, Any]]] = {}
+        count = timedelta(days=SAMPLE_DAYS) // self.every
+        for n in range(count):
+            wanted.setdefault(FIRST + n * self.every, [])
+        empty = FIRST + count // 2 * self.every
+        seconds = int(self.every.total_seconds())
+        for n in range(count):
+            start = FIRST + n * self.every
+            for _ in range(60 if self.schedule == "hourly" else 600):
+                at = start + timedelta(seconds=chance.randrange(seconds))
+                delay = chance.choices((0, 1, 3), (96, 3, 1))[0]
+                landed = start + delay * self.every
+                if landed in wanted and landed != empty:
+                    row = {self.key: f"{self.key}{chance.randrange(40)}", "page": chance.choice("abcdef")}
+                    wanted[landed].append({**row, "at": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
+        form = "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d"
+        return {
+            f"data/{self.name}/{start:{form}}.json": "".join(f"{json.dumps(row)}\n" for row in rows)
+            for start, rows in wanted.items()
+        }
+
+
+def write_files(into: Path, files: dict[str, str]) -> None:
+    """Writes all of them or, if one is there already, none. Raises: UsageError naming those."""
+    there = [path for path in files if (into / path).exists()]
+    if there:
+        named = "\n".join(f"  {into / path}" for path in there[:5])
+        more = f"\n  and {len(there) - 5} more" if len(there) > 5 else ""
+        raise UsageError(
+            f"nothing was written, since these files exist already:\n{named}{more}\nChoose another name, or move them away"
+        )
+    for path, text in files.items():
+        (into / path).parent.mkdir(parents=True, exist_ok=True)
+        with (into / path).open("x") as file:
+            file.write(text)
+
+
+def new(
+    name: Annotated[str | None, typer.Argument(help="Of the pipeline, as in clicks.")] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="How often it runs.")] = None,
+    key: Annotated[str | None, typer.Option(help="The column whose values each have a state of their own.")] = None,
+    api: Annotated[Api | None, typer.Option(help="What the processor gets: see docs/processors.md.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Asks nothing: hourly, user, row unless told.")] = False,
+    into: Annotated[Path | None, typer.Option(help="The repository; this folder if left out.")] = None,
+) -> int:
+    """Writes a new pipeline that runs at once: code, DAG, test and sample data. No file is overwritten."""
+    into = (into or Path.cwd()).resolve()
+    if not ((into / "jobs" / "pipelines").is_dir() and (into / "dags").is_dir()):
+        raise UsageError(
+            f"{into} has no jobs/pipelines and dags; go to the repository's folder, or name it with --into"
+        )
+    if name is None:
+        if yes:
+            raise UsageError("a name is needed, as in: cairn new clicks --yes")
+        name = typer.prompt("Name of the pipeline")
+    made = NewPipeline(
+        name=name,
+        schedule=schedule or _ask("How often does it run", Schedule, Schedule.hourly, yes),
+        key=key or ("user" if yes else typer.prompt("Key: the column that state belongs to", default="user")),
+        api=api or _ask("What does the processor get", Api, Api.row, yes),
+    )
+    files = made.files()
+    write_files(into, files)
+    data = [path for path in files if path.startswith("data/")]
+    for path in files:
+        if path not in data:
+            typer.echo(f"wrote {path}")
+    typer.echo(f"wrote data/{name}/: {len(data)} files of sample data")
+    every = "1h" if made.schedule == "hourly" else "1d"
+    typer.echo(
+        "\nTest it, without Spark:\n"
+        f"  .venv/bin/python -m pytest tests/pipelines/test_{name}.py\n"
+        "Run its first interval, without Airflow:\n"
+        f"  .venv/bin/cairn run pipelines.{name}:{name.upper()} --every {every} --root file://{into}/data/state\n"
+        "Then look at what it keeps:\n"
+        f"  .venv/bin/cairn list --root file://{into}/data/state --pipeline {name}"
+    )
+    return 0
+
+
+def _ask(question: str, kind: Any, default: Any, yes: bool) -> Any:
+    if yes:
+        return default
+    known = [member.value for member in kind]
+    while True:
+        answer = typer.prompt(f"{question} ({', '.join(known)})", default=default.value)
+        if answer in known:
+            return kind(answer)
+        typer.echo(f"{answer!r} is not one of {', '.join(known)}", err=True)
+
+
+def run(
+    code: Annotated[str, typer.Argument(help="module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.")],
+    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")],
+    start: Annotated[
+        str | None, typer.Option(help="Where the first interval starts; left out: where the newest one ends.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(help="How long an interval is, as in 1h or 1d; left out: like the newest one.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many intervals, one after the other.")] = 1,
+    spark: Annotated[
+        str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
+    ] = "local[2]",
+) -> int:
+    """Processes and commits intervals of a pipeline here and now, without Airflow. One that ran already is run again, from the
+    checkpoint that it started from."""
+    from cairn.command.driver import load_pipeline
+    from cairn.operations.run_interval import coordinator_of, run_interval
+    from cairn.spark_session import connect
+
+    pipeline = load_pipeline(code)
+    log = coordinator_of(pipeline, root).log()
+    newest = max((record.content.interval for record in log.completed()), key=lambda i: i.end, default=None)
+    if every is not None:
+        length = parse_duration(every)
+    elif newest is not None:
+        length = newest.end - newest.start
+    else:
+        raise UsageError(f"{pipeline.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    at = _instant(start) if start is not None else newest.end if newest is not None else pipeline.start
+    session = connect(spark, f"cairn run {pipeline.name}")
+    if not spark.startswith("sc://"):
+        session.sparkContext.setLogLevel("ERROR")
+    for n in range(count):
+        interval = Interval(at + n * length, at + (n + 1) * length)
+        record = run_interval(session, pipeline, interval, root)
+        totals = record.content.totals
+        late = sum(file.rows for file in record.content.outputs if file.late)
+        typer.echo(
+            f"{interval}: checkpoint {record.id}, {totals.input_rows:,} rows in, {late:,} of them late, {totals.output_rows:,} out, "
+            f"{totals.entries:,} entries of state and timers"
+        )
+    return 0
+
+
+def _instant(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--start {text!r} is no instant; write it as in 2024-01-01T00:00Z") from None
+    if found.tzinfo is None:
+        raise UsageError(f"--start {text!r} has no time zone; write it as in 2024-01-01T00:00Z")
+    return found

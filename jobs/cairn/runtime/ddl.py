@@ -1,0 +1,156 @@
+"""Spark's DDL schemas, read without a JVM: ``"user string, at timestamp NOT NULL, seen array<struct<page: string>>"``.
+
+Source: Spark's SqlBaseParser.g4, rules ``colTypeList`` and ``dataType``. Not read here: char, varchar, time, variant, intervals, collations, places
+and DEFAULT; a schema with one of those can be given as a ``StructType``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pyspark.sql import types as t
+
+from state_backend.values.errors import UsageError
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>\w+)|(?P<sign>[<>(),:]))"
+)
+_ATOMIC: dict[str, Any] = {
+    "boolean": t.BooleanType,
+    "tinyint": t.ByteType,
+    "byte": t.ByteType,
+    "smallint": t.ShortType,
+    "short": t.ShortType,
+    "int": t.IntegerType,
+    "integer": t.IntegerType,
+    "bigint": t.LongType,
+    "long": t.LongType,
+    "float": t.FloatType,
+    "real": t.FloatType,
+    "double": t.DoubleType,
+    "date": t.DateType,
+    "timestamp": t.TimestampType,
+    "timestamp_ltz": t.TimestampType,
+    "timestamp_ntz": t.TimestampNTZType,
+    "string": t.StringType,
+    "binary": t.BinaryType,
+    "void": t.NullType,
+}
+
+
+def parse_ddl_locally(ddl: str) -> t.StructType:
+    """The columns of a DDL schema, as Spark's own parser reads them.
+
+    Raises: UsageError for what is no such schema, and for types that are not read here.
+    """
+    return _Parser(ddl).schema()
+
+
+class _Parser:
+    def __init__(self, ddl: str) -> None:
+        self._ddl = ddl
+        self._at = 0
+        # (kind, text) of each token; the last one is the end.
+        self._tokens: list[tuple[str, str]] = []
+        end = 0
+        while ddl[end:].strip():
+            found = _TOKEN.match(ddl, end)
+            if found is None:
+                raise self._wrong(f"{ddl[end:].strip()[:20]!r} is no part of a schema")
+            self._tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
+            end = found.end()
+        self._tokens.append(("end", "the end"))
+
+    def schema(self) -> t.StructType:
+        fields = [] if self._tokens[0][0] == "end" else [self._field()]
+        while self._takes(","):
+            fields.append(self._field())
+        if self._tokens[self._at][0] != "end":
+            raise self._wrong(f"expected ',' or the end, found {self._tokens[self._at][1]!r}")
+        return t.StructType(fields)
+
+    def _field(self) -> t.StructField:
+        kind, text = self._next()
+        if kind not in ("word", "quoted"):
+            raise self._wrong(f"expected a column's name, found {text!r}")
+        name = text[1:-1].replace("``", "`") if kind == "quoted" else text
+        self._takes(":")
+        data_type, nullable, metadata = self._type(name), True, {}
+        if self._takes("not"):
+            self._expect("null")
+            nullable = False
+        if self._takes("comment"):
+            kind, text = self._next()
+            if kind != "text":
+                raise self._wrong(f"expected a comment in quotes, found {text!r}")
+            metadata = {"comment": re.sub(r"\\(.)", r"\1", text[1:-1])}
+        return t.StructField(name, data_type, nullable, metadata)
+
+    def _type(self, column: str) -> t.DataType:
+        kind, text = self._next()
+        name = text.lower()
+        if kind == "word" and name in _ATOMIC:
+            made: t.DataType = _ATOMIC[name]()
+            return made
+        if name in ("decimal", "dec", "numeric"):
+            return self._decimal()
+        if name == "array":
+            self._expect("<")
+            element = self._type(column)
+            self._expect(">")
+            return t.ArrayType(element)
+        if name == "map":
+            self._expect("<")
+            key = self._type(column)
+            self._expect(",")
+            value = self._type(column)
+            self._expect(">")
+            return t.MapType(key, value)
+        if name == "struct":
+            self._expect("<")
+            fields = [] if self._takes(">") else [self._field()]
+            while fields and self._takes(","):
+                fields.append(self._field())
+            if fields:
+                self._expect(">")
+            return t.StructType(fields)
+        raise self._wrong(
+            f"column {column!r} is {text!r}, which is not a type that is read without Spark; known are {', '.join(_ATOMIC)}, "
+            "decimal, array, map and struct; for another one pass a StructType"
+        )
+
+    def _decimal(self) -> t.DecimalType:
+        numbers = []
+        if self._takes("("):
+            numbers.append(self._number())
+            if self._takes(","):
+                numbers.append(self._number())
+            self._expect(")")
+        return t.DecimalType(*numbers)
+
+    def _number(self) -> int:
+        _, text = self._next()
+        if not text.isdecimal():
+            raise self._wrong(f"expected a number, found {text!r}")
+        return int(text)
+
+    def _next(self) -> tuple[str, str]:
+        token = self._tokens[self._at]
+        if token[0] != "end":
+            self._at += 1
+        return token
+
+    def _takes(self, wanted: str) -> bool:
+        kind, text = self._tokens[self._at]
+        if kind not in ("word", "sign") or text.lower() != wanted:
+            return False
+        self._at += 1
+        return True
+
+    def _expect(self, wanted: str) -> None:
+        if not self._takes(wanted):
+            raise self._wrong(f"expected {wanted!r}, found {self._tokens[self._at][1]!r}")
+
+    def _wrong(self, what: str) -> UsageError:
+        return UsageError(f"not a schema: {self._ddl!r}: {what}")

@@ -1,0 +1,394 @@
+"""Tests of pipelines in milliseconds, without Spark and Airflow.
+
+    from cairn.testing import PipelineTester
+
+    def test_clicks_are_counted():
+        tester = PipelineTester(CLICKS, input_schema="user string, at timestamp")
+        first = tester.run([("ann", datetime(2024, 1, 1, 0, 10)), ("bob", datetime(2024, 1, 1, 0, 20))])
+        assert first.output == [{"user": "ann", "clicks": 1}, {"user": "bob", "clicks": 1}]
+        assert tester.state("clicks") == [{"key_user": "ann", "n": 1}, {"key_user": "bob", "n": 1}]
+
+An interval goes the way that it goes in production: it is planned by ``process_interval``, each shard restores its base, runs the processor and
+uploads its state by ``IntervalJob.run_shard``, and the coordinator commits. Only the source and Spark's JVM are left out: rows are given, and are
+placed and sorted here as Spark would. So every interval is a restart; no processor lives on from one to the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+import weakref
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.operations.run_interval import Inputs, coordinator_of, process_interval
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.ddl import parse_ddl_locally
+from cairn.runtime.local_rows import LocalRows, route_locally, sorted_rows
+from cairn.runtime.output_schema import struct_of
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shard_jobs.shipping import processor_on_driver
+from state_backend.adapters.open_storage import forget_memory, join_url, open_storage
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.prepare import ShardAck
+from state_backend.inspection.table import StateSource, read_table
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.intervals import from_ms
+from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.zones import zone_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+__all__ = ["Clock", "PipelineTester", "TestedInterval"]
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """What an interval left for the next one. processing_time: the interval's end. watermark: of event time, None before any event
+    and in other time modes. late_until: rows of this event time or before are late in the next interval; None: none is."""
+
+    processing_time: datetime
+    watermark: datetime | None
+    late_until: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedInterval:
+    """One interval that was processed. output, late: rows as dicts, shard by shard, a shard's in the order in which they were
+    written; instants are datetimes in UTC. record: the checkpoint's; None: the try was lost before its commit."""
+
+    __test__ = False  # pytest would take it for a test
+
+    interval: Interval
+    output: list[dict[str, Any]]
+    late: list[dict[str, Any]]
+    clock: Clock
+    input_rows: int
+    record: Record | None
+
+    def frame(self) -> pd.DataFrame:
+        """The output as pandas has it."""
+        return pd.DataFrame(self.output)
+
+
+class PipelineTester:
+    """Runs intervals of a pipeline in this process.
+
+    input_schema: of the rows that ``run`` gets in place of the source's: DDL or a ``StructType``.
+    every: how long the next interval is if ``run`` is not given one.
+    initial_state, initial_schema: rows in place of those of ``Pipeline.initial_state``.
+    root: where state is kept, as for ``run_interval``; None: in memory, for as long as the tester lives. A second tester on the same
+        root goes on from the first one's checkpoints.
+    time_zone: the session's, where the pipeline names none.
+    mode: what checkpoints write: "incremental", "full" or "changelog".
+    call_sink: calls the pipeline's sink after each commit, with None for the Spark session.
+    Raises: UsageError for a schema that can't be read, or that has columns which only Spark puts in order (maps, variants,
+        collated strings, places).
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        input_schema: str | StructType,
+        every: timedelta = timedelta(hours=1),
+        initial_state: Any = None,
+        initial_schema: str | StructType | None = None,
+        root: str | None = None,
+        time_zone: str = "UTC",
+        mode: Literal["incremental", "full", "changelog"] = "incremental",
+        call_sink: bool = False,
+    ) -> None:
+        self.every = every
+        self.mode = mode
+        self._zone = zone_of(pipeline.time_zone or time_zone)
+        self._session_zone = time_zone
+        self._call_sink = call_sink
+        self._schema = _schema(input_schema, "input_schema")
+        self._where = f"PipelineTester({pipeline.name!r})"
+        LocalRows([], self._schema, self._zone, f"{self._where}: the input")
+        self._initial = self._initial_rows(pipeline, initial_state, initial_schema)
+        self._alone = root is None
+        self._ended: datetime | None = None
+        if root is None:
+            root = f"memory://tester-{next(_numbers)}"
+            weakref.finalize(self, forget_memory, root)
+        self.root = root
+        self.pipeline = pipeline
+
+    def _initial_rows(self, pipeline: Pipeline, rows: Any, schema: str | StructType | None) -> LocalRows | None:
+        if (rows is None) != (schema is None):
+            raise UsageError(f"{self._where}: initial_state and initial_schema go together; give both or neither")
+        if rows is None or schema is None:
+            return None
+        if pipeline.initial_state is None:
+            raise UsageError(
+                f"{self._where}: initial_state is given, but the pipeline declares none; its handleInitialState would never be called"
+            )
+        return LocalRows(rows, _schema(schema, "initial_schema"), self._zone, f"{self._where}: the initial state")
+
+    # --- what is done to the pipeline ---------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        rows: Any = (),
+        interval: Interval | None = None,
+        *,
+        position: dict[str, Any] | None = None,
+        commit: bool = True,
+        mode: Literal["incremental", "full", "changelog"] | None = None,
+        allow_gap: bool = False,
+        allow_stale_base: bool = False,
+        replace_overlapping: bool = False,
+    ) -> TestedInterval:
+        """Processes one interval and commits it.
+
+        rows: dicts, tuples or Rows in any order, a pandas DataFrame or an Arrow table. Naive datetimes of a TIMESTAMP column are
+            wall time in the session's zone, as under Spark.
+        interval: one that ran already is run again, from the checkpoint that it started from; None: the next one.
+        position: what the source would record.
+        commit: False: the try is lost after its last row, as if its driver died there. Nothing of it counts.
+        Raises: what ``run_interval`` raises, as it raises it.
+        """
+        interval = interval or self.next_interval
+        if not isinstance(rows, LocalRows):
+            rows = LocalRows(rows, self._schema, self._zone, f"{self._where}: {interval}")
+        attempt = str(uuid.uuid4())
+        pipeline = self._as_run(rows, position)
+        coordinator = coordinator_of(pipeline, self.root)
+        session: Any = _Session(self._session_zone)
+        prepared = process_interval(
+            session,
+            pipeline,
+            interval,
+            self.root,
+            mode or self.mode,
+            attempt=attempt,
+            run=RunRef(run_id=f"tester__{attempt}", clear_number=0, try_number=1),
+            permissions=Permissions(
+                allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping
+            ),
+            coordinator=coordinator,
+            on_shards=partial(_on_shards, pipeline.processor),
+        )
+        content, record = prepared.content, None
+        if commit:
+            result = coordinator.commit(attempt)
+            record = result.record or coordinator.record(result.id)
+            self._ended = max(interval.end, self._ended or interval.end)
+            content = record.content
+            coordinator.publish(
+                pipeline.sink_hook(None, join_url(self.root, pipeline.name)) if self._call_sink else None
+            )
+        files = [(f.late, self._read(f.handle)) for f in content.outputs]
+        if commit:
+            coordinator.clean_up()
+        return TestedInterval(
+            interval=interval,
+            output=[row for late, found in files if not late for row in found],
+            late=[row for late, found in files if late for row in found],
+            clock=_clock(content.time),
+            input_rows=content.totals.input_rows,
+            record=record,
+        )
+
+    def rescale(self, parallelism: int) -> None:
+        """From the next interval on there are so many shards."""
+        self.pipeline = replace(self.pipeline, parallelism=parallelism)
+
+    def deploy(self, pipeline: Pipeline) -> None:
+        """From the next interval on the pipeline is this one: other code or settings over the same state.
+
+        Raises: UsageError if it has another name, and so another state.
+        """
+        if pipeline.name != self.pipeline.name:
+            raise UsageError(
+                f"{self._where}: deploy got the pipeline {pipeline.name!r}; state belongs to a name: give it the same one, or make "
+                "another tester"
+            )
+        self.pipeline = pipeline
+
+    # --- what is there --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_interval(self) -> Interval:
+        """What ``run`` runs if it is not told: behind the interval that ended last, or from the pipeline's start."""
+        # Only this tester writes into a memory of its own, so it knows without reading the log.
+        start = self._ended if self._alone else self._newest_end()
+        start = start or self.pipeline.start
+        return Interval(start, start + self.every)
+
+    @property
+    def checkpoints(self) -> list[Record]:
+        """The records of the completed checkpoints, the oldest first."""
+        return sorted(self._log().completed(), key=lambda record: record.id)
+
+    @property
+    def clock(self) -> Clock:
+        """As the last commit left it. StateUnusable before the first."""
+        return _clock(self._record("latest").content.time)
+
+    def state(self, name: str, checkpoint: str | int | datetime = "latest") -> list[dict[str, Any]]:
+        """A state's rows, by key. A row has the key's columns as ``key_<name>``, of maps the user key's as ``user_key_<name>``, of
+        lists ``pos``, then the value's own columns, and ``expires_at`` where entries expire.
+
+        checkpoint: "latest", an id, or the end of an interval.
+        Raises: UsageError for a state that is not there.
+        """
+        record = self._record(checkpoint)
+        source = StateSource.of_record(join_url(self.root, self.pipeline.name), record)
+        descriptor, storage = source.descriptor(name), open_storage(source.url)
+        found: list[pa.Table] = []
+        for shard in range(record.content.parallelism):
+            with work_folder("tester") as work:
+                found += read_table(source, name, shard, storage, work)
+        timed = descriptor is None or descriptor.ttl_ms is not None
+        rows = [row for table in found for row in table.to_pylist()]
+        key = struct_of(record.content.key_schema)
+        user_key = descriptor.versions[-1].user_key if descriptor is not None else None
+        ordered = sorted_rows(
+            rows, [("key", key), *([("user_key", struct_of(user_key))] if user_key is not None else [])]
+        )
+        return [_flat(row, timed=timed) for row in ordered]
+
+    def timers(self, checkpoint: str | int | datetime = "latest") -> list[dict[str, Any]]:
+        """The timers that have not fired: the key's columns as ``key_<name>``, and ``expires_at``."""
+        return self.state(TIMERS_NAME, checkpoint)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------------------
+
+    def _as_run(self, rows: LocalRows, position: dict[str, Any] | None) -> Pipeline:
+        source: Any = _Given((rows, position) if position is not None else rows)
+        initial: Any = None
+        if self.pipeline.initial_state is not None:
+
+            def initial(session: Any) -> Any:
+                if self._initial is None:
+                    raise UsageError(
+                        f"{self._where}: the pipeline starts with initial state, which is read by Spark; give its rows here: "
+                        "PipelineTester(..., initial_state=rows, initial_schema=schema)"
+                    )
+                return self._initial
+
+        # A host's cache of files would be shared with what really runs there.
+        engine = replace(self.pipeline.engine, cache_dir=None)
+        return replace(self.pipeline, source=source, initial_state=initial, engine=engine)
+
+    def _newest_end(self) -> datetime | None:
+        return max((record.content.interval.end for record in self._log().completed()), default=None)
+
+    def _log(self) -> Any:
+        return coordinator_of(self.pipeline, self.root).log()
+
+    def _record(self, checkpoint: str | int | datetime) -> Record:
+        try:
+            return coordinator_of(self.pipeline, self.root).record(checkpoint)
+        except StateUnusable:
+            if self._log().completed():
+                raise
+            raise StateUnusable(f"{self._where}: there is no checkpoint yet; run an interval first") from None
+
+    def _read(self, handle: Any) -> list[dict[str, Any]]:
+        with work_folder("tester") as work:
+            local = work / "file.parquet"
+            open_storage(join_url(self.root, self.pipeline.name)).download(handle, local)
+            rows: list[dict[str, Any]] = pq.read_table(local).to_pylist()
+        return rows
+
+
+class _Given:
+    """The source of a pipeline under test."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+
+    def __call__(self, session: Any, interval: Interval) -> Any:
+        return self._read
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Or the rows would be hashed, to tell a later try whether they are the same; here each try is alone.
+        raise TypeError("rows of a test have no lasting value")
+
+
+class _Session:
+    """What planning an interval asks of a Spark session."""
+
+    is_stopped = False
+
+    def __init__(self, zone: str) -> None:
+        self.conf = _Conf({"spark.sql.session.timeZone": zone})
+
+    def _parse_ddl(self, ddl: str) -> StructType:
+        return parse_ddl_locally(ddl)
+
+
+class _Conf(dict[str, str]):
+    def set(self, name: str, value: str) -> None:
+        self[name] = value
+
+
+@dataclass(frozen=True, slots=True)
+class _InProcess:
+    """Makes processors where they were declared. A worker would import their modules; here these are imported already, and with
+    them what a test has patched."""
+
+    processor: Any
+    pipeline: str
+
+    def __call__(self) -> Any:
+        return processor_on_driver(self.processor, self.pipeline)
+
+
+def _on_shards(processor: Any, session: Any, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
+    rows: Any = inputs.rows
+    initial: Any = inputs.initial
+    shards = route_locally(
+        rows,
+        initial,
+        key=inputs.key,
+        initial_key=inputs.initial_key,
+        order_by=inputs.order_by,
+        parallelism=job.parallelism,
+        max_parallelism=job.max_parallelism,
+    )
+    here: Any = _InProcess(processor, job.pipeline)
+    job = replace(job, processor=here)
+    return [
+        job.with_refs(job.refs_of(shard)).run_shard(iter(batches), shard, shard) for shard, batches in enumerate(shards)
+    ]
+
+
+def _schema(schema: str | StructType, what: str) -> StructType:
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return parse_ddl_locally(schema)
+    except UsageError as error:
+        raise UsageError(f"PipelineTester: {what} is {error}") from None
+
+
+def _clock(time: Any) -> Clock:
+    late_ms = time.late_watermark_ms if time.late_watermark_ms is not None else time.watermark_ms
+    return Clock(
+        processing_time=from_ms(time.processing_time_ms),
+        watermark=None if time.watermark_ms is None else from_ms(time.watermark_ms),
+        late_until=None if time.watermark_ms is None or late_ms is None else from_ms(late_ms),
+    )
+
+
+def _flat(row: dict[str, Any], *, timed: bool) -> dict[str, Any]:
+    flat = {f"key_{name}": value for name, value in row["key"].items()}
+    flat |= {f"user_key_{name}": value for name, value in row.get("user_key", {}).items()}
+    flat |= {"pos": row["pos"]} if "pos" in row else {}
+    flat |= row.get("value", {})
+    return flat | ({"expires_at": row["expires_at"]} if timed else {})

@@ -1,0 +1,184 @@
+"""Every code block of these pages is run as it stands there, one after the other, in a copy of the repository.
+
+A console block is lines that begin with ``$``, each followed by what it says, in order, as far as the page quotes it; … stands for anything.
+A block that is not run has a reason above it: ``<!-- not run: … -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.spark_server import SparkConnectServer
+from tests.support.layout import REPOSITORY, copy_layout, run_there
+
+PAGES = [
+    "docs/first-pipeline.md",
+    "docs/testing.md",
+    "docs/concepts.md",
+    "docs/operating.md",
+    "docs/from-structured-streaming.md",
+    "docs/from-flink.md",
+    "docs/settings.md",
+]
+# Pages of which only some blocks are run: a line that the block has, and what stands before it. One process for each page.
+_AIRCRAFT = """
+import os
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+flight = {
+    "tailnum": "N14228", "scheduled_departure": datetime(2013, 1, 1, 6), "origin": "EWR", "dest": "IAH", "departed": True,
+    "arrived": True, "departure_delay_minutes": 2, "arrival_delay_minutes": 11,
+}
+"""
+PARTS: dict[str, dict[str, str]] = {
+    "README.md": {
+        "AIRCRAFT = Pipeline(": "",
+        "tester = PipelineTester(RECORDS": "",
+        "record = run_interval(spark": f"""
+{_AIRCRAFT}
+from cairn.spark_session import connect
+spark = connect("local[2]", "README")
+start, end = AIRCRAFT.start, AIRCRAFT.start + timedelta(days=1)
+rows = spark.createDataFrame([flight], READ_SCHEMA)
+AIRCRAFT = replace(AIRCRAFT, source=lambda spark, interval: rows)
+""",
+    },
+    "docs/state-table.md": {
+        "import duckdb": f"""
+{_AIRCRAFT}
+from cairn.operations.export import export_state
+from cairn.runtime.checkpoint_names import find_state
+from cairn.testing import PipelineTester
+PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root="file:///data/state").run([flight])
+export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/tables")
+"""
+    },
+}
+_BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    page: str
+    line: int
+    kind: str
+    text: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    text = (REPOSITORY / page).read_text()
+    return [
+        Block(
+            page=page,
+            line=text[: found.start("text")].count("\n") + 1,
+            kind=found["kind"],
+            text=found["text"],
+            reason=found["reason"],
+        )
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
+    """For the commands that run Spark: a JVM of its own for each of them would take half of these tests' time."""
+    with SparkConnectServer(REPOSITORY, log_dir=tmp_path_factory.mktemp("spark")) as spark:
+        yield spark
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    layout, blocks, environment = copy_layout(tmp_path), blocks_of(page), {}
+    if any("cairn run " in block.text for block in blocks):
+        environment["CAIRN_SPARK"] = request.getfixturevalue("server").url
+    for block in blocks:
+        if block.reason is None:
+            run_block(layout, block, environment)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", PARTS)
+def test_these_blocks_of_the_page_run(page: str, tmp_path: Path) -> None:
+    """In one process, since the later ones use the names of the earlier; with folders of this test's own."""
+    code = "\n".join(f"{before}\n{block_with(page, line)}" for line, before in PARTS[page].items())
+    code = code.replace("/data/state", f"{tmp_path}/state").replace("/tmp/tables", f"{tmp_path}/tables")
+    done = run_there(copy_layout(tmp_path / "layout"), [sys.executable, "-W", "ignore", "-c", code])
+    assert done.returncode == 0, f"{page}: {done.stdout}"
+
+
+def block_with(page: str, line: str) -> str:
+    (found,) = (block.text for block in blocks_of(page) if line in block.text)
+    return found
+
+
+def run_block(layout: Path, block: Block, environment: dict[str, str]) -> None:
+    match block.kind:
+        case "python" if "\ndef test_" in block.text:
+            (layout / "test_page.py").write_text(block.text)
+            _run(
+                layout,
+                block,
+                environment,
+                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"],
+            )
+        case "python":
+            _run(layout, block, environment, [sys.executable, "-W", "ignore", "-c", block.text])
+        case "console":
+            for command, expected in commands_in(block.text):
+                said = _run(layout, block, environment, ["bash", "-c", command])
+                assert quoted_in(expected, said), f"{block}: {command}\nsaid\n{said}\nnot\n{expected}"
+        case "" | "text":
+            pass  # a drawing
+        case kind:
+            pytest.fail(f"{block}: a block of {kind!r} is not run; say python or console, or why it is not run")
+
+
+def _run(layout: Path, block: Block, environment: dict[str, str], command: list[str]) -> str:
+    done = run_there(layout, command, **environment)
+    assert done.returncode == 0, f"{block}: {command[-1]}\n{done.stdout}"
+    return done.stdout
+
+
+def commands_in(text: str) -> list[tuple[str, list[str]]]:
+    """Each command with the lines that follow it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def quoted_in(expected: list[str], said: str) -> bool:
+    """Whether the lines stand there in this order, others between them or not."""
+    lines = iter(said.splitlines())
+    patterns = [".*".join(map(re.escape, line.rstrip().split("…"))) for line in expected]
+    return all(any(re.fullmatch(pattern, line.rstrip()) for line in lines) for pattern in patterns)
+
+
+def test_what_is_quoted_is_looked_for() -> None:
+    assert quoted_in(["a … c", "d"], "x\na b c\ny\nd\n")
+    assert not quoted_in(["d", "a … c"], "a b c\nd\n")
+    assert not quoted_in(["a"], "ab")
+    assert commands_in("$ a\nb\n$ c\n") == [("a", ["b"]), ("c", [])]
+
+
+def test_what_is_not_run_says_why() -> None:
+    reasons = [block.reason for page in PAGES for block in blocks_of(page) if block.reason is not None]
+    assert all(len(reason.split()) > 3 for reason in reasons)
+    assert len(reasons) <= 12

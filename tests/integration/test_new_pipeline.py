@@ -1,0 +1,145 @@
+"""``cairn new`` in a copy of the repository: what it writes passes its own test, is as the formatter has it, and runs by the commands
+that it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from tests.support.layout import copy_layout, run_there
+
+MADE = {
+    "clicks": ["--schedule", "hourly", "--key", "user", "--api", "row"],
+    "taps": ["--schedule", "daily", "--key", "device", "--api", "pandas"],
+    "views": ["--schedule", "hourly", "--key", "user", "--api", "arrow"],
+}
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_layout(tmp_path_factory.mktemp("layout"))
+
+
+@pytest.fixture(scope="module")
+def printed(layout: Path) -> dict[str, str]:
+    """What each call said."""
+    said = {}
+    for name, options in MADE.items():
+        result = CliRunner().invoke(app, ["new", name, *options, "--yes", "--into", str(layout)])
+        assert result.exit_code == 0, result.output
+        said[name] = result.output
+    return said
+
+
+def run(layout: Path, command: list[str], **more: str) -> str:
+    done = run_there(layout, command, **more)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}"
+    return done.stdout
+
+
+def commands_in(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in re.findall(r"^  (\.venv/.*)$", text, re.MULTILINE)]
+
+
+def test_its_own_tests_pass_by_the_printed_commands(layout: Path, printed: dict[str, str]) -> None:
+    (test, *_), *others = map(commands_in, printed.values())
+    files = [commands[0][-1] for commands in others]
+    assert "10 passed" in run(layout, [*test, *files, "-q"])
+
+
+def test_it_is_as_the_linters_have_it(layout: Path, printed: dict[str, str]) -> None:
+    files = [
+        f"{folder}{name}.py" for name in printed for folder in ("jobs/pipelines/", "dags/", "tests/pipelines/test_")
+    ]
+    bin_ = Path(sys.prefix) / "bin"
+    run(layout, [f"{bin_}/ruff", "check", *files])
+    run(layout, [f"{bin_}/ruff", "format", "--check", *files])
+    run(layout, [f"{bin_}/mypy", "--config-file", "pyproject.toml", *files[::3]])
+
+
+@pytest.mark.airflow
+def test_airflow_reads_its_dags(layout: Path, printed: dict[str, str], tmp_path: Path) -> None:
+    names = ", ".join(printed)
+    loads = f"import sys; sys.path.insert(0, 'dags'); import {names}; print([m.dag.dag_id for m in ({names})])"
+    found = run(layout, [sys.executable, "-W", "ignore", "-c", loads], AIRFLOW_HOME=str(tmp_path))
+    assert found.splitlines()[-1] == str(list(printed))
+
+
+@pytest.mark.spark
+def test_the_printed_command_runs_the_first_interval(layout: Path, printed: dict[str, str]) -> None:
+    _, first, listed = commands_in(printed["clicks"])
+    said = run(layout, [*first, "--count", "3"])
+    lines = [line for line in said.splitlines() if line.startswith("[2024")]
+    assert re.fullmatch(
+        r"\[2024-01-01T00:00:00Z, 2024-01-01T01:00:00Z\): checkpoint 1, \d\d rows in, 0 of them late, 0 out, \d+ entries of state and timers",
+        lines[0],
+    )
+    assert len(lines) == 3
+    root = f"file://{layout}/data/state"
+    assert [r.id for r in Coordinator(open_storage(f"{root}/clicks"), "clicks").log().completed()] == [1, 2, 3]
+    assert "2024-01-01T02:00:00Z to 2024-01-01T03:00:00Z" in run(layout, listed)
+    # Left to itself it goes on where the newest ends, by the newest one's length.
+    assert "[2024-01-01T03:00:00Z, 2024-01-01T04:00:00Z): checkpoint 4" in run(layout, first[:3] + first[5:])
+
+
+def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
+    (layout / "dags" / "other.py").write_text("mine")
+    before = sorted(layout.rglob("*"))
+    result = CliRunner().invoke(app, ["new", "other", "--yes", "--into", str(layout)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("UsageError: nothing was written, since these files exist already:\n")
+    assert f"  {layout}/dags/other.py\n" in result.stderr
+    assert sorted(layout.rglob("*")) == before
+    assert (layout / "dags" / "other.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["Clicks"], "--name 'Clicks' can't be used"),
+        (["class"], "--name 'class' can't be used"),
+        (["events", "--key", "at"], "--key 'at' is another column of the sample data"),
+        ([], "a name is needed"),
+    ],
+)
+def test_what_can_not_be_is_refused(layout: Path, arguments: list[str], why: str) -> None:
+    result = CliRunner().invoke(app, ["new", *arguments, "--yes", "--into", str(layout)])
+    assert (result.exit_code, why in result.stderr) == (2, True)
+
+
+def test_it_asks_little(layout: Path) -> None:
+    answers = "asked\nweekly\ndaily\ndevice\n\n"
+    result = CliRunner().invoke(app, ["new", "--into", str(layout)], input=answers)
+    assert result.exit_code == 0, result.output
+    assert "'weekly' is not one of hourly, daily" in result.output
+    text = (layout / "jobs" / "pipelines" / "asked.py").read_text()
+    assert 'key=["device"]' in text
+    assert 'api="row"' in text
+    assert len(list((layout / "data" / "asked").iterdir())) == 3
+
+
+def test_elsewhere_it_says_where_to_go(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path)])
+    assert (result.exit_code, "go to the repository's folder" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([], "say how long its intervals are, as in --every 1h"),
+        (["--every", "1x"], "not a duration"),
+        (["--every", "1h", "--start", "yesterday"], "is no instant"),
+        (["--every", "1h", "--start", "2024-01-01T00:00"], "has no time zone"),
+    ],
+)
+def test_run_says_what_it_lacks(tmp_path: Path, options: list[str], why: str) -> None:
+    result = CliRunner().invoke(app, ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), *options])
+    assert (result.exit_code, why in result.stderr) == (2, True)

@@ -1,0 +1,38 @@
+"""A copy of the repository that tests may write pipelines into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def copy_layout(folder: Path) -> Path:
+    """What a pipeline needs, with this environment as its ``.venv``."""
+    folder.mkdir(exist_ok=True)
+    for name in ("jobs", "plugins", "state_backend", "dags"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, folder / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def run_there(folder: Path, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """A command in the copy, whose modules come before the repository's own; its output as text, errors among it."""
+    environment = {**os.environ, **more, "PYTHONPATH": f"{folder}/jobs:{folder}/plugins:{folder}"}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=300,
+    )

@@ -1,0 +1,360 @@
+"""`PipelineTester`: what a user's tests see. That it equals Spark is in tests/integration/test_pipeline_tester.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from cairn.aggregates import Count, RunningAggregate
+from cairn.operations.output_files import output_files
+from cairn.pipeline import Interval, Pipeline
+from cairn.testing import PipelineTester
+from state_backend.adapters.open_storage import open_storage
+from state_backend.values.errors import (
+    ProcessorError,
+    SourceError,
+    StaleStateError,
+    StateGapError,
+    StateUnusable,
+    UsageError,
+)
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+SCHEMA = "user string, n int, at timestamp"
+
+
+class Visits(StatefulProcessor):
+    """Counts rows; a timer at the hour after a row's own forgets the user. n = -1 fails."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._count = handle.getValueState("count", "rows long", 7_200_000 if TTL else None)
+        self._pages = handle.getMapState("pages", "n int", "rows long")
+        self._all = handle.getListState("all", "n int")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self._count.update((initialState.rows,))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        (count,) = self._count.get() or (0,)
+        for row in rows:
+            if row.n == -1:
+                raise ValueError("minus one")
+            count += 1
+            self._pages.updateValue((row.n,), (count,))
+            self._all.appendValue((row.n,))
+            if row.at is not None:
+                self._handle.registerTimer(round(row.at.timestamp() * 1000) + 3_600_000)
+        self._count.update((count,))
+        yield Row(user=key[0], rows=count, first=count == 1)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        self._count.clear()
+        yield Row(user=key[0], rows=0, first=None)
+
+
+TTL = False
+
+
+class FrameVisits(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        (count,) = self._count.get() or (0,)
+        count += sum(map(len, rows))
+        self._count.update((count,))
+        yield pd.DataFrame({"user": [key[0]], "rows": [count], "first": [count == 1]})
+
+
+class ColumnVisits(RunningAggregate):
+    rows = Count()
+
+
+def no_source(spark: Any, interval: Interval) -> Any:
+    raise AssertionError("the tester never reads the source")
+
+
+VISITS = Pipeline(
+    name="visits",
+    start=START,
+    source=no_source,
+    key=["user"],
+    processor=Visits,
+    output_schema="user string, rows long, first boolean",
+    order_by=["n"],
+)
+EVENT = replace(
+    VISITS, time_mode="event", event_time="at", watermark_delay=timedelta(0), watermark="interval", order_by=()
+)
+
+
+def visiting(pipeline: Pipeline = VISITS, **more: Any) -> PipelineTester:
+    return PipelineTester(pipeline, input_schema=SCHEMA, **more)
+
+
+def counts(tester: PipelineTester) -> dict[str | None, int]:
+    return {row["key_user"]: row["rows"] for row in tester.state("count")}
+
+
+def test_output_and_state_are_rows() -> None:
+    tester = visiting()
+    first = tester.run([("bob", 2, None), ("ann", 1, None), {"user": None, "n": 3}, Row(user="ann", n=0, at=None)])
+    assert first.interval == Interval(START, START + HOUR)
+    assert sorted(map(repr, first.output)) == [
+        "{'user': 'ann', 'rows': 2, 'first': False}",
+        "{'user': 'bob', 'rows': 1, 'first': True}",
+        "{'user': None, 'rows': 1, 'first': True}",
+    ]
+    assert first.frame()["rows"].sum() == first.input_rows == 4
+    assert tester.state("count") == [
+        {"key_user": None, "rows": 1},
+        {"key_user": "ann", "rows": 2},
+        {"key_user": "bob", "rows": 1},
+    ]
+    assert tester.state("pages")[1] == {"key_user": "ann", "user_key_n": 0, "rows": 1}
+    assert [(r["key_user"], r["pos"], r["n"]) for r in tester.state("all")][1:3] == [("ann", 0, 0), ("ann", 1, 1)]
+    with pytest.raises(UsageError, match=r"no state 'cont'; it has count, pages, all, \$timers"):
+        tester.state("cont")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame({"user": ["ann", None], "n": [1, None], "at": pd.to_datetime(["2024-01-01 00:30", None])}),
+        pa.table({"user": ["ann", None], "n": [1, None], "at": [datetime(2024, 1, 1, 0, 30), None]}),
+        [("ann", 1, datetime(2024, 1, 1, 0, 30)), (None, None, None)],
+        [{"user": "ann", "n": 1, "at": datetime(2024, 1, 1, 1, 30, tzinfo=UTC) - HOUR}, {}],
+    ],
+)
+def test_rows_may_come_in_any_form(rows: Any) -> None:
+    tester = visiting()
+    tester.run(rows)
+    assert counts(tester) == {"ann": 1, None: 1}
+    assert tester.timers() == [{"key_user": "ann", "expires_at": START + timedelta(minutes=90)}]
+
+
+def test_a_naive_datetime_is_wall_time_in_the_sessions_zone() -> None:
+    tester = visiting(time_zone="Europe/Berlin")
+    tester.run([("ann", 1, datetime(2024, 1, 1, 1, 30))])
+    assert tester.timers() == [{"key_user": "ann", "expires_at": START + timedelta(minutes=90)}]
+
+
+def test_timers_fire_by_the_clock() -> None:
+    tester = visiting()
+    tester.run([("ann", 1, datetime(2024, 1, 1, 0, 30))])
+    assert tester.clock.processing_time == START + HOUR
+    assert tester.run().output == [{"user": "ann", "rows": 0, "first": None}]
+    assert tester.timers() == tester.state("count") == []
+    assert tester.clock.watermark is None
+
+
+def test_expiries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor runs in this process, so that what a test patches counts."""
+    monkeypatch.setattr(f"{__name__}.TTL", True)
+    tester = visiting()
+    tester.run([("ann", 1, None)])
+    assert tester.state("count") == [{"key_user": "ann", "rows": 1, "expires_at": START + 3 * HOUR}]
+    tester.run()
+    tester.run()
+    assert tester.state("count") == []
+
+
+def test_late_rows_and_the_watermark() -> None:
+    tester = visiting(EVENT)
+    first = tester.run([("ann", 1, START - 9 * HOUR)])
+    assert (first.late, first.clock.watermark) == ([], START + HOUR)
+    second = tester.run([("ann", 2, START), ("bob", 3, START + 90 * timedelta(minutes=1))])
+    assert second.late == [{"user": "ann", "n": 2, "at": START}]
+    assert second.clock.late_until == tester.clock.late_until == START + 2 * HOUR
+    observed = visiting(replace(EVENT, watermark="observed"))
+    assert observed.run([("ann", 1, START + HOUR / 2)]).clock.watermark == START + HOUR / 2
+    assert observed.clock.late_until == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def test_what_is_rescaled_restarted_or_lost_changes_nothing(tmp_path: Path) -> None:
+    rows = [(f"user{n % 7}", n, None) for n in range(30)]
+    straight, disturbed = visiting(), visiting(root=str(tmp_path))
+    for _ in range(3):
+        straight.run(rows)
+    disturbed.run(rows)
+    lost = disturbed.run(rows[:3], commit=False)
+    assert (lost.record, len(lost.output)) == (None, 3)
+    disturbed.rescale(5)
+    disturbed.run(rows)
+    disturbed = visiting(root=str(tmp_path), mode="changelog")
+    disturbed.run(rows)
+    for state in ("count", "pages", "all"):
+        assert disturbed.state(state) == straight.state(state)
+    assert [record.content.parallelism for record in disturbed.checkpoints] == [2, 5, 2]
+    assert counts(disturbed)["user0"] == 15
+    assert {row["rows"] for row in disturbed.state("count", checkpoint=START + HOUR)} == {4, 5}
+
+
+def test_a_re_run_starts_from_where_its_interval_did() -> None:
+    tester = visiting()
+    first = tester.run([("ann", 1, None)])
+    second = tester.run([("ann", 2, None)])
+    again = tester.run([("ann", 1, None), ("ann", 5, None)], first.interval)
+    assert [row["rows"] for row in again.output] == [2]
+    with pytest.raises(StaleStateError):
+        tester.run([("ann", 3, None)], Interval(second.interval.end, second.interval.end + HOUR))
+    assert [row["rows"] for row in tester.run([("ann", 2, None)], second.interval).output] == [3]
+    assert tester.next_interval.start == second.interval.end
+    with pytest.raises(StateGapError):
+        tester.run([], Interval(START + 9 * HOUR, START + 10 * HOUR))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"api": "pandas", "processor": FrameVisits},
+        {"api": "arrow", "processor": ColumnVisits, "output_schema": "user string, rows long", "time_mode": "none"},
+    ],
+)
+def test_the_other_apis(change: dict[str, Any]) -> None:
+    tester = visiting(replace(VISITS, **change))
+    tester.run([("ann", 1, None), (None, 1, None)])
+    second = tester.run([("ann", 2, None)])
+    assert [(row["user"], row["rows"]) for row in second.output] == [("ann", 2)]
+    assert counts(tester) if change["api"] == "pandas" else tester.state("aggregates")
+
+
+def test_initial_state_is_given_as_rows() -> None:
+    starting = replace(VISITS, initial_state=no_source)
+    with pytest.raises(UsageError, match="give its rows here"):
+        visiting(starting).run([("ann", 1, None)])
+    tester = visiting(starting, initial_state=[("ann", 40), ("bob", 7)], initial_schema="user string, rows long")
+    tester.run([("ann", 1, None)])
+    assert counts(tester) == {"ann": 41, "bob": 7}
+    with pytest.raises(UsageError, match="declares none"):
+        visiting(initial_state=[], initial_schema="user string")
+    with pytest.raises(UsageError, match="go together"):
+        visiting(starting, initial_state=[])
+
+
+def test_errors_are_the_pipelines_own() -> None:
+    tester = visiting()
+    with pytest.raises(
+        ProcessorError, match=r"handleInputRows, key .'ann',., interval .*ValueError: minus one"
+    ) as found:
+        tester.run([("ann", -1, None)])
+    assert "in handleInputRows" in found.value.__notes__[0]
+    with pytest.raises(StateUnusable, match="no checkpoint yet; run an interval first"):
+        tester.state("count")
+    with pytest.raises(SourceError, match="the source counted 5 rows, but 1 reached"):
+        tester.run([("ann", 1, None)], position={"counts": {"rows": 5}})
+    with pytest.raises(UsageError, match="order_by names when, which the input lacks"):
+        visiting(replace(VISITS, order_by=["when"])).run([("ann", 1, None)])
+    with pytest.raises(SourceError, match="lacks the key column name"):
+        visiting(replace(VISITS, key=["name"])).run()
+    with pytest.raises(UsageError, match="output_schema is not a schema: 'user strin'"):
+        visiting(replace(VISITS, output_schema="user strin")).run()
+    with pytest.raises(UsageError, match="deploy got the pipeline 'other'"):
+        tester.deploy(replace(VISITS, name="other"))
+
+
+def test_a_deploy_keeps_the_state() -> None:
+    tester = visiting()
+    tester.run([("ann", 1, None)])
+    tester.deploy(replace(VISITS, api="pandas", processor=FrameVisits))
+    assert tester.run([("ann", 1, None)]).output == [{"user": "ann", "rows": 2, "first": False}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ("user string, tags map<string,int>", "column 'tags' is map<string,int>"),
+        ("user string, tags array<struct<a: map<int,int>>>", "rows with map<int,int>"),
+    ],
+)
+def test_what_only_spark_puts_in_order_is_refused(schema: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        PipelineTester(VISITS, input_schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"usr": "ann"}, "row 0 has 'usr', which the schema lacks; it has user, n, at"),
+        (("ann", 1), "row 0 has 2 values, the schema 3 columns"),
+        (("ann", "1", None), "column 'n', row 0: expected int, found str '1'"),
+        (("ann", True, None), "column 'n', row 0: expected int, found bool True"),
+        (("ann", 2**31, None), "column 'n', row 0: expected int, found int 2147483648"),
+        ((7, 1, None), "column 'user', row 0: expected string, found int 7"),
+        (
+            ("ann", 1, "2024-01-01"),
+            "column 'at', row 0: expected timestamp, found str '2024-01-01': expected a datetime",
+        ),
+        ("ann", "row 0 is a str; expected a dict, a tuple or a Row"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(row: Any, why: str) -> None:
+    with pytest.raises(UsageError) as found:
+        visiting().run([row])
+    assert why in str(found.value)
+
+
+def test_nested_values_and_not_null() -> None:
+    schema = "user string NOT NULL, n int, at timestamp, more struct<a: array<timestamp_ntz>, b: decimal(5,2)>"
+    tester = PipelineTester(VISITS, input_schema=schema)
+    tester.run([("ann", 1, None, {"a": [datetime(2024, 1, 1), None]}), ("ann", 1, None, (None, Decimal("1.50")))])
+    assert counts(tester) == {"ann": 2}
+    for row, why in (
+        ((None, 1, None, None), "it is null, and the column is NOT NULL"),
+        (("ann", 1, None, {"c": 1}), "no field 'c'"),
+        (("ann", 1, None, {"a": [START]}), "expected a datetime without time zone"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            tester.run([row])
+
+
+def test_the_sink_is_called_if_it_is_wanted() -> None:
+    called: list[Any] = []
+
+    def sink(spark: Any, files: list[str], interval: Interval, checkpoint: int) -> None:
+        called.append((spark, len(files), interval, checkpoint))
+
+    quiet, loud = visiting(replace(VISITS, sink=sink)), visiting(replace(VISITS, sink=sink), call_sink=True)
+    quiet.run([("ann", 1, None)])
+    assert called == []
+    found = loud.run([("ann", 1, None)])
+    assert found.record is not None
+    assert called == [(None, 1, found.interval, found.record.id)]
+
+
+def test_memory_is_given_back() -> None:
+    tester = visiting()
+    tester.run([("ann", 1, None)])
+    root = tester.root
+    assert next(open_storage(root).list(""), None) is not None
+    del tester
+    assert next(open_storage(root).list(""), None) is None
+
+
+def test_output_files_are_those_that_count_now(tmp_path: Path) -> None:
+    tester = visiting(EVENT, root=f"file://{tmp_path}")
+    first = tester.run([("ann", 1, START + HOUR / 2)])
+    tester.run([("ann", 1, START), ("bob", 1, START + 3 * HOUR / 2)])
+    before = output_files(tester.root, "visits")
+    again = tester.run([("ann", 1, START + HOUR / 2), ("cid", 1, START + HOUR / 2)], first.interval)
+    now = output_files(tester.root, "visits")
+    assert again.record is not None
+    of_first = {f"{tmp_path}/visits/{f.handle.path}" for f in again.record.content.outputs}
+    assert of_first == {*output_files(tester.root, "visits", end=first.interval.end)}
+    assert {*now} - of_first == {*output_files(tester.root, "visits", start=first.interval.end)} < {*before}
+    assert of_first.isdisjoint(before)
+    (late,) = output_files(tester.root, "visits", late=True)
+    assert pa.parquet.read_table(late)["user"].to_pylist() == ["ann"]
