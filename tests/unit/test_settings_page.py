@@ -18,8 +18,6 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.shard.changelog import ChangelogOptions
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
-# The default is told on another page, since it says more than one value.
-TOLD_ELSEWHERE = {"retention"}
 
 
 def settings_of(thing: type) -> Iterator[tuple[str, str]]:
@@ -31,7 +29,7 @@ def settings_of(thing: type) -> Iterator[tuple[str, str]]:
                 default = f"{getattr(field.default_factory, '__name__', '')}()"
                 yield field.name, default
             else:
-                needed = default is dataclasses.MISSING or field.name in TOLD_ELSEWHERE
+                needed = default is dataclasses.MISSING
                 yield field.name, "needed" if needed else repr(default)
         return
     for parameter in list(inspect.signature(thing).parameters.values())[1:]:
