@@ -421,7 +421,7 @@ def test_a_file_that_the_source_itself_cannot_read_is_named(spark: SparkSession,
     for read, says in (
         (lambda spark: spark.read.parquet(str(tmp_path / "damaged.parquet")), "damaged.parquet"),
         (lambda spark: spark.read.schema("a string").json(str(tmp_path / "no.json.gz")).count(), "no.json.gz"),
-        (lambda spark: spark.read.json(str(tmp_path / "no.json.gz")), "not a gzip file"),
+        (lambda spark: spark.read.json(str(tmp_path / "no.json.gz")), "no.json.gz"),
     ):
         with pytest.raises(errors.SourceError) as raised:
             run_interval(spark, counting(source=lambda s, _, read=read: read(s)), day(0), str(tmp_path / "root"))
