@@ -18,7 +18,7 @@ endif
 endif
 endif
 
-.PHONY: help setup java demo bench soak test test-fast lint ui clean
+.PHONY: help setup java demo bench soak test test-fast lint ui spark clean
 
 help:  ## what can be typed here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ lint: setup  ## style, types, and which floor may import which
 
 ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8080)
 	@umask 077 && PORT=$(PORT) $(PYTHON) -m benchmarks.ui
+
+spark: setup  ## a Spark Connect server on sc://127.0.0.1:15002, until Ctrl-C (SPARK_PORT=15002)
+	@$(VENV)/bin/cairn spark --port $(or $(SPARK_PORT),15002)
 
 clean:  ## removes what set-up, demo and tests made, the virtual environment too
 	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -94,8 +94,8 @@ def run_demo(days: int) -> int:
     if code:
         return code
     say("Airflow and Spark are stopped")
-    print(f"\nLook at the runs:  CAIRN_DATA=$PWD/{_short(DATA)} make ui")
-    print(f"                   then open http://127.0.0.1:8080/dags/{DAG}")
+    runs = f"the runs in Airflow, at http://127.0.0.1:8080/dags/{DAG}"
+    print(f"  {runs:<64} CAIRN_DATA=$PWD/{_short(DATA)} make ui")
     return 0
 
 
@@ -307,11 +307,17 @@ def report(client: AirflowClient, last_day: datetime, began: datetime) -> None:
             f"{last['entries']:,} entries of {last['keys']:,} keys as recorded. {sum(v['expectations'] for v in checked)} "
             f"expectations were met at {sum(v['expectations'] > 0 for v in checked)} of them"
         )
-        for page in sorted({v["docs"] for v in checked if v["docs"]}):
-            print(f"Data Docs:  {page}")
-    print(f"output:     {_short(DATA / 'state' / DAG / 'output')}")
-    for savepoint in savepoints:
-        print(f"savepoint:  {savepoint}")
+    print("\nwhat is there now:")
+    if checked:
+        _point("what validation found of each checkpoint", DATA / "docs" / "index.html")
+    _point("the features of each flight, as Parquet", DATA / "state" / DAG / "output")
+    if savepoints:
+        _point(f"{len(savepoints)} savepoint(s), copies of the state that nothing deletes", DATA / "savepoints")
+
+
+def _point(meaning: str, path: Path) -> None:
+    """One line: what it is, where it is."""
+    print(f"  {meaning:<64} {_short(path)}")
 
 
 def report_failure(client: AirflowClient, run: dict[str, Any]) -> None:

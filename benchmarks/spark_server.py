@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.owned_process import OwnedProcesses, Server, free_port
+from cairn.command.spark_server import answers, server_command, server_environment
 
-_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _NAME = "spark-connect"
 
 
@@ -49,33 +46,14 @@ class SparkConnectServer(Server):
         return "127.0.0.1" if self.token is None else "localhost"
 
     def start(self) -> None:
-        spec = find_spec("pyspark")
-        assert spec is not None and spec.origin is not None
-        home = Path(spec.origin).parent
-        conf = {
-            "spark.master": f"local[{self.cores}]",
-            "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.connect.grpc.binding.port": str(self.port),
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.sql.session.timeZone": "UTC",
-            # Two cores and small intervals: the default of 200 shuffle partitions is all overhead here.
-            "spark.sql.shuffle.partitions": str(self.cores),
-        }
-        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
         self._processes.start(
             _NAME,
-            [str(home / "bin/spark-submit"), *options, "--class", _CLASS, "--name", "Cairn", "spark-internal"],
-            env={
-                **os.environ,
-                "SPARK_HOME": str(home),
-                "PYTHONPATH": os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)]),
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_LOCAL_IP": "127.0.0.1",
-                # Not among the options, which everybody on the machine can read.
-                **({} if self.token is None else {"SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token}),
-            },
+            server_command(self.port, f"local[{self.cores}]", self.cores),
+            # The token not among the options, which everybody on the machine can read.
+            env=server_environment()
+            | {"PYTHONPATH": paths}
+            | ({} if self.token is None else {"SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token}),
             cwd=self.repo_root,
         )
 
@@ -83,15 +61,11 @@ class SparkConnectServer(Server):
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._processes.check_alive()
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            if answers(self.port):
                 return
-            except OSError:
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(
-                        f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}"
-                    ) from None
-                time.sleep(0.3)
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}")
+            time.sleep(0.3)
 
     def kill(self) -> None:
         """kill -9 of the server and of its Python workers. ``start`` starts another one on the same port."""

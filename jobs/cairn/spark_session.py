@@ -260,6 +260,16 @@ def check_running(session: SparkSession) -> None:
         )
 
 
+def use_this_python(session: SparkSession) -> None:
+    """Workers of a local session are this Python, unless PYSPARK_PYTHON says which. Spark's own choice is the ``python3`` of the PATH:
+    a virtual environment that is not on it would be left out, and its packages missing in every worker."""
+    context = getattr(session, "_sc", None)
+    if context is None or not str(getattr(context, "master", "")).startswith("local"):
+        return
+    if not any(os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")):
+        context.pythonExec = sys.executable
+
+
 def _is_cancelled(error: Exception) -> bool:
     return "OPERATION_CANCELED" in str(error) or "SPARK_JOB_CANCELLED" in str(error)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +118,7 @@ def test_changed_input_makes_later_intervals_stale(spark: SparkSession, tmp_path
         run_interval(spark, counting(), day(n), str(tmp_path))
     DAYS[day(1).start] = [("ann", "pear", 100)]
     run_interval(spark, counting(), day(1), str(tmp_path))
-    with pytest.raises(errors.StaleStateError, match="airflow backfill create"):
+    with pytest.raises(errors.StaleStateError, match="Run again the interval that starts at"):
         run_interval(spark, counting(), day(3), str(tmp_path))
     run_interval(spark, counting(), day(2), str(tmp_path))
     run_interval(spark, counting(), day(3), str(tmp_path))
@@ -125,7 +127,7 @@ def test_changed_input_makes_later_intervals_stale(spark: SparkSession, tmp_path
 
 def test_a_gap_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     run_interval(spark, counting(), day(0), str(tmp_path))
-    with pytest.raises(errors.StateGapError, match="airflow backfill create"):
+    with pytest.raises(errors.StateGapError, match="To fill the gap, run the interval that starts at"):
         run_interval(spark, counting(), day(2), str(tmp_path))
     run_interval(spark, counting(), day(2), str(tmp_path), allow_gap=True)
 
@@ -412,6 +414,41 @@ def test_input_that_cannot_be_computed_is_named(spark: SparkSession, tmp_path: P
         assert says in str(raised.value) and "Nothing was committed" in str(raised.value)
 
 
+def test_a_file_that_the_source_itself_cannot_read_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """Where it counts rows, or lets Spark find the schema, the error comes out of the source, as one of Py4J's."""
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 is how it begins, and ends: PAR1")
+    (tmp_path / "no.json.gz").write_bytes(b"no gzip file")
+    for read, says in (
+        (lambda spark: spark.read.parquet(str(tmp_path / "damaged.parquet")), "damaged.parquet"),
+        (lambda spark: spark.read.schema("a string").json(str(tmp_path / "no.json.gz")).count(), "no.json.gz"),
+        (lambda spark: spark.read.json(str(tmp_path / "no.json.gz")), "no.json.gz"),
+    ):
+        with pytest.raises(errors.SourceError) as raised:
+            run_interval(spark, counting(source=lambda s, _, read=read: read(s)), day(0), str(tmp_path / "root"))
+        assert str(raised.value).startswith(f"pipeline 'counting', {day(0)}: ")
+        assert says in str(raised.value) and "An error occurred while calling" not in str(raised.value)
+
+
+PLAIN = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+from cairn import run_interval
+from tests.support.counting import INPUT_SCHEMA, counting, day
+rows = spark.createDataFrame([("u", "i", 1)], INPUT_SCHEMA)
+print("record", run_interval(spark, counting(source=lambda *_: rows), day(0), sys.argv[1]).id)
+"""
+
+
+def test_workers_are_the_python_that_runs_the_driver(tmp_path: Path) -> None:
+    """`.venv/bin/python` where the environment is not on the PATH: Spark would start the system's Python."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")}
+    env |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", PLAIN, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert "record 1" in done.stdout, done.stderr[-3000:]
+
+
 def test_a_stopped_session_is_named(spark: SparkSession, tmp_path: Path) -> None:
     class Context:
         _jsc = None
@@ -530,7 +567,7 @@ def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(
     path = min(victim - before)
     (tmp_path / "counting" / path).unlink()
     offer = "by its metadata, is 1, the state at 2024-01-02T00:00:00Z"
-    command = "--dag-id counting --from-date 2024-01-02T00:00:00Z --to-date 2024-01-02T00:00:00Z"
+    command = "run the interval that starts at 2024-01-02T00:00:00Z"
     with pytest.raises(errors.CorruptFile, match=path) as raised:
         run_interval(spark, pipeline, day(2), root)
     assert offer in str(raised.value) and command in str(raised.value)

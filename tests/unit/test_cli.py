@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,6 +63,53 @@ def answer(root: Path, *arguments: str) -> Any:
     result = cairn(root, *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def test_a_savepoint_takes_the_pipeline_s_name_as_every_command_does(root: Path) -> None:
+    """It is the code's own name; another one is refused before anything is read."""
+    code = ["--code", "pipelines.aircraft:AIRCRAFT", "--to", str(root / "sp"), "--dry-run"]
+    wrong = cairn(root, "savepoint", *code)
+    assert wrong.exit_code == 2
+    assert f"--pipeline (or CAIRN_PIPELINE) is '{PIPELINE}', but pipelines.aircraft:AIRCRAFT is named" in wrong.stderr
+    right = CliRunner().invoke(app, ["savepoint", "--root", str(root), "--pipeline", "aircraft", *code])
+    assert right.exit_code == 2 and "pipeline 'aircraft' has no usable checkpoint" in right.stderr
+
+
+def test_a_spark_server_is_not_started_where_somebody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["spark", "--port", str(port)])
+    assert result.exit_code == 2 and f"cairn spark --port {port + 1}" in result.stderr
+
+
+# --- how it stands ------------------------------------------------------------------------------------------------------------------
+
+
+def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> None:
+    """Day 5 is quarantined and was made from day 4, which is stale: both are run again, not day 5 alone."""
+    said = cairn(root, "status")
+    assert said.exit_code == 1, said.stdout
+    lines = said.stdout.splitlines()
+    assert lines[0] == "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), which can't start"
+    assert {"  4, by 7", "  5: a test says so"} <= set(lines)
+    assert lines[-1].startswith(
+        "airflow backfill create --dag-id counting --from-date 2024-01-04T00:00:00Z --to-date 2024-01-05T00:00:00Z "
+    )
+    pipeline = RealPipeline(root)
+    for n in (4, 5):
+        pipeline.run(n, f"again {n}", {"a": n})
+    well = cairn(root, "status")
+    assert (well.exit_code, well.stdout.splitlines()[0]) == (
+        0, "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), from checkpoint 9"
+    )  # fmt: skip
+
+    (root / PIPELINE / paths.published(day(5), 9)).unlink()  # a sink that raised leaves no mark
+    unpublished = cairn(root, "status", "--json")
+    found = json.loads(unpublished.stdout)
+    assert (unpublished.exit_code, found["command"], found["base"]) == (1, None, 9)
+    assert [row["id"] for row in found["unpublished"]] == [9]
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------------------
@@ -234,11 +282,9 @@ def test_root_and_pipeline_come_from_the_environment(root: Path) -> None:
 def test_help_names_what_there_is() -> None:
     result = CliRunner().invoke(app, ["--help"], env={"TERM": "dumb", "COLUMNS": "200"})
     assert result.exit_code == 0
-    named = {
-        line.split()[1] for line in result.stdout.splitlines() if line.startswith("│ ") and line.split()[1].isalpha()
-    }
-    moving = {"savepoint", "restore", "fork"}
-    assert named == {"new", "run", "backfill", "list", "show", "diff", "export", "verify", "sweep"} | moving
+    rows = [line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    seen = {"new", "run", "status", "list", "show", "diff", "export", "verify", "sweep", "backfill", "spark"}
+    assert {row.split()[1] for row in rows} == seen | {"savepoint", "restore", "fork"}
 
 
 def test_it_needs_neither_spark_nor_airflow() -> None:

@@ -285,22 +285,22 @@ def refused(root: Path) -> str:
 
 
 def test_the_newest_checkpoint_that_verifies_is_offered(root: Path) -> None:
-    """With the command that goes back to it; each damaged one makes the next older the newest."""
+    """With the intervals to run from it; each damaged one makes the next older the newest."""
     segment = root / PIPELINE / paths.shared("a5", 0, 0, 0, "log")
     segment.unlink()
     said = refused(root)
     assert segment.name in said
     assert "by its metadata, is 4, the state at 2024-01-05T00:00:00Z" in said
-    assert "--from-date 2024-01-05T00:00:00Z --to-date 2024-01-05T00:00:00Z" in said
+    assert "run the interval that starts at 2024-01-05T00:00:00Z" in said
     (root / PIPELINE / paths.shared("a4", 0, 0, 0, "manifest")).unlink()
     said = refused(root)
     assert "by its metadata, is 3, the state at 2024-01-04T00:00:00Z" in said
-    assert "--from-date 2024-01-04T00:00:00Z --to-date 2024-01-05T00:00:00Z" in said
+    assert "run the intervals that start from 2024-01-04T00:00:00Z to 2024-01-05T00:00:00Z" in said
     for file in (root / PIPELINE / "shared").rglob("*.manifest"):
         file.unlink()
     said = refused(root)
     assert "No earlier checkpoint verifies" in said
-    assert "--from-date 2024-01-01T00:00:00Z" in said
+    assert "run the intervals that start from 2024-01-01T00:00:00Z" in said
 
 
 def test_going_back_to_the_one_that_is_offered_mends_it(root: Path) -> None:

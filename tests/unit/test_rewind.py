@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import pytest
@@ -474,13 +475,16 @@ def test_forks_of_one_name_at_once() -> None:
 def test_a_source_that_retention_drops_meanwhile() -> None:
     folder, into = history(policy=KeepLast(4)), MemoryStorage("memory://other")
 
+    once = Lock()  # files are copied several at a time
+
     class Meanwhile(FaultyStorage):
         def copy_from(self, source: Storage, handle: Any, path: str) -> Any:
             tight = Folder(folder.storage, policy=KeepLast(1))
-            if tight.coordinator.log().head_id == 4:
-                tight.run(day(5), "a5")
-                tight.coordinator.publish(None)
-                tight.coordinator.clean_up()
+            with once:
+                if tight.coordinator.log().head_id == 4:
+                    tight.run(day(5), "a5")
+                    tight.coordinator.publish(None)
+                    tight.coordinator.clean_up()
             return super().copy_from(source, handle, path)
 
     with pytest.raises(CheckpointDropped, match=r"checkpoint 3, .* is no longer retained.* the newest, 5, "):

@@ -13,7 +13,9 @@ import pytest
 from cairn.operations.read_source import read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark_session import _properties, _session_url, explain, interrupt_former, operation_tag
-from state_backend.values.errors import ProcessorError, StorageUnavailable
+from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable
+from tests.support.checkpoints import day
+from tests.support.counting import counting
 
 
 @pytest.mark.parametrize(
@@ -104,3 +106,19 @@ def test_configuration_reaches_a_jvm_by_a_file_of_this_user_alone(monkeypatch: p
 
 def test_only_a_shared_server_has_anything_to_interrupt() -> None:
     assert interrupt_former("local[2]", "p/process", "tag") == []
+
+
+def test_an_error_that_came_through_py4j_is_told_in_java_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first line names the call by a number."""
+
+    def source(*_: Any) -> Any:
+        raise RuntimeError(
+            "An error occurred while calling o161.load.\n: org.example.DriverException: no connection\n\tat a.B.c(B.java)\n"
+            "Caused by: java.net.ConnectException: refused\n"
+        )
+
+    with pytest.raises(SourceError) as raised:
+        read_source(cast(Any, None), counting(source=source), day(1))
+    assert str(raised.value).endswith(
+        "the source raised org.example.DriverException: no connection; caused by java.net.ConnectException: refused"
+    )

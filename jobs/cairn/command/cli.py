@@ -21,22 +21,25 @@ from rich.text import Text
 from cairn.command import new_pipeline
 from cairn.command import state_commands as moving_state
 from cairn.command.backfill import backfill
+from cairn.command.spark_server import spark
 from cairn.operations.export import export_state
 from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.sweep import MIN_AGE, sweep
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_log
 from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
+from state_backend.inspection.status import Status, status_of
 from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.airflow_commands import with_command
+from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
@@ -47,6 +50,7 @@ from state_backend.values.errors import (
     StorageError,
     UsageError,
 )
+from state_backend.values.intervals import format_instant
 from state_backend.values.records import Record, ShardManifest
 
 FINDINGS, USAGE, STORAGE = 1, 2, 3
@@ -91,6 +95,54 @@ def _code_of(error: CairnError) -> int:
     if isinstance(error, UsageError | StateGapError):
         return USAGE
     return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
+
+
+@app.command()
+@_exit_codes
+def status(
+    root: Root,
+    pipeline: Pipeline,
+    dag: moving_state.Dag = None,
+    as_json: Json = False,
+) -> int:
+    """Which interval is next, whether it can start, what is stale, quarantined or unpublished, and what repairs it."""
+    storage, log = _open(root, pipeline)
+    found = status_of(log, pipeline, storage)
+    command = None if found.rerun is None else backfill_command(dag or pipeline, found.rerun)
+    if as_json:
+        _print_json(_status(found, command))
+        return 0 if found.well else FINDINGS
+    if found.next is None:
+        _print("there is no checkpoint yet; begin with the interval that starts at the pipeline's start")
+    elif found.problem is None:
+        _print(f"next: {found.next}, from checkpoint {found.base}")
+    else:
+        _print(f"next: {found.next}, which can't start\n{found.problem}")
+    for title, lines in (
+        ("stale", [f"{n}, by {by}" for n, by in found.stale]),
+        ("quarantined", [f"{n}: {reason}" for n, reason in found.quarantined]),
+        ("unpublished", [f"{interval} (checkpoint {n})" for interval, n in found.unpublished]),
+    ):
+        if lines:
+            _print(f"{title}:{lines_of(lines)}")
+    if command is not None:
+        _print(f"to repair it:\n{command}")
+    elif found.unpublished:
+        _print("to repair it: the `checkpoint` task of the next interval publishes it, or clear that of the last one")
+    return 0 if found.well else FINDINGS
+
+
+def _status(found: Status, command: str | None) -> dict[str, Any]:
+    return {
+        "well": found.well,
+        "next": None if found.next is None else [format_instant(found.next.start), format_instant(found.next.end)],
+        "base": found.base,
+        "problem": found.problem,
+        "stale": [{"id": n, "by": by} for n, by in found.stale],
+        "quarantined": [{"id": n, "reason": reason} for n, reason in found.quarantined],
+        "unpublished": [{"id": n, "interval": str(interval)} for interval, n in found.unpublished],
+        "command": command,
+    }
 
 
 @app.command("list")
@@ -350,6 +402,7 @@ def sweep_(
 
 
 app.command()(_exit_codes(backfill))
+app.command()(_exit_codes(spark))
 app.command()(_exit_codes(moving_state.savepoint))
 app.command()(_exit_codes(moving_state.restore))
 app.command()(_exit_codes(moving_state.fork))

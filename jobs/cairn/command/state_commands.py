@@ -55,6 +55,9 @@ def savepoint(
     root: Root,
     code: Code,
     to: Annotated[str, typer.Option(help="The new savepoint's own folder, a storage URL.")],
+    pipeline: Annotated[
+        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Its name, checked if given; --code says it too.")
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="latest, an id, or an interval's end with its time zone.")] = "latest",
     format_: Annotated[
         Format, typer.Option("--format", help="native: compacted SSTs. canonical: Parquet.")
@@ -77,7 +80,11 @@ def savepoint(
             f"--stop takes what the stopped pipeline has, not checkpoint {checkpoint}; leave one of them out"
         )
     timeout_s = parse_duration(timeout).total_seconds()
-    pipeline = _load(code)
+    named, owner = pipeline, _load(code)
+    if named is not None and named != owner.name:
+        raise UsageError(
+            f"--pipeline (or CAIRN_PIPELINE) is {named!r}, but {code} is named {owner.name!r}; make them the same"
+        )
     from cairn.operations.take_savepoint import (
         check_destination,
         check_free,
@@ -87,24 +94,24 @@ def savepoint(
     )
     from cairn.spark_session import connect
 
-    folder = join_url(root, pipeline.name)
-    coordinator = Coordinator(open_storage(folder), pipeline.name)
+    folder = join_url(root, owner.name)
+    coordinator = Coordinator(open_storage(folder), owner.name)
     check_destination(folder, to, format_)
     check_free(to)
     if dry_run:
-        said = _would_take(coordinator.record(parse_checkpoint(checkpoint)), to, format_, dag or pipeline.name, stop)
+        said = _would_take(coordinator.record(parse_checkpoint(checkpoint)), to, format_, dag or owner.name, stop)
         return _say(said, f"would write checkpoint {said['checkpoint']} ({said['entries']:,} entries) to {to}", as_json)
     at_rest: AbstractContextManager[tuple[str, ...]] = nullcontext(())
     if stop:
-        at_rest = stopped(AirflowCli(), dag or pipeline.name, timeout_s=timeout_s)
+        at_rest = stopped(AirflowCli(), dag or owner.name, timeout_s=timeout_s)
     with at_rest as runs:
         committed = commit_prepared(coordinator, runs)
         record = coordinator.record(parse_checkpoint(checkpoint))
-        session = connect(spark, f"cairn {pipeline.name} savepoint", shared_as=f"{pipeline.name}/savepoint")
+        session = connect(spark, f"cairn {owner.name} savepoint", shared_as=f"{owner.name}/savepoint")
         if consolidate:
-            record = consolidate_checkpoint(session, pipeline, root, record)
-        taken = take_savepoint(session, pipeline, folder, record, to, format_.value)
-    said = describe_savepoint(taken, to) | {"paused": (dag or pipeline.name) if stop else None, "committed": committed}
+            record = consolidate_checkpoint(session, owner, root, record)
+        taken = take_savepoint(session, owner, folder, record, to, format_.value)
+    said = describe_savepoint(taken, to) | {"paused": (dag or owner.name) if stop else None, "committed": committed}
     text = f"{format_} savepoint of checkpoint {record.id}: {said['files']} files, {said['bytes']:,} bytes in {to}"
     return _say(said, text + (f"\nDAG {said['paused']} is paused" if stop else ""), as_json)
 

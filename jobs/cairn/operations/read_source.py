@@ -45,7 +45,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
     except Exception as error:
         if is_lost(error):
             raise
-        raised = SourceError(f"{where}: the source raised {type(error).__name__}: {_first_line(error)}")
+        raised = SourceError(_unreadable(where, error) or f"{where}: the source raised {_told(error)}")
         # Without this function's own frame.
         own_frame = error.__traceback__
         error.with_traceback(
@@ -100,16 +100,32 @@ def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
     except CairnError:
         raise
     except Exception as error:
-        text = str(error)
-        for pattern, what, way_out in (
-            (_UNREADABLE, "an input file can't be read", "write it anew, or leave it out of the source"),
-            (_BAD_DATA, "the input can't be computed", "mend the rows, or what the source makes of them"),
-        ):
-            if found := pattern.search(text):
-                raise SourceError(
-                    f"pipeline {pipeline!r}, {interval}: {what}: {found[1].strip()} Nothing was committed; {way_out}"
-                ) from error
-        raise
+        told = _unreadable(f"pipeline {pipeline!r}, {interval}", error)
+        if told is None:
+            raise
+        raise SourceError(told) from error
+
+
+def _unreadable(where: str, error: Exception) -> str | None:
+    """What a person needs of Spark's error about an input, wherever Spark met it; None for another error."""
+    text = str(error)
+    for pattern, what, way_out in (
+        (_UNREADABLE, "an input file can't be read", "write it anew, or leave it out of the source"),
+        (_BAD_DATA, "the input can't be computed", "mend the rows, or what the source makes of them"),
+    ):
+        if found := pattern.search(text):
+            return f"{where}: {what}: {found[1].strip()} Nothing was committed; {way_out}"
+    return None
+
+
+def _told(error: Exception) -> str:
+    """An exception in one line. Of one that came through Py4J what Java says, and what caused it: Py4J's own line names a number."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    if not lines[0].startswith("An error occurred while calling") or len(lines) == 1:
+        return f"{type(error).__name__}: {lines[0]}"
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    said = lines[1].removeprefix(": ")
+    return f"{said}; caused by {causes[-1]}" if causes else said
 
 
 def _is_frame(value: Any) -> bool:
@@ -132,7 +148,3 @@ def _not_for_python(data_type: DataType) -> Iterator[str]:
 
 def _described(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -30,7 +30,7 @@ from cairn.runtime.watermark import EventTime, event_time_of
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.job import run_on_shards
 from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship_processor
-from cairn.spark_session import check_running
+from cairn.spark_session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -155,6 +155,7 @@ def process_interval(
     on_shards: brings the rows to the shards, and runs the job on each; None: Spark does.
     """
     check_running(spark)
+    use_this_python(spark)
     # The source runs in the pipeline's zone too: it may read instants from text.
     with _session_zone(spark, pipeline.time_zone):
         return _process_interval(

@@ -1,0 +1,106 @@
+"""``cairn spark``: a Spark Connect server on this machine's loopback interface, in the foreground.
+
+Drivers that find one do not pay for a JVM with every interval. Whoever reaches its port runs code as its user, so it listens on
+127.0.0.1 alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from state_backend.values.errors import StorageUnavailable, UsageError
+
+_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+def server_command(port: int, master: str, shuffle_partitions: int) -> list[str]:
+    """The command line of a server in the foreground."""
+    conf = {
+        "spark.master": master,
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # The default of 200 is all overhead on one machine.
+        "spark.sql.shuffle.partitions": str(shuffle_partitions),
+    }
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    submit = str(_spark_home() / "bin/spark-submit")
+    return [submit, *options, "--class", _CLASS, "--name", "Cairn", "spark-internal"]
+
+
+def server_environment() -> dict[str, str]:
+    """Of the server: Spark's own home, and this Python for its workers."""
+    return {
+        **os.environ,
+        "SPARK_HOME": str(_spark_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def _spark_home() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise UsageError("PySpark is not installed here; 'make setup' installs it")
+    return Path(spec.origin).parent
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def spark(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on 127.0.0.1.")] = 15002,
+    master: Annotated[str, typer.Option(help="Where its tasks run: local[*], local[2], spark://...")] = "local[*]",
+) -> int:
+    """Runs a Spark Connect server in the foreground, until Ctrl-C."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise UsageError("Spark needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'")
+    if answers(port):
+        raise UsageError(
+            f"somebody listens on port {port} already; take another one, as in: cairn spark --port {port + 1}"
+        )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with subprocess.Popen(
+        server_command(port, master, os.cpu_count() or 2), env=server_environment(), start_new_session=True
+    ) as server:
+        try:
+            deadline_s = time.monotonic() + 120
+            while not answers(port):
+                if server.poll() is not None:
+                    raise StorageUnavailable(
+                        f"the Spark server ended with code {server.returncode}; what it said is above"
+                    )
+                if time.monotonic() > deadline_s:
+                    raise StorageUnavailable(f"the Spark server does not answer on port {port} after two minutes")
+                time.sleep(0.3)
+            connection = f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {port}}}'
+            typer.echo(f"Spark Connect: sc://127.0.0.1:{port}   (Ctrl-C stops it)")
+            typer.echo(f"For Airflow:   export AIRFLOW_CONN_CAIRN_SPARK='{connection}'")
+            server.wait()
+        except KeyboardInterrupt:
+            typer.echo("Spark Connect is stopped")
+            return 130
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
+    raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; what it said is above")

@@ -1,0 +1,80 @@
+"""Where a pipeline stands: what the next interval is and whether it can start, and what is not as it should be. Reads only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.log import Log
+from state_backend.formats import paths
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions
+from state_backend.values.rerun import Rerun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """``next``: the interval after the one that reaches furthest, as long as that one; None without any checkpoint. ``base``: the id
+    of the checkpoint that it starts from; None if it can't start, and then ``problem`` says why and ``rerun`` which intervals to run
+    first, if that helps. ``stale``: retained checkpoints with the id that made each stale. ``quarantined``: those that validation
+    refused, with its reason. ``unpublished``: intervals whose output no ``checkpoint`` task has published yet, with its id.
+    """
+
+    next: Interval | None
+    base: int | None
+    problem: str | None
+    rerun: Rerun | None
+    stale: tuple[tuple[int, int], ...]
+    quarantined: tuple[tuple[int, str], ...]
+    unpublished: tuple[tuple[Interval, int], ...]
+
+    @property
+    def well(self) -> bool:
+        """Whether the next interval can start and all output is published."""
+        return self.problem is None and not self.unpublished
+
+
+def _from_the_first(
+    log: Log, pipeline: str, rerun: Rerun | None, length: timedelta, pipeline_start_ms: int
+) -> Rerun | None:
+    """All of what has to be run again: the first of those intervals may itself start from what is stale or refused."""
+    while rerun is not None:
+        try:
+            plan_base(log, pipeline, Interval(rerun.first, rerun.first + length), Permissions(), pipeline_start_ms)
+            break
+        except CairnError as error:
+            if error.rerun is None or error.rerun.first >= rerun.first:
+                break
+            rerun = replace(rerun, first=error.rerun.first)
+    return rerun
+
+
+def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
+    """``storage``: of the pipeline's folder, for one listing of what is published. Raises: CorruptRecord, StorageUnavailable."""
+    completed = log.completed()
+    following = base = problem = rerun = None
+    if completed:
+        last = max((c.content.interval for c in completed), key=lambda i: (i.end, i.start))
+        following = Interval(last.end, last.end + (last.end - last.start))
+        try:
+            start_ms = completed[-1].content.pipeline_start_ms
+            found = plan_base(log, pipeline, following, Permissions(), start_ms)
+            base = found.id if found is not None else None
+        except CairnError as error:
+            problem, rerun = str(error), _from_the_first(log, pipeline, error.rerun, last.end - last.start, start_ms)
+    marks = {info.path for info in storage.list(paths.PUBLISHED)}
+    unpublished = sorted(
+        (interval, n) for interval, n in dict(log.publications()).items() if paths.published(interval, n) not in marks
+    )
+    return Status(
+        next=following,
+        base=base,
+        problem=problem,
+        rerun=rerun,
+        stale=tuple((n, r.stale_by) for n, r in sorted(log.retained.items()) if r.stale_by is not None),
+        quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined)),
+        unpublished=tuple(unpublished),
+    )
