@@ -122,5 +122,5 @@ def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:
         and (by.run_id, by.clear_number) == (run.run_id, run.clear_number)
         and (done := interval_of(entry)) is not None
         and done.end == interval.start
-        for entry in log.commits()
+        for entry in log.commits_near(Interval(interval.start - timedelta(milliseconds=1), interval.start))
     )

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from state_backend.checkpoint.lineage import is_forgiven, plan_base, reproduces, stale_marks
+from state_backend.checkpoint.lineage import is_forgiven, overlapping_outputs, plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import next_schemas
 from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
 from state_backend.formats import paths
 from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept, UsageError
-from state_backend.values.records import Content, Prepared, Record, RunRef, SweepRecord, Tombstone
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Content, Prepared, Record, RunRef, Tombstone
 from state_backend.values.retention import RetentionPolicy
 
 
@@ -62,10 +63,11 @@ def plan_commit(
     mine = log.of_attempt(content.attempt)
     if mine is not None:
         return AlreadyCommitted(id=mine.id)
-    for entry in log.entries.values():
-        if isinstance(entry, SweepRecord) and entry.id > prepared.h0 and content.attempt in entry.abandoned:
-            raise Swept(f"{_who(content)}: sweep {entry.id} abandoned it; clear the task to process the interval again")
-    fence = next((e for e in log.commits() if e.id > prepared.h0 and _fences(e, content)), None)
+    sweep = log.abandoned_by(content.attempt)
+    if sweep is not None:
+        raise Swept(f"{_who(content)}: sweep {sweep} abandoned it; clear the task to process the interval again")
+    since = log.commits_near(content.interval, after=prepared.h0)
+    fence = next((entry for entry in since if _fences(entry, content)), None)
     if fence is not None:
         if _is_plain_retry(fence, content):
             return Adopted(id=fence.id)
@@ -77,7 +79,14 @@ def plan_commit(
     new_id = log.head_id + 1
     reproduced = reproduces(log, content)
     new = _with_schemas(
-        log, Record(id=new_id, retained=(), reproduces=reproduced, content=with_retention(log, content))
+        log,
+        Record(
+            id=new_id,
+            retained=(),
+            reproduces=reproduced,
+            content=with_retention(log, content),
+            replaced=_replaced(log, content),
+        ),
     )
     marks = {} if reproduced is not None else stale_marks(log, content, new_id)
     if reproduced in log.retained:
@@ -90,6 +99,13 @@ def plan_commit(
             new, retained=plan_retention(log, new, marks, policy or new.content.retention or DEFAULT_POLICY, protected)
         )
     )
+
+
+def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
+    """The intervals of other cuts whose output is not current any more."""
+    if content.kind != "interval" or not content.permissions.replace_overlapping:
+        return ()
+    return tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
 
 
 def _with_schemas(log: Log, record: Record) -> Record:
@@ -159,7 +175,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
     now = base.id if base is not None else None
     while base is not None and now != content.base_id and base.content.kind == "consolidate":
         now = base.content.base_id
-        entry = log.entries.get(now) if now is not None else None
+        entry = log.entry(now) if now is not None else None
         if not isinstance(entry, Record):
             break
         base = entry

@@ -13,25 +13,29 @@ What is on disk if we stop, line by line:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from state_backend.checkpoint.append import append, create_settled, note_head
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import (
+    Entry,
     Log,
     attempt_of,
-    check_end_of_log,
     descriptors_hash,
-    outputs_of,
+    interval_of,
+    kind_of,
     read_log,
     read_on,
     vouched_base_of,
 )
 from state_backend.checkpoint.output_schemas import output_so_far
+from state_backend.checkpoint.past import Fact, Past, read_settled
+from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
@@ -54,6 +58,7 @@ from state_backend.values.errors import (
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
+    AttemptEnd,
     Content,
     OutputFile,
     Permissions,
@@ -63,6 +68,7 @@ from state_backend.values.records import (
     Record,
     Refused,
     RunRef,
+    SweepRecord,
     Tombstone,
     Validated,
     ValidationMode,
@@ -130,9 +136,9 @@ class Coordinator:
         """The pipeline's name."""
         return self._pipeline
 
-    def log(self) -> Log:
-        """The log as it is now."""
-        return read_log(self._storage)
+    def log(self, before: Log | None = None) -> Log:
+        """The log as it is now. ``before``: what the same call has read already."""
+        return read_log(self._storage, before)
 
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
@@ -140,7 +146,6 @@ class Coordinator:
         """Picks the base. Nothing durable. Raises as ``plan_base``; UsageError if ``start`` is not the recorded one;
         CorruptRecord for a log that can't be read, or that marks of a later checkpoint show to have lost its end."""
         now = self.log()
-        check_end_of_log(self._storage, now.head_id)
         self._check_start(now, pipeline_start_ms)
         try:
             base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
@@ -211,11 +216,11 @@ class Coordinator:
 
         Raises: CorruptRecord naming a ``prepared.json`` that can't be decoded. What else lies beside it is not read.
         """
-        committed = {attempt_of(entry) for entry in self.log().commits()}
+        listed, now = list(self._storage.list(paths.ATTEMPTS)), self.log()
         found = []
-        for info in list(self._storage.list(paths.ATTEMPTS)):
+        for info in listed:
             attempt = paths.attempt_of(info.path)
-            if attempt is not None and info.path == paths.prepared(attempt) and attempt not in committed:
+            if attempt is not None and info.path == paths.prepared(attempt) and now.of_attempt(attempt) is None:
                 with suppress(NotFound):  # fenced or swept meanwhile
                     found.append(record_codec.decode(self._storage.read(info.path), info.path, Prepared))
         return found
@@ -236,17 +241,19 @@ class Coordinator:
         Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
         there as it was acked; ValidationRefused; UnknownOutcome if it can't tell. Only Fenced deletes anything.
         """
-        mine = self.log().of_attempt(attempt)
+        now = self.log()
+        mine = now.of_attempt(attempt)
         if mine is not None:  # its prepared.json may be gone by now
+            note_head(self._storage, now, now.head_id)
             return _already(mine)
         try:
             prepared = self.load_prepared(attempt)
         except StateUnusable:
-            now = self.log()
+            now = self.log(now)
             mine = now.of_attempt(attempt)
             if mine is not None:  # committed by another process of this attempt, and dropped, since we looked
                 return _already(mine)
-            sweep = now.abandoned.get(attempt)
+            sweep = now.abandoned_by(attempt)
             if sweep is None:
                 raise
             raise Swept(
@@ -256,7 +263,7 @@ class Coordinator:
         self._check_not_refused(attempt)
         verified, known_id = False, prepared.h0
         for _ in range(_COMMIT_ROUNDS):
-            now = self.log()
+            now = self.log(now)
             if now.head_id < known_id:
                 now = read_on(self._storage, now)
             try:
@@ -266,6 +273,7 @@ class Coordinator:
                 raise
             if isinstance(decision, AlreadyCommitted | Adopted):
                 entry = now.entries[decision.id]
+                note_head(self._storage, now, now.head_id)
                 return CommitResult(
                     id=decision.id,
                     record=entry if isinstance(entry, Record) else None,
@@ -275,19 +283,19 @@ class Coordinator:
                 try:
                     self._verify(prepared)
                 except CorruptFile:
-                    if self.log().head_id == now.head_id:
+                    if self.log(now).head_id == now.head_id:
                         raise
                     continue  # it may be a sweep that took the file, after saying so in the log
                 verified = True
             try:
-                self._storage.create(paths.record(decision.record.id), record_codec.encode(decision.record))
+                record = append(self._storage, now, decision.record)
             except (AlreadyExists, UnknownOutcome) as error:
                 # Lost the id to another, or can't tell: the log tells, unless a refused create is still under way.
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
                     raise
                 known_id = decision.record.id
                 continue
-            return CommitResult(id=decision.record.id, record=decision.record, outcome="committed")
+            return CommitResult(id=record.id, record=record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
 
     def _check_not_refused(self, attempt: str) -> None:
@@ -331,7 +339,11 @@ class Coordinator:
 
     def _delete_own(self, now: Log, content: Content) -> None:
         """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
-        referenced, _ = self._needed(now)
+        referenced, now = self._needed(now)
+        for _, n in now.outputs_near(content.interval):
+            entry = now.entries[n]
+            if not isinstance(entry, SweepRecord) and attempt_of(entry) == content.attempt:
+                referenced |= {o.handle.path for o in now.outputs(n)}
         files = {h.path for h in self._files(content, gone_before=True)}
         own = {path for path in files if paths.attempt_of(path) == content.attempt}
         for path in _manifests_last(own - referenced):
@@ -347,19 +359,26 @@ class Coordinator:
         For an interval whose output another one replaced, the hook gets the record of that one as if it were the interval's own,
         without files. Those come first, so that a sink has nothing twice."""
         now = self.log()
-        current = now.current_outputs()
         published: list[int] = []
-        for interval, checkpoint_id in sorted(dict(now.publications()).items(), key=lambda p: (p[0] in current, p[0])):
+        waiting = [(u.interval, u.id) for u in summary_so_far(now).unpublished]
+        for interval, checkpoint_id in sorted(waiting, key=lambda told: (self._is_own(now, *told), told)):
             if self._storage.stat(paths.published(interval, checkpoint_id)) is None:
-                published += self._publish(interval, checkpoint_id, hook)
+                published += self._publish(now, interval, checkpoint_id, hook)
         return published
 
-    def _publish(self, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None) -> list[int]:
+    def _is_own(self, now: Log, interval: Interval, checkpoint_id: int) -> bool:
+        """Whether the commit is of this interval, and not of one that replaced it."""
+        entry = now.entries[checkpoint_id]
+        return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
+
+    def _publish(
+        self, now: Log, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None
+    ) -> list[int]:
         """Runs the hook until what it ran for last is current. A newer output may have been published while this hook ran;
         then this one has written over it, and the newer one's hook has to run again."""
         published: list[int] = []
         while True:
-            entry = self.log().entries[checkpoint_id]
+            entry = self._fresh(checkpoint_id)
             if not isinstance(entry, Record):
                 return published  # published, dropped and shrunk by others meanwhile
             if hook is not None:
@@ -368,10 +387,14 @@ class Coordinator:
                 mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
                 self._storage.create(paths.published(interval, checkpoint_id), mark)
             published.append(checkpoint_id)
-            current = dict(self.log().publications())[interval]
-            if current == checkpoint_id:
+            current = self.log(now).publication_of(interval)
+            if current is None or current == checkpoint_id:
                 return published
             checkpoint_id = current
+
+    def _fresh(self, checkpoint_id: int) -> Entry | None:
+        """The entry as it is now."""
+        return Past(self._storage, checkpoint_id).fresh(checkpoint_id)
 
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
@@ -380,67 +403,65 @@ class Coordinator:
         shrinks those to tombstones. Continues what others began; does nothing that a concurrent commit could miss, since
         what a head does not retain no later head does."""
         now = self.log()
-        if not any(self._left_behind(now)):
+        note_head(self._storage, now, now.head_id)
+        if now.past is None or not now.summary.dropping:
             return CleanUp(deleted_files=0, shrunk=())
         needed, now = self._needed(now)
-        current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
-        to_publish = dict(now.publications())
-        replaced, dropped = self._left_behind(now)
+        waiting = [u for u in now.summary.unpublished if u.id in now.summary.dropping]
+        unpublished = {u.id for u in waiting if self._storage.stat(paths.published(u.interval, u.id)) is None}
         deleted, shrunk = 0, []
-        entries: list[Record | Tombstone] = [*replaced, *dropped]
-        for entry in entries:
-            if isinstance(entry, Record) and self._unpublished(entry, to_publish):
-                continue  # its sink hook needs the whole record; whoever publishes it cleans up after
+        for checkpoint_id in now.summary.dropping:
             # Before the deletes: the generation says that it is still what was judged.
-            info = self._storage.stat(paths.record(entry.id))
-            if info is None:
-                raise CorruptFile(f"{paths.record(entry.id)} vanished from the log")
-            doomed = {o.handle.path for o in outputs_of(entry)}
+            info = self._storage.stat(paths.record(checkpoint_id))
+            entry = self._fresh(checkpoint_id)
+            if info is None or entry is None:
+                raise CorruptFile(f"{paths.record(checkpoint_id)} vanished from the log")
+            if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
+                continue  # its sink hook needs the whole record; whoever publishes it cleans up after
+            deleted += self._collect(now, entry, needed)
             if isinstance(entry, Record):
-                doomed |= {h.path for h in self._state_files(entry.content, gone_before=True)}
-                doomed.add(paths.prepared(entry.content.attempt))
-            for path in _manifests_last(doomed - needed):
-                deleted += self._storage.delete(path)
-            tombstone = tombstone_of(entry) if isinstance(entry, Record) else entry
-            if entry.id not in current:
-                tombstone = replace(tombstone, outputs=())
-            with suppress(PreconditionFailed):  # somebody else shrank it
-                self._storage.replace(
-                    paths.record(entry.id), record_codec.encode(tombstone), generation=info.generation
-                )
-                if isinstance(entry, Record):
+                with suppress(PreconditionFailed):  # somebody else shrank it
+                    tombstone = record_codec.encode(tombstone_of(entry))
+                    self._storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
                     shrunk.append(entry.id)
         return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
 
-    def _unpublished(self, record: Record, to_publish: Mapping[Interval, int]) -> bool:
-        marks = [paths.published(interval, n) for interval, n in to_publish.items() if n == record.id]
-        return any(self._storage.stat(mark) is None for mark in marks)
-
-    def _left_behind(self, now: Log) -> tuple[list[Tombstone], list[Record]]:
-        """Tombstones whose outputs were replaced, and whole records that are no longer retained, by id."""
-        current = {checkpoint_id for checkpoint_id, _ in now.current_outputs().values()}
-        entries = [entry for _, entry in sorted(now.entries.items())]
-        replaced = [e for e in entries if isinstance(e, Tombstone) and e.outputs and e.id not in current]
-        return replaced, [e for e in entries if isinstance(e, Record) and e.id not in now.retained]
+    def _collect(self, now: Log, entry: Record | Tombstone, needed: set[str]) -> int:
+        """Deletes the files of a commit that nobody needs; how many. How its attempt ended is written first, since its
+        ``prepared.json`` goes, which leads there otherwise."""
+        doomed: set[str] = set()
+        if isinstance(entry, Record):
+            create_settled(self._storage, AttemptEnd(attempt=entry.content.attempt, id=entry.id))
+            doomed |= {h.path for h in self._state_files(entry.content, gone_before=True)}
+            doomed.add(paths.prepared(entry.content.attempt))
+        interval, path, settled = interval_of(entry), "", None
+        if kind_of(entry) == "interval" and interval is not None and now.publication_of(interval) != entry.id:
+            path = paths.settled(interval, entry.id, "interval")
+            info, settled = self._storage.stat(path), read_settled(self._storage, Fact(interval, entry.id, "interval"))
+            doomed |= {o.handle.path for o in settled.outputs}
+        deleted = sum([self._storage.delete(p) for p in _manifests_last(doomed - needed)])
+        if settled is not None and info is not None and settled.outputs:
+            with suppress(PreconditionFailed):  # somebody else did
+                collected = replace(settled, outputs=(), collected=True)
+                self._storage.replace(path, record_codec.encode(collected), generation=info.generation)
+        return deleted
 
     def _needed(self, now: Log) -> tuple[set[str], Log]:
-        """Paths that the retained checkpoints and the current outputs need, and the log that says so: a newer one than ``now`` if
-        a commit dropped a checkpoint meanwhile and its manifest is gone."""
+        """Paths that the retained checkpoints need, and the log that says so: a newer one than ``now`` if a commit dropped a
+        checkpoint meanwhile and its manifest is gone."""
         while True:
             try:
                 return {h.path for h in self._referenced(now)}, now
             except CorruptFile:
-                newer = self.log()
+                newer = self.log(now)
                 if newer.head_id == now.head_id:
                     raise
                 now = newer
 
     def _referenced(self, now: Log) -> Iterable[Handle]:
-        """Files that the retained checkpoints and the current outputs need."""
+        """Files that the retained checkpoints need."""
         for record in now.completed():
             yield from self._state_files(record.content)
-        for _, outputs in now.current_outputs().values():
-            yield from (o.handle for o in outputs)
 
     def _files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
         yield from self._state_files(content, gone_before=gone_before)
@@ -547,6 +568,6 @@ def tombstone_of(record: Record) -> Tombstone:
         late_watermark_ms=content.time.late_watermark_ms,
         descriptors_hash=descriptors_hash(content),
         reproduces=record.reproduces,
-        outputs=content.outputs,
+        outputs=(),
         replace_overlapping=content.permissions.replace_overlapping,
     )

@@ -16,7 +16,7 @@ _NAMED = 10
 
 def explain_drop(log: Log, checkpoint_id: int) -> str | None:
     """One line that says that retention dropped the checkpoint, and what is there instead; None if the log does not say so."""
-    entry = log.entries.get(checkpoint_id)
+    entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord) or checkpoint_id in log.retained:
         return None
     interval = interval_of(entry)

@@ -70,21 +70,13 @@ def plan_base(
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
     """The intervals with current output that overlap ``interval`` and are other than it, with the id of that output, by time.
     An interval without rows has output too."""
-    found = ((i, n) for i, (n, _) in log.current_outputs().items() if i != interval and i.overlaps(interval))
-    return sorted(found)
+    return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
 
 
 def is_superseded(log: Log, candidate: Record) -> bool:
     """Whether a later commit of the same interval left another state. It counts also when it was dropped: retention must not
     bring back the result that it replaced. One that validation refused does not count."""
-    return any(
-        e.id > candidate.id
-        and kind_of(e) in ("interval", "restore")
-        and interval_of(e) == candidate.content.interval
-        and not left_same_state(e, candidate)
-        and log.quarantine_above(e.id) is None
-        for e in log.commits()
-    )
+    return any(log.quarantine_above(e.id) is None for e in log.superseding(candidate))
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
@@ -101,7 +93,8 @@ def reproduces(log: Log, content: Content) -> int | None:
     stale, so that nobody goes on from one while a part of its output is gone."""
     if content.kind == "consolidate":
         return content.base_id
-    before = [e for e in log.commits() if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
+    near = log.commits_near(content.interval)
+    before = [e for e in near if interval_of(e) == content.interval and kind_of(e) in ("interval", "restore")]
     if content.kind != "interval" or not before or overlapping_outputs(log, content.interval):
         return None
     superseded = before[-1]

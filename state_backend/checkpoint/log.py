@@ -1,6 +1,8 @@
 """The log of a pipeline as one value: what was committed, what still counts, what was refused.
 
-Everything that is decided about checkpoints is decided over this value; ``read_log`` is the only thing here that reads.
+Everything that is decided about checkpoints is decided over this value. ``read_log`` reads little: the newest record, whose summary
+says what still matters of all below it, and the checkpoints that it retains. What else is asked of a log is looked up by name, as
+``past.py`` describes; ``commits`` and ``entries`` give everything, and read everything.
 """
 
 from __future__ import annotations
@@ -8,49 +10,54 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from typing import Any
 
+from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.past import Entry, Fact, Past
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptRecord
-from state_backend.values.handles import FileInfo
+from state_backend.values.errors import CorruptRecord, NotFound
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
     Content,
+    Head,
     OutputFile,
     Quarantine,
     Record,
     Retained,
     RunRef,
+    Summary,
     SweepRecord,
     Tombstone,
 )
 
-Entry = Record | SweepRecord | Tombstone
+__all__ = ["Entry", "Fact", "Log", "read_log", "read_on"]
 
 
 @dataclass(frozen=True)
 class Log:
-    """Entries by id, dense from 1, and the ids that validation refused."""
+    """Entries by id, dense from 1, and the ids that validation refused. ``past``: where what lies below the newest record is looked
+    up; None: all entries are in ``entries``. ``hint``: the id that ``HEAD.json`` says; 0: there is none."""
 
     entries: Mapping[int, Entry] = field(default_factory=dict)
     quarantined: Mapping[int, Quarantine] = field(default_factory=dict)
+    past: Past | None = field(default=None, compare=False)
+    hint: int = field(default=0, compare=False)
 
     @property
     def head_id(self) -> int:
         """The highest id; 0 for an empty log."""
-        return max(self.entries, default=0)
+        return self.past.head_id if self.past is not None else max(self.entries, default=0)
 
     @cached_property
     def retained(self) -> dict[int, Retained]:
         """What is completed, by id: exactly what the head lists. The head is never a tombstone, since it retains itself."""
-        if not self.entries:
+        if not self.head_id:
             return {}
         head = self.entries[self.head_id]
         if isinstance(head, Tombstone):
@@ -59,11 +66,17 @@ class Log:
             )
         return {r.id: r for r in head.retained}
 
+    @property
+    def recorded_summary(self) -> Summary | None:
+        """The newest record's; None for an empty log, and where an older release wrote it."""
+        head = self.entries[self.head_id] if self.head_id else None
+        return None if head is None or isinstance(head, Tombstone) else head.summary
+
     def completed(self) -> list[Record]:
         """The retained checkpoints, by id."""
         found = []
         for checkpoint_id in sorted(self.retained):
-            entry = self.entries.get(checkpoint_id)
+            entry = self.entry(checkpoint_id)
             if not isinstance(entry, Record):
                 raise CorruptRecord(
                     f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole"
@@ -71,33 +84,150 @@ class Log:
             found.append(entry)
         return found
 
+    def entry(self, checkpoint_id: int) -> Entry | None:
+        """The entry of an id, or None if the log has no such id."""
+        return self.entries.get(checkpoint_id)
+
     def commits(self) -> Iterator[Record | Tombstone]:
-        """Every commit of a checkpoint, dropped ones too, by id."""
+        """Every commit of a checkpoint, dropped ones too, by id. Reads the whole log."""
         for _, entry in sorted(self.entries.items()):
             if not isinstance(entry, SweepRecord):
                 yield entry
 
+    # --- attempts ------------------------------------------------------------------------------------------------------------
+
     def of_attempt(self, attempt: str) -> Record | Tombstone | None:
         """What an attempt committed."""
-        return next((e for e in self.commits() if attempt_of(e) == attempt), None)
+        if self.past is None:
+            return next((e for e in self.commits() if attempt_of(e) == attempt), None)
+        entry = self._end_of(attempt)
+        return None if isinstance(entry, SweepRecord) else entry
+
+    def abandoned_by(self, attempt: str) -> int | None:
+        """The id of a sweep that abandoned the attempt: it is never committed."""
+        if self.past is None:
+            return self.abandoned.get(attempt)
+        entry = self._end_of(attempt)
+        return entry.id if isinstance(entry, SweepRecord) else None
+
+    def _end_of(self, attempt: str) -> Entry | None:
+        """The entry that ended an attempt. A commit is retained; or it is dropped, and its files are to be deleted; or they are,
+        and a file by the attempt's name was written first. The attempts of a sweep have such files once a record follows it."""
+        assert self.past is not None
+        head = self.entries[self.head_id]
+        if isinstance(head, SweepRecord) and attempt in head.abandoned:
+            return head
+        near = at_once(self.past.find, sorted({*self.retained, *self.summary.dropping}))
+        for entry in near:
+            if entry is not None and not isinstance(entry, SweepRecord) and attempt_of(entry) == attempt:
+                return entry
+        ended = self.past.ended(attempt)
+        return self.entry(ended) if ended is not None else None
 
     @cached_property
     def abandoned(self) -> dict[str, int]:
-        """Attempts that a sweep abandoned, with the id of the last sweep that did: none of them is ever committed."""
+        """Attempts that a sweep abandoned, with the id of the last sweep that did: none of them is ever committed. Reads the whole
+        log."""
         sweeps = sorted((e for e in self.entries.values() if isinstance(e, SweepRecord)), key=lambda e: e.id)
         return {attempt: sweep.id for sweep in sweeps for attempt in sweep.abandoned}
+
+    def ended_attempts(self) -> set[str]:
+        """Every attempt that was committed or abandoned. Lists them all."""
+        if self.past is None:
+            return {attempt_of(e) for e in self.commits()} | self.abandoned.keys()
+        near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping})]
+        own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
+        return own.union(self.past.all_ended(), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
+
+    # --- intervals -----------------------------------------------------------------------------------------------------------
+
+    def commits_near(self, interval: Interval, *, after: int = 0) -> list[Record | Tombstone]:
+        """Every commit, dropped ones too, with a higher id than ``after`` and of an interval that overlaps this one, by id."""
+        if self.past is None:
+            every = [e for e in self.commits() if e.id > after]
+            return [e for e in every if (i := interval_of(e)) is not None and i.overlaps(interval)]
+        ids = sorted({f.id for f in self._facts(interval) if f.kind != "replaced" and f.id > after})
+        self.past.load(ids)
+        found = (self.entries[n] for n in ids)
+        return [e for e in found if not isinstance(e, SweepRecord)]
+
+    def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
+        """The intervals with current output that overlap ``interval``, itself included, with the id of that output, by time. An
+        interval without rows has output too."""
+        if self.past is None:
+            return sorted((i, n) for i, (n, _) in self.current_outputs().items() if i.overlaps(interval))
+        last = _last(self._facts(interval))
+        return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
+
+    def publication_of(self, interval: Interval) -> int | None:
+        """The id of the last commit that made the output of exactly this interval, or replaced it."""
+        if self.past is None:
+            return dict(self.publications()).get(interval)
+        return next((f.id for f in _last(self._facts(interval)) if f.interval == interval), None)
+
+    def superseding(self, candidate: Record) -> list[Record | Tombstone]:
+        """The later commits, dropped ones too, of the same interval that left another state than this completed checkpoint."""
+        if self.past is None:
+            return [
+                e
+                for e in self.commits()
+                if e.id > candidate.id
+                and kind_of(e) in ("interval", "restore")
+                and interval_of(e) == candidate.content.interval
+                and not left_same_state(e, candidate)
+            ]
+        by = next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
+        return [e for e in (self.entries[n] for n in by) if not isinstance(e, SweepRecord)]
+
+    def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
+        """The files of a commit whose output is current, also after its record was shrunk. StorageUnavailable if they were deleted
+        since this log was read."""
+        entry = self.entries[checkpoint_id]
+        if isinstance(entry, Record):
+            return entry.content.outputs
+        if isinstance(entry, SweepRecord) or entry.outputs or self.past is None or entry.interval is None:
+            return entry.outputs if isinstance(entry, Tombstone) else ()
+        return self.past.outputs(Fact(entry.interval, checkpoint_id, "interval"))
 
     def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Per interval the id and files of its current output: those of its highest id, dropped or not. Only the kind
         ``interval`` makes output; a rewind or a consolidation leaves what is there. Output that a commit with
-        ``replace_overlapping`` overlapped is not current."""
-        return self._outputs[0]
+        ``replace_overlapping`` overlapped is not current. Reads a file per interval."""
+        if self.past is None:
+            return self._outputs[0]
+        return self._with_files([f for f in _last(self._facts(None)) if f.kind == "interval"])
+
+    def current_outputs_within(self, span: Interval) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
+        """Those of ``current_outputs`` whose interval lies within the span. Reads a file for each of them."""
+        if self.past is None:
+            found = self._outputs[0]
+            return {i: o for i, o in found.items() if span.start <= i.start and i.end <= span.end}
+        last = [f for f in _last(self._facts(span)) if f.kind == "interval"]
+        return self._with_files([f for f in last if span.start <= f.interval.start and f.interval.end <= span.end])
+
+    def _with_files(self, facts: list[Fact]) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
+        assert self.past is not None
+        whole = {c.id: c.content.outputs for c in self.completed()}
+        there = at_once(self.past.outputs, [f for f in facts if f.id not in whole])
+        files = whole | dict(zip((f.id for f in facts if f.id not in whole), there, strict=True))
+        return {f.interval: (f.id, files[f.id]) for f in facts}
 
     def publications(self) -> list[tuple[Interval, int]]:
         """What a sink was or is to be told, in the order of commits: an interval, and the id of the commit that changed its
         output. That commit is of the interval itself, or of one that replaced it; then the interval has no output. The last id of
-        an interval counts."""
-        return self._outputs[1]
+        an interval counts. Lists all that was settled."""
+        if self.past is None:
+            return self._outputs[1]
+        told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
+        return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
+
+    def _facts(self, interval: Interval | None) -> list[Fact]:
+        """What happened to the intervals that overlap this one, or to all (None): below the newest record by name, and by that."""
+        assert self.past is not None
+        head = self.entries[self.head_id]
+        own = facts_of(head) if isinstance(head, Record) else []
+        below = self.past.facts(interval, self.summary.levels)
+        return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
 
     @cached_property
     def _outputs(self) -> tuple[dict[Interval, tuple[int, tuple[OutputFile, ...]]], list[tuple[Interval, int]]]:
@@ -124,20 +254,55 @@ class Log:
             publications.append((interval, entry.id))
         return current, publications
 
+    # --- marks ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def summary(self) -> Summary:
+        """The newest record's. CorruptRecord where it has none."""
+        found = self.recorded_summary
+        if found is None:
+            raise CorruptRecord(f"{paths.record(self.head_id)} has no summary: an older release wrote it")
+        return found
+
     def quarantine_above(self, checkpoint_id: int) -> int | None:
         """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable. Ancestors end at a rewind that
         was allowed to go back to a quarantined one."""
+        judged, lowest = None, 0
+        if self.past is not None:
+            if not self.quarantined:
+                return None
+            lowest = min(self.quarantined)  # an ancestor has a smaller id than what descends from it
+            known = self.recorded_summary or Summary()
+            if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
+                judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
+                if judged is None or judged in self.quarantined:
+                    lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
         at: int | None = checkpoint_id
-        while at is not None:
+        while at is not None and at >= lowest:
             if at in self.quarantined:
                 return at
-            entry = self.entries.get(at)
+            entry = self.entry(at)
             if entry is None or isinstance(entry, SweepRecord):
                 raise CorruptRecord(
                     f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log"
                 )
             at = vouched_base_of(entry)
-        return None
+        return judged if judged in self.quarantined else None
+
+
+def facts_of(record: Record) -> list[Fact]:
+    """What a commit did, to its own interval and to those that it replaced."""
+    own = Fact(record.content.interval, record.id, record.content.kind)
+    return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
+
+
+def _last(facts: Iterable[Fact]) -> list[Fact]:
+    """Of each interval what counts for its output: that of the highest id."""
+    last: dict[Interval, Fact] = {}
+    for fact in facts:
+        if fact.kind in ("interval", "replaced") and (fact.interval not in last or last[fact.interval].id < fact.id):
+            last[fact.interval] = fact
+    return list(last.values())
 
 
 # A record and its tombstone answer the same questions.
@@ -214,104 +379,116 @@ def _hash(content: Content, key: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def check_end_of_log(storage: Storage, head_id: int) -> None:
-    """A newest record that was lost leaves no hole, and what it replaced or made stale would count again. Publishing marks
-    that speak of it give it away: CorruptRecord."""
-    for info in storage.list(paths.PUBLISHED):
-        spoken_of = paths.published_id(info.path) or 0
-        # A look at the record itself: it may have been committed since the log was read.
-        if spoken_of > head_id and storage.stat(paths.record(spoken_of)) is None:
-            raise CorruptRecord(
-                f"{paths.record(spoken_of)} is missing: {info.path} speaks of it, but the log ends at {head_id}; put the record "
-                "back from a copy"
-            )
-
+# --- reading -------------------------------------------------------------------------------------------------------------------
 
 _READ_ROUNDS = 10
 
 
-def read_log(storage: Storage) -> Log:
-    """Reads all heads. Raises CorruptRecord for one that can't be decoded or an id that is missing: a checkpoint that is
-    left out silently would be an older state taken for the newest.
+def read_log(storage: Storage, before: Log | None = None) -> Log:
+    """Reads the newest record and the checkpoints that it retains. Raises CorruptRecord for one that can't be decoded or is missing:
+    a checkpoint that is left out silently would be an older state taken for the newest.
 
     Others may commit and shrink meanwhile, so that the newest record seen retains what is a tombstone by now; then it reads
-    again, until what it saw fits together.
+    again, until what it saw fits together. ``before``: what the same call has read already; checkpoints that are retained still are
+    not read again.
     """
+    known = before.past.known if before is not None and before.past is not None else {}
     for attempt in range(_READ_ROUNDS):
         try:
-            log = _read_once(storage)
+            log = _read_once(storage, known)
         except CorruptRecord as error:
             raise CorruptRecord(
                 f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
             ) from error
         try:
+            if log.past is not None:
+                log.past.load(log.retained)
             log.completed()
-        except CorruptRecord:
-            if attempt == _READ_ROUNDS - 1:
-                raise
+        except CorruptRecord as error:
+            if attempt == _READ_ROUNDS - 1 or storage.stat(paths.record(log.head_id + 1)) is None:
+                raise CorruptRecord(
+                    f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
+                ) from error
             continue
         break
     return log
 
 
-# An entry is immutable under its generation, so it is read and checked once per storage; a commit looks at the log several
-# times. By path and generation; the oldest go when it is full.
-_seen: WeakKeyDictionary[Storage, dict[tuple[str, int], Entry]] = WeakKeyDictionary()
-_SEEN_ENTRIES = 4096
-
-
-def _read_entry(storage: Storage, info: FileInfo, checkpoint_id: int) -> Entry:
-    known = _seen.setdefault(storage, {})
-    entry = known.get((info.path, info.generation))
-    if entry is None:
-        found: Any = record_codec.decode(storage.read(info.path), info.path, Record, SweepRecord, Tombstone)
-        entry = cast(Entry, found)
-        if entry.id != checkpoint_id:
-            raise CorruptRecord(f"{info.path}: it says that it is checkpoint {entry.id}")
-        while len(known) >= _SEEN_ENTRIES:
-            known.pop(next(iter(known)), None)
-        known[info.path, info.generation] = entry
-    return entry
-
-
-def _look(storage: Storage, checkpoint_id: int) -> Entry | None:
-    """A record by its name. A network disk may list a directory as it was some seconds ago, without what another host created in
-    it since; opening a file asks the server."""
-    info = storage.stat(paths.record(checkpoint_id))
-    return None if info is None else _read_entry(storage, info, checkpoint_id)
+def read_whole_log(storage: Storage) -> Log:
+    """Reads every record, for who looks at all of them, some at a time. Raises CorruptRecord as ``read_log``, and for any id that is
+    missing."""
+    log = read_log(storage)
+    if log.past is not None:
+        log.past.load(range(1, log.head_id + 1))
+    return log
 
 
 def read_on(storage: Storage, log: Log) -> Log:
-    """The log with what lies behind its end, each record looked for by its name; the same value if there is nothing. For who is
-    about to refuse because of what the log lacks: the listing that it was read by may have been stale."""
-    entries = dict(log.entries)
-    while (entry := _look(storage, len(entries) + 1)) is not None:
-        entries[entry.id] = entry
-    return log if len(entries) == len(log.entries) else Log(entries, log.quarantined)
+    """The log with what lies behind its end; the same value if there is nothing. For who is about to refuse because of what the log
+    lacks."""
+    newer = read_log(storage, log)
+    return log if newer.head_id == log.head_id else newer
 
 
-def _read_once(storage: Storage) -> Log:
-    entries: dict[int, Entry] = {}
+def _read_once(storage: Storage, known: Mapping[int, Entry]) -> Log:
+    hint = _read_hint(storage)
+    probe, head_id = Past(storage, 0, known), hint or _last_listed(storage)
+    head = probe.find(head_id) if head_id else None
+    if head_id and head is None:
+        raise CorruptRecord(
+            f"{paths.record(head_id)} is missing: {paths.HEAD} speaks of it, but the log ends before it"
+        )
+    while (following := probe.find(head_id + 1)) is not None:
+        head_id, head = head_id + 1, following
+    quarantined = _read_quarantined(storage)
+    if head is None:
+        return Log({}, quarantined)
+    past = Past(storage, head_id, {**known, head_id: head})
+    log = Log(past, quarantined, past, hint)
+    if log.recorded_summary is not None:
+        return log
+    # As an older release left it, or damaged: everything is read, and the next commit writes the summary.
+    past.load(range(1, past.head_id + 1))
+    return Log(dict(past.items()), quarantined, None, hint)
+
+
+def _read_hint(storage: Storage) -> int:
+    """What ``HEAD.json`` says; 0 if there is none."""
+    try:
+        return record_codec.decode(storage.read(paths.HEAD), paths.HEAD, Head).id
+    except NotFound:
+        return 0
+
+
+def _last_listed(storage: Storage) -> int:
+    """The highest id of a full listing, for a root without ``HEAD.json``. CorruptRecord for a hole, and if marks of a later
+    checkpoint show that the newest record was lost, which leaves no hole: what it replaced or made stale would count again."""
+    ids = set()
     for info in storage.list(paths.CHECKPOINTS):
         checkpoint_id = paths.record_id(info.path)
         if checkpoint_id is None:
             raise CorruptRecord(f"{info.path}: no such file belongs here")
-        entries[checkpoint_id] = _read_entry(storage, info, checkpoint_id)
-    for checkpoint_id in sorted(set(range(1, max(entries, default=0) + 1)) - set(entries)):
-        unlisted = _look(storage, checkpoint_id)
-        if unlisted is None:
+        ids.add(checkpoint_id)
+    last = max(ids, default=0)
+    for checkpoint_id in sorted(set(range(1, last + 1)) - ids):
+        # A network disk may list a directory as it was some seconds ago; opening a file asks the server.
+        if storage.stat(paths.record(checkpoint_id)) is None:
             raise CorruptRecord(f"{paths.record(checkpoint_id)}: missing from the log, though later records are there")
-        entries[checkpoint_id] = unlisted
-    # The newest record is never a tombstone, so that one behind it was created since the listing, or left out by it.
-    while entries and isinstance(entries[max(entries)], Tombstone):
-        unlisted = _look(storage, max(entries) + 1)
-        if unlisted is None:
-            break
-        entries[unlisted.id] = unlisted
+    for info in storage.list(paths.PUBLISHED):
+        spoken_of = paths.published_id(info.path) or 0
+        if spoken_of > last and storage.stat(paths.record(spoken_of)) is None:
+            raise CorruptRecord(
+                f"{paths.record(spoken_of)} is missing: {info.path} speaks of it, but the log ends at {last}; put the record "
+                "back from a copy"
+            )
+    return last
+
+
+def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
     quarantined = {}
     for info in storage.list(paths.QUARANTINE):
         mark = record_codec.decode(storage.read(info.path), info.path, Quarantine)
         if paths.quarantine(mark.id) != info.path:
             raise CorruptRecord(f"{info.path}: it says that it is of checkpoint {mark.id}")
         quarantined[mark.id] = mark
-    return Log(entries, quarantined)
+    return quarantined

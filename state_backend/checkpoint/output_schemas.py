@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, interval_of, kind_of
 from state_backend.formats.schema_evolution import compare_schemas
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
@@ -18,17 +18,21 @@ from state_backend.values.records import Content, OutputFile, Record, SweepRecor
 def recorded_schemas(log: Log) -> tuple[dict[str, Any], ...]:
     """All schemas that output has had, oldest first; none in a root of an older release. The newest commit retains itself, so it is
     whole."""
-    for checkpoint_id in range(log.head_id, 0, -1):
-        entry = log.entries[checkpoint_id]
-        if not isinstance(entry, SweepRecord):
-            return entry.output_schemas if isinstance(entry, Record) else ()
-    return ()
+    newest = log.entry(max(log.retained, default=0))
+    return newest.output_schemas if isinstance(newest, Record) else ()
 
 
 def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
     """A current output file of the highest id that has any; of late rows, if ``late``."""
-    files = ((n, file) for n, files in log.current_outputs().values() for file in files if file.late == late)
-    return max(files, key=lambda found: found[0], default=(0, None))[1]
+    for checkpoint_id in range(log.head_id, 0, -1):
+        entry = log.entries[checkpoint_id]
+        if isinstance(entry, SweepRecord) or kind_of(entry) != "interval" or (interval := interval_of(entry)) is None:
+            continue
+        if log.publication_of(interval) == checkpoint_id:
+            files = [file for file in log.outputs(checkpoint_id) if file.late == late]
+            if files:
+                return files[0]
+    return None
 
 
 def output_so_far(log: Log) -> dict[str, Any] | OutputFile | None:

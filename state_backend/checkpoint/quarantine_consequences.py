@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from state_backend.checkpoint.log import Log, base_of, interval_of
 from state_backend.values.intervals import Interval
+from state_backend.values.records import SweepRecord
 from state_backend.values.rerun import Rerun
 
 
@@ -20,12 +21,18 @@ class Consequences:
 
 def plan_consequences(log: Log, refused: int) -> Consequences:
     """Of refusing this checkpoint: its own output, and that of every commit that descends from it."""
-    descends = {refused}
-    for entry in log.commits():  # by id, so that a base comes before what starts from it
+    descends, published, own = {refused}, [], None
+    for checkpoint_id in range(refused, log.head_id + 1):  # by id, so that a base comes before what starts from it
+        entry = log.entries[checkpoint_id]
+        if isinstance(entry, SweepRecord) or (interval := interval_of(entry)) is None:
+            continue
         if base_of(entry) in descends:
-            descends.add(entry.id)
-    published = sorted((i, n) for i, (n, _) in log.current_outputs().items() if n in descends)
-    own = next((interval_of(entry) for entry in log.commits() if entry.id == refused), None)
+            descends.add(checkpoint_id)
+        if checkpoint_id == refused:
+            own = interval
+        if checkpoint_id in descends and (interval, checkpoint_id) in log.outputs_near(interval):
+            published.append((interval, checkpoint_id))
+    published.sort()
     intervals = [interval for interval, _ in published] or ([own] if own is not None else [])
     if not intervals:
         return Consequences(published=(), rerun=None)

@@ -99,7 +99,7 @@ def _committed_after(log: Log, end: datetime) -> Rerun | None:
 
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     """The completed checkpoint ``target``, if it may be used. Raises as ``plan_rewind``."""
-    entry = log.entries.get(target)
+    entry = log.entry(target)
     usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
     there = f"usable are {_ranges(usable) or 'none'}"
     if entry is None or isinstance(entry, SweepRecord):
@@ -318,10 +318,9 @@ def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone 
     entry = now.of_attempt(attempt)
     if entry is not None:
         return entry.content if isinstance(entry, Record) else entry
-    if attempt in now.abandoned:
-        raise Swept(
-            f"{coordinator.pipeline}: sweep {now.abandoned[attempt]} abandoned attempt {attempt}; take a new uuid"
-        )
+    sweep = now.abandoned_by(attempt)
+    if sweep is not None:
+        raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; take a new uuid")
     if coordinator.storage.stat(paths.prepared(attempt)) is None:
         return None
     return coordinator.load_prepared(attempt).content

@@ -20,15 +20,16 @@ Files whose path it does not know stay where they are.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar, get_args
 from uuid import uuid4
 
+from state_backend.checkpoint.append import append
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log, attempt_of, read_log, read_on
+from state_backend.checkpoint.log import Log, read_log, read_on
+from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.past import Fact, read_settled
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
@@ -43,10 +44,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import Record, Savepoint, SweepRecord, ValidationMode
-
-T = TypeVar("T")
-R = TypeVar("R")
+from state_backend.values.records import Record, Savepoint, SweepRecord, Tombstone
 
 log = logging.getLogger("cairn")
 
@@ -54,7 +52,6 @@ MIN_AGE = timedelta(days=3)
 """An attempt that wrote nothing for so long is taken for dead: a weekend in which nobody cleared its tasks."""
 
 _ROUNDS = 100
-_PARALLELISM = 8
 # By first folder: what attempts write there. Anything else under these folders is not ours to delete.
 _ENDINGS = {
     "shared": (".sst", ".log", ".manifest"),
@@ -101,9 +98,9 @@ def plan_sweep(
     """
     _check_end_of_log(files, now)
     oldest_ms = now_ms - min_age_ms
-    finished = {attempt_of(e) for e in now.commits()} | now.abandoned.keys()
+    finished = now.ended_attempts()
     alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
-    outdated = _outdated_marks(now)
+    outdated = _outdated_marks(files, now)
     abandon, delete, unknown = set(), [], []
     for file in files:
         attempt = _attempt_of(file.path)
@@ -151,22 +148,24 @@ def _agreed_plan(
     storage: Storage, files: Sequence[FileInfo], now_ms: int, min_age_ms: int, dry_run: bool
 ) -> tuple[SweepPlan, SweepRecord | None]:
     """A plan whose abandoned attempts are in the log, and the record that says so if it is this sweep's."""
-    name, known_id = str(uuid4()), 0
+    name, known_id, told, now = str(uuid4()), 0, 0, None
     for _ in range(_ROUNDS):
-        now = read_log(storage)
+        now = read_log(storage, now)
         if now.head_id < max(known_id, _spoken_of(files, now)[0]):
             now = read_on(storage, now)
         try:
             needed = _needed(now, files, storage)
-        except NotFound as error:
-            if read_log(storage).head_id != now.head_id:
-                continue  # a commit dropped that checkpoint meanwhile, and its files went
+        except (NotFound, StorageUnavailable) as error:
+            if read_log(storage, now).head_id != now.head_id:
+                continue  # a commit dropped that checkpoint or replaced that output meanwhile, and its files went
+            if isinstance(error, StorageUnavailable):
+                raise
             raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
         plan = plan_sweep(files, now, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
             # Also after a lost answer: what this sweep abandoned is in the log by now, so there is nothing more to abandon.
-            mine = (e for e in now.entries.values() if isinstance(e, SweepRecord) and e.sweep == name)
-            return plan, next(mine, None)
+            mine = now.entry(told)
+            return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
             id=now.head_id + 1,
             retained=tuple(r for _, r in sorted(now.retained.items())),
@@ -174,12 +173,13 @@ def _agreed_plan(
             abandoned=plan.abandon,
         )
         try:
-            storage.create(paths.record(record.id), record_codec.encode(record))
+            record = append(storage, now, record)
         except (AlreadyExists, UnknownOutcome) as error:
             # Another took the id, or we can't tell: the log tells, unless a refused create is still under way.
             if isinstance(error, UnknownOutcome) and storage.stat(paths.record(record.id)) is None:
                 raise
             known_id = record.id
+            told = record.id if isinstance(error, UnknownOutcome) else told
             continue
         return plan, record
     raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
@@ -187,9 +187,14 @@ def _agreed_plan(
 
 def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
     """Every path that a record names. NotFound if a retained checkpoint's manifest is gone, which hides what it needs."""
-    entries = list(now.commits())
-    named = {h.path for entry in entries for h in handles_in(entry)}
-    whole = [e for e in entries if isinstance(e, Record)]
+    named = {o.handle.path for _, outputs in now.current_outputs().values() for o in outputs}
+    near = now.entries if now.past is None else {n: now.entries[n] for n in {*now.retained, *now.summary.dropping}}
+    named |= {h.path for entry in near.values() for h in handles_in(entry)}
+    if now.past is not None:  # output that was replaced is a clean-up's to delete
+        shrunk = (e for n, e in near.items() if n in now.summary.dropping and isinstance(e, Tombstone))
+        settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.interval is not None and e.kind == "interval")
+        named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
+    whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
     retained = [r.content for r in whole if r.id in now.retained]
     # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
@@ -212,7 +217,7 @@ def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[
             return []  # nobody needs the state of a dropped checkpoint
         return [h.path for h in handles_in(manifest)]
 
-    for found in _at_once(paths_in, strict | loose):
+    for found in at_once(paths_in, strict | loose):
         named.update(found)
     return frozenset(named)
 
@@ -226,12 +231,7 @@ def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
         except PreconditionFailed:  # written anew since: not what was judged
             return None
 
-    return [file for file in _at_once(delete, files) if file is not None]
-
-
-def _at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    with ThreadPoolExecutor(_PARALLELISM, thread_name_prefix="sweep") as pool:
-        return list(pool.map(work, items))
+    return [file for file in at_once(delete, files) if file is not None]
 
 
 def _attempt_of(path: str) -> str | None:
@@ -241,15 +241,15 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path.startswith((paths.CHECKPOINTS, paths.QUARANTINE))
+    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
 
 
-def _outdated_marks(now: Log) -> set[str]:
+def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:
     """Marks of outputs that a later commit replaced: what is published never goes back to them; and of validated checkpoints that
     are not there any more."""
     told = now.publications()
-    gone = [entry.id for entry in now.commits() if entry.id not in now.retained]
-    return {paths.validated(n, mode) for n in gone for mode in get_args(ValidationMode)} | {
+    validated = {f.path: mark[0] for f in files if (mark := paths.validated_id(f.path)) is not None}
+    return {path for path, n in validated.items() if n <= now.head_id and n not in now.retained} | {
         paths.published(interval, n) for interval, n in {*told} - {*dict(told).items()}
     }
 

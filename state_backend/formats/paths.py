@@ -1,6 +1,9 @@
 """Every durable path is built, and read back, here.
 
     checkpoints/00000000000000000042.json                            the log
+    HEAD.json                                                        the log has at least this id
+    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json        what a commit did, by the day that its interval starts in
+    settled/attempts/<attempt>.json                                  which record says what became of it
     shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest           immutable
     attempts/<attempt>/prepared.json
     output/<interval>/<attempt>/part-<shard>-<task>.parquet, late-<shard>-<task>.parquet
@@ -23,7 +26,9 @@ file system minds.
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from functools import lru_cache
 from urllib.parse import quote
 
 from state_backend.values.errors import UsageError
@@ -36,15 +41,28 @@ OUTPUT = "output/"
 PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
 VALIDATED = "validated/"
+HEAD = "HEAD.json"
+SETTLED = "settled/"
+SETTLED_COMMITS = "settled/commits/"
+SETTLED_ATTEMPTS = "settled/attempts/"
+SETTLED_DAYS = (1, 32, 1024, 32_768, 4_000_000)
+"""A settled commit lies in a folder for the period in which its interval starts. Periods are as many days long as the shortest of
+these that the interval is not longer than, so that a question about some interval is answered by two or three folders a length."""
 SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 
+_DAY_MS = 86_400_000
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
 _ID = re.compile(r"([0-9]{20})\.json")
 _MARK = re.compile(r"published/[^/]+/([0-9]{1,20})\.json")
 _OF_SAVEPOINT = re.compile(
     r"shared/[^/]+/[0-9]+-[0-9]+-[0-9]+\.sst|[^/]+/(state-[^/]+|timers)/[0-9]{5,}-[0-9]+-[0-9]+\.parquet"
 )
 _VALIDATED = re.compile(r"validated/([0-9]{20})-(fast|full)\.json")
+_SETTLED = re.compile(
+    r"settled/commits/[0-9]+d-[0-9-]+/([0-9]{8}T[0-9]{9}Z)_([0-9]{8}T[0-9]{9}Z)-([0-9]{1,20})"
+    r"-(interval|consolidate|restore|replaced)\.json"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -124,6 +142,59 @@ def published_id(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
+    """``kind``: as ``Settled.kind``."""
+    folder = _settled_folder(settled_level(interval), _period(settled_level(interval), interval.start_ms))
+    return f"{folder}{interval_name(interval)}-{checkpoint_id}-{kind}.json"
+
+
+@lru_cache(maxsize=4096)
+def parse_settled(path: str) -> tuple[Interval, int, str] | None:
+    """Interval, id and kind that a path says were settled, or None if it is none of ours."""
+    match = _SETTLED.fullmatch(path)
+    if match is None:
+        return None
+    return Interval(_instant(match[1]), _instant(match[2])), int(match[3]), match[4]
+
+
+def settled_level(interval: Interval) -> int:
+    """The index of the interval's length in ``SETTLED_DAYS``."""
+    length_ms = interval.end_ms - interval.start_ms
+    return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
+
+
+def settled_folders(interval: Interval, levels: Iterable[int]) -> list[str]:
+    """The folders in which everything lies that was settled of those lengths and overlaps the interval."""
+    return [
+        _settled_folder(level, period)
+        for level in levels
+        for period in range(
+            _period(level, interval.start_ms - SETTLED_DAYS[level] * _DAY_MS + 1),
+            _period(level, interval.end_ms - 1) + 1,
+        )
+    ]
+
+
+def _period(level: int, ms: int) -> int:
+    return ms // (SETTLED_DAYS[level] * _DAY_MS)
+
+
+def _settled_folder(level: int, period: int) -> str:
+    """By the date of the period's first day; one that begins before the year 1 has that year's first."""
+    first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
+    return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
+
+
+def attempt_end(attempt: str) -> str:
+    return f"{SETTLED_ATTEMPTS}{attempt}.json"
+
+
+def ended_attempt(path: str) -> str | None:
+    """The attempt that a path says has ended, or None if it is none of ours."""
+    name = path.removeprefix(SETTLED_ATTEMPTS)
+    return name.removesuffix(".json") if name != path and name.endswith(".json") and "/" not in name else None
+
+
 def quarantine(checkpoint_id: int) -> str:
     """Of the mark that a checkpoint was refused after its commit."""
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
@@ -145,5 +216,9 @@ def interval_name(interval: Interval) -> str:
     return f"{_compact(interval.start)}_{_compact(interval.end)}"
 
 
+def _instant(text: str) -> datetime:
+    return datetime.strptime(f"{text[:-1]}000", "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+
+
 def _compact(instant: datetime) -> str:
-    return instant.strftime("%Y%m%dT%H%M%S") + f"{instant.microsecond // 1000:03d}Z"
+    return f"{instant.year:04d}" + instant.strftime("%m%dT%H%M%S") + f"{instant.microsecond // 1000:03d}Z"

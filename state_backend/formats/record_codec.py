@@ -28,8 +28,10 @@ from state_backend.formats.paths import check_name
 from state_backend.values.errors import CorruptRecord, UsageError
 from state_backend.values.key_groups import MAX_MAX_PARALLELISM, KeyGroupRange, check_parallelism
 from state_backend.values.records import (
+    AttemptEnd,
     Claim,
     Content,
+    Head,
     InlineFile,
     KeyGroupState,
     LocalFile,
@@ -39,6 +41,7 @@ from state_backend.values.records import (
     Record,
     Refused,
     Savepoint,
+    Settled,
     ShardChanges,
     ShardManifest,
     SweepRecord,
@@ -62,6 +65,9 @@ _TYPES: dict[str, type] = {
     "refused": Refused,
     "validated": Validated,
     "published": Published,
+    "settled": Settled,
+    "attempt-end": AttemptEnd,
+    "head": Head,
     "savepoint": Savepoint,
     "claim": Claim,
 }

@@ -6,7 +6,7 @@ Instants are ISO 8601 in UTC, sizes bytes, ages seconds, digests 16 hex digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -17,12 +17,12 @@ from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import KeyGroupState, Record, ShardManifest, StateDescriptor, SweepRecord, Tombstone
 
 
-def describe_log(log: Log, written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
-    """One row per entry, newest first. ``written_ms``: when each record was last written, by id; for a dropped checkpoint that is
+def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
+    """One row for each entry of ``ids``, newest first. ``written_ms``: when each record was last written, by id; for a dropped checkpoint that is
     when it was shrunk."""
     return [
-        _row(log, entry, (now_ms - written_ms[entry.id]) // 1000 if entry.id in written_ms else None)
-        for _, entry in sorted(log.entries.items(), reverse=True)
+        _row(log, log.entries[n], (now_ms - written_ms[n]) // 1000 if n in written_ms else None)
+        for n in sorted(ids, reverse=True)
     ]
 
 
@@ -56,11 +56,11 @@ def _columns(
 
 def state_of(log: Log, entry: Record | Tombstone) -> str:
     """``completed``, ``stale by N``, ``replaced by N``, ``quarantined``, ``descends from quarantined N``, or ``dropped``."""
-    refused = log.quarantine_above(entry.id)
-    if refused == entry.id:
+    if entry.id in log.quarantined:
         return "quarantined"
     if entry.id not in log.retained:
         return "dropped"
+    refused = log.quarantine_above(entry.id)
     if refused is not None:
         return f"descends from quarantined {refused}"
     stale_by = log.retained[entry.id].stale_by

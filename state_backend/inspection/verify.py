@@ -24,7 +24,7 @@ from typing import Any
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import intervals_of, plan_base
-from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.log import Log, read_log, read_whole_log
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
@@ -36,14 +36,17 @@ from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.key_groups import check_whole, range_of
 from state_backend.values.records import (
+    AttemptEnd,
     CanonicalFile,
     Content,
+    Head,
     Permissions,
     Prepared,
     Published,
     Quarantine,
     Record,
     Refused,
+    Settled,
     ShardManifest,
     SweepRecord,
     Tombstone,
@@ -57,6 +60,9 @@ _DECODED: Mapping[str, tuple[type, ...]] = {
     paths.PUBLISHED: (Published,),
     paths.VALIDATED: (Validated,),
     paths.ATTEMPTS: (Prepared, Refused),
+    paths.SETTLED_COMMITS: (Settled,),
+    paths.SETTLED_ATTEMPTS: (AttemptEnd,),
+    paths.HEAD: (Head,),
 }
 
 _READERS = 8
@@ -225,7 +231,7 @@ def verify_files(
 
 def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
     try:
-        return read_log(storage), []
+        return read_whole_log(storage), []
     except CorruptRecord as error:
         return None, [str(error)]
 
@@ -248,8 +254,24 @@ def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
 
 
 def _path_of(
-    value: Record | SweepRecord | Tombstone | Quarantine | Published | Prepared | Refused | Validated,
+    value: Record
+    | SweepRecord
+    | Tombstone
+    | Quarantine
+    | Published
+    | Prepared
+    | Refused
+    | Validated
+    | Settled
+    | AttemptEnd
+    | Head,
 ) -> str:
+    if isinstance(value, Head):
+        return paths.HEAD
+    if isinstance(value, AttemptEnd):
+        return paths.attempt_end(value.attempt)
+    if isinstance(value, Settled):
+        return paths.settled(value.interval, value.id, value.kind)
     if isinstance(value, Refused):
         return paths.refused(value.attempt)
     if isinstance(value, Validated):
@@ -263,7 +285,11 @@ def _path_of(
 
 def _end_of_log(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
     """A record that is missing at the end leaves no hole; marks that speak of it give it away."""
-    head_id = max((paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)), default=0)
+    ids = {paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)}
+    head_id = max(ids, default=0)
+    for missing in sorted({*range(1, head_id)} - ids):
+        if storage.stat(paths.record(missing)) is None:
+            yield f"{paths.record(missing)}: missing from the log, though later records are there"
     for path in files:
         spoken_of = paths.published_id(path) or (paths.validated_id(path) or (0, ""))[0]
         if path.startswith(paths.QUARANTINE):

@@ -300,16 +300,61 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unpublished:
+    """The sink hook may still have to run: for ``interval``, whose output commit ``id`` made or replaced."""
+
+    interval: Interval
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superseded:
+    """Commits ``by`` of the same interval, later than checkpoint ``id``, left another state."""
+
+    id: int
+    by: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Checkpoint ``id`` is or descends from the quarantined checkpoint ``by``, the nearest one."""
+
+    id: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a reader of the newest record still has to know of all records below it, so that it reads none of them.
+
+    ``dropping``: ids below it that are no longer retained or whose output was replaced, and whose files may still be there.
+    ``unpublished``: intervals whose mark in ``published/`` may be missing. ``superseded``: of the retained ids. ``marks``: the
+    quarantined ids that were known; ``refused``: what they mean for the retained ids and for those that superseded one. ``levels``:
+    the lengths of intervals that there are, as ``paths.SETTLED_DAYS`` numbers them.
+    """
+
+    dropping: tuple[int, ...] = ()
+    unpublished: tuple[Unpublished, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
+    marks: tuple[int, ...] = ()
+    refused: tuple[Judged, ...] = ()
+    levels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``. ``reproduces``:
     the commit of the same interval that left the same state; then nothing became stale. ``output_schemas``: all that output of the
-    pipeline has had up to here, oldest first; the newest commit's count for all files."""
+    pipeline has had up to here, oldest first; the newest commit's count for all files. ``replaced``: intervals of other cuts whose
+    output is not current from here on. ``summary``: None in records of older releases."""
 
     id: int
     retained: tuple[Retained, ...]
     reproduces: int | None
     content: Content
     output_schemas: tuple[dict[str, Any], ...] = ()
+    replaced: tuple[Interval, ...] = ()
+    summary: Summary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,12 +366,14 @@ class SweepRecord:
     retained: tuple[Retained, ...]
     sweep: str
     abandoned: tuple[str, ...]
+    summary: Summary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
-    is None also where its marks count no more. ``replace_overlapping`` is its permission."""
+    is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: none, but where an older
+    release wrote it; ``Settled`` has them."""
 
     id: int
     kind: Kind
@@ -341,6 +388,36 @@ class Tombstone:
     outputs: tuple[OutputFile, ...]
     late_watermark_ms: int | None = None
     replace_overlapping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What a commit below the newest did to one interval; its path says the same, so that a listing answers most questions.
+
+    ``kind``: the commit's, or ``replaced``: it took the output of that interval away. ``outputs``: current output outlives the
+    record, and its files are named here. ``collected``: they were replaced, and the files are deleted.
+    """
+
+    id: int
+    kind: Kind | Literal["replaced"]
+    interval: Interval
+    outputs: tuple[OutputFile, ...] = ()
+    collected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """Where the log says what became of an attempt: the record of its commit, or of the sweep that abandoned it."""
+
+    attempt: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The log has at least this id. Rewritten after commits, and nobody relies on it being the newest."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.past import Fact
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -55,7 +56,7 @@ from state_backend.values.records import (
     ShardRef,
 )
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import content, day, manifest, sst, start_ms
+from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
 STEPS = 50
@@ -528,7 +529,7 @@ class Pipelines(RuleBasedStateMachine):
         expected, planned = self.foretold(house, made, last)
         if planned is None:
             return
-        before = {i.path for i in house.storage.list("")}
+        before = files_in(house.storage)
         losing = LosesOne(house.storage, {})
         if arrives:
             trial = FaultyStorage(_twin(house.storage), {})
@@ -539,7 +540,7 @@ class Pipelines(RuleBasedStateMachine):
             self.follow(house, made, expected, planned)
             return
         self.happens("UnknownOutcome", lambda: house.coordinator(last, losing).commit(made.name))
-        assert {i.path for i in house.storage.list("")} == before
+        assert files_in(house.storage) == before
         assert losing.sent is not None
         house.late.append(Late(*losing.sent, *planned))
 
@@ -888,9 +889,13 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         "quarantine_above",
         lambda log, id: id if id in log.quarantined else None,
     ),
-    "output of a rewind is current": (logs, "kind_of", lambda entry: "interval"),
-    "output of another cut stays current": (logs, "replaces_overlapping", lambda entry: False),
+    "output of a rewind is current": (
+        logs,
+        "facts_of",
+        lambda record: [Fact(record.content.interval, record.id, "interval")],
+    ),
     "output of another cut is in nobody's way": (lineage, "overlapping_outputs", lambda log, interval: []),
+    "what was replaced counts again": (Log, "superseding", lambda log, candidate: []),
 }
 
 

@@ -190,7 +190,14 @@ class Folder:
         return Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
 
     def paths(self, prefix: str = "") -> set[str]:
-        return {info.path for info in self.storage.list(prefix)}
+        """All files, but for those that say again, by name, what the log says."""
+        return files_in(self.storage, prefix)
+
+
+def files_in(storage: Storage, prefix: str = "") -> set[str]:
+    """All files, but for those that say again, by name, what the log says."""
+    again = (paths.HEAD, paths.SETTLED)
+    return {info.path for info in storage.list(prefix) if not info.path.startswith(again)}
 
 
 def sst(attempt: str, suffix: str = "sst") -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import coordinator as coordinating
+from state_backend.formats import paths
 from state_backend.values.errors import CorruptFile
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions
@@ -52,13 +57,23 @@ def refused(attempt: str) -> Actor:
     return replace(made, may=(*made.may, CorruptFile))
 
 
+def of_the_settled(path: str) -> bool:
+    """What a committer writes down again of what is in the log. A few scenes show that it matters not where it stops there; in the
+    others such a write is one with the next, since states are many enough."""
+    return path.startswith(paths.SETTLED) or path == paths.HEAD
+
+
+def no_note(storage: Any, log: Any, head_id: int) -> None:
+    """``HEAD.json`` stays where the scene left it."""
+
+
 def any_but_the_sink(method: str, path: str) -> bool:
     return method != "put"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """``scene`` is made anew for each exploration; ``big``: not in the suite."""
+    """``scene`` is made anew for each exploration; ``big``: not in the suite; ``fine``: every write is a step."""
 
     name: str
     scene: Callable[[], MemoryStorage]
@@ -66,8 +81,18 @@ class Scenario:
     faults: int = 0
     lossy: Callable[[str, str], bool] = creates_of_records
     big: bool = False
+    fine: bool = False
 
     def explore(self, **options: Any) -> Figures:
+        with ExitStack() as stack:
+            # A commit that looks which ids are done makes records that differ by when others were done.
+            stack.enter_context(patch.object(appending, "FEW", 0 if self.fine else 99))
+            if not self.fine:  # a write more after every commit, of what only tells where to begin to read
+                stack.enter_context(patch.object(appending, "note_head", no_note))
+                stack.enter_context(patch.object(coordinating, "note_head", no_note))
+            return self._explore(**options)
+
+    def _explore(self, **options: Any) -> Figures:
         return Explorer(
             self.scene(),
             self.actors,
@@ -77,6 +102,7 @@ class Scenario:
                 "faults": self.faults,
                 "lossy": self.lossy,
                 "reduced": True,
+                "merges": (lambda path: False) if self.fine else of_the_settled,
                 **options,
             },
         ).run()
@@ -224,6 +250,35 @@ SCENARIOS = (
         name="a rewind, an attempt, and a re-run",
         scene=partial(scene, 3, [("x", day(4), run("rx"), None)]),
         actors=(task("x"), rewinder("back", 2, "b", TIGHT), whole_interval("again", day(3), "y", TIGHT)),
+        big=True,
+    ),
+    Scenario(
+        name="a rewind and an attempt",
+        scene=partial(scene, 3, [("x", day(4), run("rx"), None)]),
+        actors=(task("x"), rewinder("back", 2, "b", TIGHT)),
+    ),
+    Scenario(
+        name="every write a step: an attempt, and a re-run of the first day",
+        scene=partial(scene, 2, [X, RERUN]),
+        actors=(task("x"), task("z")),
+        fine=True,
+    ),
+    Scenario(
+        name="a re-run that a sweep takes for dead, and the next day",
+        scene=partial(scene, 2, [RERUN], outputs=False),
+        actors=(task("z"), sweeper(), whole_interval("next", day(3), "y", TIGHT, outputs=False)),
+    ),
+    Scenario(
+        name="every write a step: an attempt and a sweeper that takes it for dead",
+        scene=partial(scene, 2, [X], outputs=False),
+        actors=(task("x"), sweeper()),
+        fine=True,
+    ),
+    Scenario(
+        name="every write a step: a day that replaces two, a retry whose record is gone, and the day after",
+        scene=partial(scene, 1, [DAY_1_AGAIN], recut=[("w", TWO_DAYS)], may_replace={"s"}),
+        actors=(task("s"), task("s", "retry")),
+        fine=True,
     ),
 )
 

@@ -82,12 +82,11 @@ def after_commit(policy: RetentionPolicy) -> tuple[Callable[[Any], None], ...]:
 
 
 def _current(log: Log) -> tuple[Any, ...]:
-    """Publishing asks a log for the current outputs only, and for their records if those are whole."""
-    found: list[Any] = ["current"]
-    for interval, n in sorted(dict(log.publications()).items()):
-        entry = log.entries[n]
-        found.append((interval, n, isinstance(entry, Record), attempt_of(entry)))  # type: ignore[arg-type]
-    return tuple(found)
+    """Publishing asks a log for what is unpublished, and for what the newest record did; the rest it looks up by name."""
+    head = log.entries[log.head_id]
+    told = [(u.interval, u.id, attempt_of(log.entries[u.id])) for u in log.summary.unpublished]  # type: ignore[arg-type]
+    own = (head.content.interval, head.content.kind, head.replaced) if isinstance(head, Record) else None
+    return ("current", log.head_id, own, log.summary.levels, *told)
 
 
 def whole_interval(
@@ -317,6 +316,8 @@ def check_end(contents: Contents, ends: list[tuple[Actor, str]]) -> None:
     for actor, outcome in ends:
         if outcome in ("committed", "already"):
             must(actor.attempt in committed, "what is reported as committed is", actor.name)
+        if outcome == "StateUnusable":
+            must(actor.attempt not in committed, "who tries again what is committed is told so", actor.name)
         if outcome in ("Fenced", "Swept", "adopted"):
             must(actor.attempt not in committed, "what is reported as lost is not committed", actor.name)
 

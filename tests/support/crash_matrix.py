@@ -359,7 +359,11 @@ def values_in(store: Any, content: Content) -> Values:
 def live_files(storage: Storage) -> set[str]:
     """Every path that something which counts names, found by walking the JSON and not by the sweeper's own rules."""
     log = read_log(storage)
-    live = {info.path for info in storage.list("") if info.path.startswith((paths.CHECKPOINTS, paths.QUARANTINE))}
+    live = {
+        info.path
+        for info in storage.list("")
+        if info.path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED, paths.HEAD))
+    }
     counts: list[Any] = [json.loads(storage.read(paths.record(r.id)))["body"]["content"] for r in log.completed()]
     live |= {paths.prepared(made["attempt"]) for made in counts}
     if storage.stat(paths.SAVEPOINT_RECORD) is not None:

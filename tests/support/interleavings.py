@@ -19,21 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from unittest import mock
 
 import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import append as appending
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import past as pasts
 from state_backend.checkpoint import rewind as rewinding
 from state_backend.checkpoint import sweep as sweeping
-from state_backend.formats import record_codec
+from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CairnError, NotFound, PreconditionFailed, UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
@@ -67,25 +70,38 @@ class Replay(Storage):
 
     url = "replay://"
 
-    def __init__(self, known: _Interned[Any], answers: Sequence[int], sees: Callable[[logs.Log], Any] | None) -> None:
+    def __init__(
+        self,
+        known: _Interned[Any],
+        answers: Sequence[int],
+        sees: Callable[[logs.Log], Any] | None,
+        start: Mapping[int, Any] = MappingProxyType({}),
+    ) -> None:
+        """``start``: entries that every process has read."""
         self.known, self._answers, self._sees = known, list(answers), sees
+        self._start = logs.Log(past=pasts.Past(self, 0, start))
         self.trail: list[int] = []
 
-    def read_log(self) -> logs.Log:
+    def read_log(self, before: logs.Log | None) -> logs.Log:
         """A log is one answer once it was read whole."""
         at, start = len(self.trail), self._answers[len(self.trail) :][:1]
         told = self.known[start[0]] if start else None
         if isinstance(told, _ReadLog):
             self.trail.append(start[0])
-            logs._seen[self].update(told.seen)
-            return told.log
-        log = logs.read_log(self)
-        everything = (*((n, id(e)) for n, e in sorted(log.entries.items())), None, *sorted(log.quarantined))
+            return self._own(told.log)
+        log = logs.read_log(self, before if before is not None and before.past is not None else self._start)
+        whole = {n: id(log.entries[n]) for n in {log.head_id, *log.retained} if n}
+        everything = (log.hint, log.head_id, *sorted(whole.items()), None, *sorted(log.quarantined))
         key = everything if self._sees is None else self._sees(log)
-        number = self.known.id(_ReadLog(key, log, dict(logs._seen[self])))
+        number = self.known.id(_ReadLog(key, log))
         self._answers[at : len(self.trail)] = [number]
         self.trail[at:] = [number]
-        return self.known[number].log  # type: ignore[no-any-return]
+        return self._own(self.known[number].log)
+
+    def _own(self, log: logs.Log) -> logs.Log:
+        """What else is asked of the log is asked here."""
+        past = log.past.over(self) if log.past is not None else None
+        return replace(log, entries=log.entries if past is None else past, past=past)
 
     def _ask(self, *call: Any) -> Any:
         if len(self.trail) == len(self._answers):
@@ -111,6 +127,10 @@ class Replay(Storage):
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
         return iter(self._ask("list", prefix))
+
+    def settled_below(self, folder: str, head_id: int) -> Iterator[FileInfo]:
+        """A listing of what counts for who has seen that record as the newest. It never changes, so it is no choice."""
+        return iter(self._ask("list", folder, head_id))
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         return self._ask("delete", path, generation)  # type: ignore[no-any-return]
@@ -182,11 +202,10 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _ReadLog:
-    """A log that was read, and what its reader remembers of it."""
+    """A log that was read."""
 
     key: tuple[Any, ...]
     log: logs.Log = field(compare=False)
-    seen: dict[tuple[str, int], Any] = field(compare=False)
 
 
 def creates_of_records(method: str, path: str) -> bool:
@@ -195,7 +214,7 @@ def creates_of_records(method: str, path: str) -> bool:
 
 class Explorer:
     """``check`` looks at every contents once and raises a Violation; ``faults`` answers may be lost, of calls for which ``lossy``
-    is true."""
+    is true. A write to a path for which ``merges`` is true is no step of its own: it is one with the next write of its process."""
 
     def __init__(
         self,
@@ -206,11 +225,12 @@ class Explorer:
         faults: int = 0,
         reduced: bool = False,
         lossy: Callable[[str, str], bool] = creates_of_records,
+        merges: Callable[[str], bool] = lambda path: False,
         check_end: Callable[[Contents, list[tuple[Actor, str]]], None] = lambda contents, ends: None,
         max_states: int = 20_000_000,
     ) -> None:
         self._actors, self._check, self._faults, self._lossy = actors, check, faults, lossy
-        self._reduced = reduced
+        self._reduced, self._merges = reduced, merges
         self._check_end, self._max_states = check_end, max_states
         self._files = _Interned[tuple[bytes, int]]()
         self._contents = _Interned[frozenset[tuple[str, int]]]()
@@ -222,7 +242,7 @@ class Explorer:
         self._applied: dict[tuple[int, int], tuple[int, int]] = {}
         self._passed: dict[tuple[int, int], tuple[int, ...]] = {}
         self._chosen: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        self._known = dict[tuple[str, int], Any]()
+        self._known = dict[int, Any]()
         start = {i.path: (scene.read(i.path), OLD_MS) for i in scene.list("")}
         for path, (data, _) in [*start.items()]:
             if path.startswith(("checkpoints/", "attempts/")):
@@ -231,7 +251,7 @@ class Explorer:
         # Every process has read the log as it was; entries are immutable under their generation.
         for info in self._answer_list(self._start, "checkpoints/"):
             entry = record_codec.decode(start[info.path][0], info.path, logs.Record, logs.SweepRecord, logs.Tombstone)
-            self._known[info.path, info.generation] = entry
+            self._known[entry.id] = entry
 
     def run(self) -> Figures:
         """Visits all states, level by level. Raises: Violation."""
@@ -279,10 +299,15 @@ class Explorer:
         contents, nodes, faults, pending = state
         for n, node in enumerate(nodes):
             writer = self._reads(contents, node)[-1] if self._reduced else node
+            if self._nodes[writer].call is None:
+                continue
+            between, writer = self._merged(contents, writer)
             call = self._nodes[writer].call
             if call is None:
+                for others in self._others(contents, between, nodes, n):
+                    yield between, _with(others, n, writer), faults, pending
                 continue
-            after, answer = self._apply(contents, call)
+            after, answer = self._apply(between, call)
             for others in self._others(contents, after, nodes, n):
                 yield after, _with(others, n, self._follow(writer, answer)), faults, pending
             method, path = self._calls[call][:2]
@@ -290,11 +315,22 @@ class Explorer:
                 lost = self._follow(writer, self._answers.id(_Raised(UnknownOutcome, f"injected at {method} {path}")))
                 for others in self._others(contents, after, nodes, n):
                     yield after, _with(others, n, lost), faults - 1, pending
-                yield contents, _with(nodes, n, lost), faults - 1, tuple(sorted((*pending, call)))
+                for others in self._others(contents, between, nodes, n):
+                    yield between, _with(others, n, lost), faults - 1, tuple(sorted((*pending, call)))
         for n, call in enumerate(pending):
             after = self._apply(contents, call)[0]
             for others in self._others(contents, after, nodes, None):
                 yield after, others, faults, pending[:n] + pending[n + 1 :]
+
+    def _merged(self, contents: int, writer: int) -> tuple[int, int]:
+        """The contents and the node after the writes that are no steps of their own: where the one is that ends the step."""
+        while self._reduced and (call := self._nodes[writer].call) is not None:
+            method, path = self._calls[call][:2]
+            if method not in WRITES or not self._merges(path) or (self._faults and self._lossy(method, path)):
+                break
+            contents, answer = self._apply(contents, call)
+            writer = self._reads(contents, self._follow(writer, answer))[-1]
+        return contents, writer
 
     def _others(
         self, contents: int, after: int, nodes: tuple[int, ...], mover: int | None
@@ -362,8 +398,7 @@ class Explorer:
         self, actor: int, stage: int, said: tuple[str, ...], trail: tuple[int, ...], story: tuple[str, ...]
     ) -> int:
         who = self._actors[actor]
-        replay = Replay(self._answers, trail, getattr(who.stages[stage], "sees", None))
-        logs._seen[replay] = dict(self._known)
+        replay = Replay(self._answers, trail, getattr(who.stages[stage], "sees", None), self._known)
         made = _Node(actor, stage, said, trail, story)
         try:
             last_words = who.stages[stage](replay)
@@ -398,7 +433,10 @@ class Explorer:
     def _applied_anew(self, contents: int, method: str, path: str, *rest: Any) -> tuple[int, int]:
         answer: Any = None
         if method == "list":
-            return contents, self._answers.id(tuple(self._answer_list(contents, path)))
+            listed = self._answer_list(contents, path)
+            if rest:
+                listed = (i for i in listed if (fact := paths.parse_settled(i.path)) is not None and fact[1] < rest[0])
+            return contents, self._answers.id(tuple(listed))
         files = dict(self._contents[contents])
         there = files.get(path)
         if method == "stat":
@@ -458,8 +496,14 @@ def _with(nodes: tuple[int, ...], n: int, node: int) -> tuple[int, ...]:
     return (*nodes[:n], node, *nodes[n + 1 :])
 
 
-def _read_log(storage: Storage) -> logs.Log:
-    return storage.read_log() if isinstance(storage, Replay) else logs.read_log(storage)
+def _read_log(storage: Storage, before: logs.Log | None = None) -> logs.Log:
+    return storage.read_log(before) if isinstance(storage, Replay) else logs.read_log(storage, before)
+
+
+def _list_settled(past: pasts.Past, folder: str) -> list[pasts.Fact]:
+    storage = past._storage
+    below = storage.settled_below(folder, past.head_id) if isinstance(storage, Replay) else storage.list(folder)
+    return [pasts._fact(info.path) for info in below]
 
 
 @contextmanager
@@ -469,7 +513,11 @@ def _deterministic() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (coordinating, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
-        stack.enter_context(mock.patch.object(sweeping, "_at_once", lambda work, items: [work(item) for item in items]))
+        for module in (appending, logs, pasts, sweeping):
+            stack.enter_context(
+                mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
+            )
+        stack.enter_context(mock.patch.object(pasts.Past, "_list", _list_settled))
         stack.enter_context(mock.patch.object(sweeping, "uuid4", lambda: "the-sweep"))
         stack.enter_context(mock.patch.object(record_codec, "decode", decode))
         yield

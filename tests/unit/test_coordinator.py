@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -922,3 +923,97 @@ def test_a_log_whose_listed_end_is_shrunk_already_goes_on_behind_it() -> None:
     assert isinstance(read_log(storage).entries[2], Tombstone)
     storage.unlisted = {paths.record(3)}
     assert read_log(storage).head_id == 3
+
+
+# --- the same at any age ---------------------------------------------------------------------------------------------------------
+
+
+def an_old_root(folder: Folder) -> None:
+    """As an older release left it: no summary, no file that tells by its name, and tombstones with their outputs."""
+    storage = memory(folder)
+    log = folder.coordinator.log()
+    outputs = {n: files for n, files in log.current_outputs().values()}
+    for info in list(storage.list("")):
+        if info.path == paths.HEAD or info.path.startswith(paths.SETTLED):
+            storage.delete(info.path)
+    for n, entry in log.entries.items():
+        old = (
+            replace(entry, outputs=outputs.get(n, ())) if isinstance(entry, Tombstone) else replace(entry, summary=None)
+        )
+        info = storage.stat(paths.record(n))
+        assert info is not None
+        storage.replace(paths.record(n), record_codec.encode(old), generation=info.generation)
+
+
+def grown(intervals: int) -> Folder:
+    folder = Folder(policy=KeepLast(3))
+    for n in range(1, intervals + 1):
+        folder.run(day(n), f"a{n}")
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+    return folder
+
+
+def requests_of_the_next(folder: Folder, n: int) -> dict[str, int]:
+    """Requests of one more interval, and of looking at the newest checkpoints, each by a process of its own."""
+    folder.prepare(day(n), f"a{n}")
+    works: dict[str, Callable[[Coordinator], Any]] = {
+        "begin": lambda c: c.begin(
+            day(n), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks"
+        ),
+        "commit": lambda c: c.commit(f"a{n}"),
+        "publish": lambda c: c.publish(None),
+        "clean up": lambda c: c.clean_up(),
+        "list": lambda c: c.log().completed(),
+    }
+    counts = {}
+    for name, work in works.items():
+        counted = FaultyStorage(folder.storage, {})
+        work(folder.over(counted))
+        counts[name] = len(counted.calls)
+    return counts
+
+
+def test_an_interval_makes_as_many_requests_in_an_old_pipeline_as_in_a_new_one() -> None:
+    young, old = (requests_of_the_next(grown(n), n + 1) for n in (20, 200))
+    assert all(abs(young[name] - old[name]) <= 8 for name in young), (young, old)
+    assert max(old.values()) <= 50
+
+
+def test_a_root_of_an_older_release_is_moved_on_by_one_commit() -> None:
+    folder, twin = grown(12), grown(12)
+    an_old_root(folder)
+    before = folder.coordinator.log()
+    assert before.recorded_summary is None
+    assert before.current_outputs() == twin.coordinator.log().current_outputs()
+    for each in (folder, twin):
+        each.run(day(13), "a13")
+        each.run(day(1), "again")
+        each.coordinator.publish(None)
+        each.coordinator.clean_up()
+    after, expected = folder.coordinator.log(), twin.coordinator.log()
+    assert after.recorded_summary is not None
+    assert after.current_outputs() == expected.current_outputs()
+    assert folder.paths() == twin.paths()
+    assert paths.output(day(1), "a1", 0, 0) not in folder.paths()
+    names = [{i.path for i in each.storage.list(paths.SETTLED)} for each in (folder, twin)]
+    assert names[0] == names[1]
+
+
+def test_a_retry_of_what_was_dropped_long_ago_is_told_so() -> None:
+    folder = grown(12)
+    assert folder.coordinator.commit("a1").outcome == "already"
+    folder.storage.delete(paths.attempt_end("a1"))
+    with pytest.raises(StateUnusable, match="never got as far"):
+        folder.coordinator.commit("a1")
+
+
+def test_a_lost_hint_costs_a_listing_and_a_lost_newest_record_is_noticed() -> None:
+    folder = grown(5)
+    folder.storage.delete(paths.HEAD)
+    assert folder.coordinator.log().head_id == 5
+    folder.run(day(6), "a6")
+    assert folder.coordinator.log().hint == 6
+    folder.storage.delete(paths.record(6))
+    with pytest.raises(CorruptRecord, match=f"{paths.record(6)} is missing: {paths.HEAD} speaks of it"):
+        folder.coordinator.log()

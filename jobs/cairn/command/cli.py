@@ -30,6 +30,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.sweep import MIN_AGE, sweep
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_log
@@ -151,20 +152,28 @@ def list_(
     root: Root,
     pipeline: Pipeline,
     all_: Annotated[bool, typer.Option("--all", help="Also dropped checkpoints and sweeps.")] = False,
+    newest: Annotated[int | None, typer.Option(min=1, help="Of those, this many.")] = None,
     as_json: Json = False,
 ) -> int:
     """The checkpoints, newest first."""
     storage, log = _open(root, pipeline)
-    written = {paths.record_id(info.path) or 0: info.modified_ms for info in storage.list(paths.CHECKPOINTS)}
-    rows = describe_log(log, written, now_ms=_now_ms())
-    shown = [row for row in rows if all_ or row["id"] in log.retained or row["state"] == "quarantined"]
+    wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
+    ids = wanted[-newest:] if newest is not None else wanted
+    if log.past is not None:
+        log.past.load(ids)
+    infos = at_once(lambda n: storage.stat(paths.record(n)), ids)
+    written = {n: info.modified_ms for n, info in zip(ids, infos, strict=True) if info is not None}
+    shown = describe_log(log, ids, written, now_ms=_now_ms())
     if as_json:
         return _print_json(shown)
     table = _table("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "age")
     for row in shown:
         table.add_row(*_cells(row))
     _print(table)
-    hidden = len(rows) - len(shown)
+    older = len(wanted) - len(ids)
+    if older:
+        _print(f"and {older} older: a larger --newest shows them")
+    hidden = log.head_id - len(wanted)
     if hidden:
         _print(f"and {hidden} dropped or swept: --all shows them")
     return 0

@@ -95,9 +95,13 @@ class KeyedOutput(DataSource):
 
     def _files(self, log: Log) -> list[OutputFile]:
         start, end = self.options.get("start"), self.options.get("end")
+        if start is not None and end is not None and start < end:  # only the folders of these days are looked at
+            current = log.current_outputs_within(Interval(datetime.fromisoformat(start), datetime.fromisoformat(end)))
+        else:
+            current = log.current_outputs()
         return [
             file
-            for interval, (_, files) in sorted(log.current_outputs().items())
+            for interval, (_, files) in sorted(current.items())
             for file in files
             if file.late == self._late() and _within(interval, start, end)
         ]

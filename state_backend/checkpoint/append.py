@@ -1,0 +1,165 @@
+"""The one place that creates the next record of the log. What is on disk if we stop, line by line:
+
+    settle      files in settled/ that say of the newest record what it says itself; nobody asks them before there is a next one
+    create      the next record, with the summary of all below it
+    note head   HEAD.json is behind; a reader looks for the records after it by their names
+
+Settling comes before the create, so that whoever sees a record finds everything of the ids below it by name. Equal records give equal
+files: two writers do each other no harm. The summary is told by the very log that the record follows; if another took the id
+meanwhile, everything is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from state_backend.checkpoint.log import Log, attempt_of, facts_of, interval_of, kind_of, outputs_of
+from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.past import Fact, read_settled
+from state_backend.checkpoint.summary import next_summary, summary_so_far
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome
+from state_backend.values.records import (
+    AttemptEnd,
+    Head,
+    Record,
+    Settled,
+    SweepRecord,
+    Tombstone,
+    Unpublished,
+)
+
+E = TypeVar("E", Record, SweepRecord)
+
+FEW = 4
+"""So many unpublished intervals, and so many dropping ids, a commit takes over as they are. Of more it looks up which are done: a
+look costs two or three requests an id, and publishing and clean-up look too."""
+
+
+def append(storage: Storage, log: Log, entry: E) -> E:
+    """Creates the next record, if its id is still free: ``entry`` as decided over ``log``, with its summary. Returns what was
+    written. AlreadyExists; UnknownOutcome."""
+    settle(storage, log)
+    summary = next_summary(log, entry, published=_published(storage, log), done=_done(storage, log))
+    entry = replace(entry, summary=summary)
+    storage.create(paths.record(entry.id), record_codec.encode(entry))
+    note_head(storage, log, entry.id)
+    return entry
+
+
+def note_head(storage: Storage, log: Log, head_id: int) -> None:
+    """Brings ``HEAD.json`` forward to an id that is there. If another writer is faster, its id is as good."""
+    if log.hint >= head_id:
+        return
+    data = record_codec.encode(Head(id=head_id))
+    with suppress(AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome):
+        info = storage.stat(paths.HEAD)
+        if info is None:
+            storage.create(paths.HEAD, data)
+        else:
+            storage.replace(paths.HEAD, data, generation=info.generation)
+
+
+# --- settling ------------------------------------------------------------------------------------------------------------------
+
+
+def settle(storage: Storage, log: Log) -> None:
+    """Writes what ``past.py`` looks up of the newest record, and of all where an older release wrote them."""
+    if not log.head_id:
+        return
+    if log.past is not None:
+        head = log.entries[log.head_id]
+        settled: list[Settled | AttemptEnd] = [*(_settled_of(head) if isinstance(head, Record) else _ends_of([head]))]
+    else:
+        settled = [*_settled_of_all(log), *_ends_of(log.entries.values())]
+
+    at_once(lambda file: create_settled(storage, file), settled)
+
+
+def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
+    """Writes the file, if nobody has. UnknownOutcome if it can't be told whether it is there."""
+    if isinstance(file, AttemptEnd):
+        path = paths.attempt_end(file.attempt)
+    else:
+        path = paths.settled(file.interval, file.id, file.kind)
+    try:
+        storage.create(path, record_codec.encode(file))
+    except AlreadyExists:
+        pass
+    except UnknownOutcome:
+        if storage.stat(path) is None:
+            raise
+
+
+def _settled_of(record: Record) -> Iterator[Settled]:
+    for fact in facts_of(record):
+        own = fact.kind != "replaced"
+        yield Settled(
+            id=fact.id,
+            kind=fact.kind,  # type: ignore[arg-type]
+            interval=fact.interval,
+            outputs=record.content.outputs if own else (),
+        )
+
+
+def _settled_of_all(log: Log) -> Iterator[Settled]:
+    """Of a log without a summary, whose tombstones hold their outputs."""
+    for entry in log.commits():
+        interval = interval_of(entry)
+        if interval is not None:
+            kind = kind_of(entry)
+            yield Settled(id=entry.id, kind=kind, interval=interval, outputs=outputs_of(entry))  # type: ignore[arg-type]
+    for interval, checkpoint_id in log.publications():
+        by = log.entries[checkpoint_id]
+        if not isinstance(by, SweepRecord) and interval_of(by) != interval:
+            yield Settled(id=checkpoint_id, kind="replaced", interval=interval)
+
+
+def _ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
+    """Of attempts whose ``prepared.json`` may be gone."""
+    for entry in entries:
+        if isinstance(entry, SweepRecord):
+            yield from (AttemptEnd(attempt=attempt, id=entry.id) for attempt in entry.abandoned)
+        elif isinstance(entry, Tombstone):
+            yield AttemptEnd(attempt=attempt_of(entry), id=entry.id)
+
+
+# --- what the storage knows ------------------------------------------------------------------------------------------------------
+
+
+def _published(storage: Storage, log: Log) -> set[Unpublished]:
+    """What of the unpublished has its mark by now."""
+    waiting = summary_so_far(log).unpublished
+    if log.recorded_summary is None:
+        there = {info.path for info in storage.list(paths.PUBLISHED)} if waiting else set()
+        return {u for u in waiting if paths.published(u.interval, u.id) in there}
+    if len(waiting) <= FEW:
+        return set()
+    marks = at_once(lambda u: storage.stat(paths.published(u.interval, u.id)), waiting)
+    return {u for u, mark in zip(waiting, marks, strict=True) if mark is not None}
+
+
+def _done(storage: Storage, log: Log) -> set[int]:
+    """What of the dropping ids is a tombstone by now, and keeps no file that nobody needs."""
+    dropping = summary_so_far(log).dropping
+    if log.past is None or len(dropping) <= FEW:
+        return set()
+    past = log.past
+
+    def is_done(checkpoint_id: int) -> bool:
+        entry = past.fresh(checkpoint_id)
+        return isinstance(entry, Tombstone) and is_collected(storage, log, entry)
+
+    return {n for n, done in zip(dropping, at_once(is_done, dropping), strict=True) if done}
+
+
+def is_collected(storage: Storage, log: Log, entry: Tombstone) -> bool:
+    """Whether the output of a dropped commit is current, or deleted, or was never there."""
+    if entry.kind != "interval" or entry.interval is None or log.publication_of(entry.interval) == entry.id:
+        return True
+    settled = read_settled(storage, Fact(entry.interval, entry.id, "interval"))
+    return settled.collected or not settled.outputs

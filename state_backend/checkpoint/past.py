@@ -1,0 +1,185 @@
+"""What lies below the newest record, looked up by name, so that a question costs the same at any age of the log.
+
+    checkpoints/<id>.json                                   an entry, by its id
+    settled/commits/<period>/<interval>-<id>-<kind>.json    what happened to the intervals of a period: the names say it, and are listed
+    settled/attempts/<attempt>.json                         how an attempt ended
+
+Whoever creates a record first makes sure that all of ``settled/`` is there for the record below it (``append.py``). So a reader who
+has seen the newest record finds everything of the ids below it; what is named there of its own id or later ones does not count yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+from state_backend.checkpoint.parallel import at_once
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CorruptRecord, NotFound, StorageUnavailable
+from state_backend.values.intervals import Interval
+from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled, SweepRecord, Tombstone
+
+Entry = Record | SweepRecord | Tombstone
+
+
+_LISTED_AT_ONCE = timedelta(days=400)
+"""Of a longer span all folders are listed in one go, and not one by one."""
+
+
+class Fact(NamedTuple):
+    """Commit ``id`` was of this interval, or it replaced its output. ``kind`` as ``Settled.kind``."""
+
+    interval: Interval
+    id: int
+    kind: str
+
+
+class Past(Mapping[int, Entry]):
+    """The entries from id 1 to ``head_id``, each read when it is asked for, and what is settled of them."""
+
+    def __init__(self, storage: Storage, head_id: int, before: Mapping[int, Entry] | None = None) -> None:
+        """``before``: entries that the same call has read already."""
+        self.head_id = head_id
+        self._storage = storage
+        self._before = before or {}
+        self._here: dict[int, Entry] = {}
+        self._folders: dict[str, list[Fact]] = {}
+        self._ends: dict[str, int | None] = {}
+
+    def __getitem__(self, checkpoint_id: int) -> Entry:
+        """CorruptRecord if it is missing."""
+        entry = self._here.get(checkpoint_id)
+        if entry is None:
+            if not isinstance(checkpoint_id, int) or not 1 <= checkpoint_id <= self.head_id:
+                raise KeyError(checkpoint_id)
+            entry = self._remembered(checkpoint_id) or self.fresh(checkpoint_id)
+            self._here[checkpoint_id] = entry
+        return entry
+
+    def __iter__(self) -> Iterator[int]:
+        self.load(range(1, self.head_id + 1))
+        return iter(range(1, self.head_id + 1))
+
+    def __len__(self) -> int:
+        return self.head_id
+
+    def __contains__(self, checkpoint_id: object) -> bool:
+        return isinstance(checkpoint_id, int) and 1 <= checkpoint_id <= self.head_id
+
+    @property
+    def known(self) -> dict[int, Entry]:
+        """What was read so far."""
+        return {**self._before, **self._here}
+
+    def load(self, ids: Iterable[int]) -> None:
+        """Reads these entries, many at a time."""
+        at_once(self.__getitem__, [n for n in ids if n not in self._here])
+
+    def find(self, checkpoint_id: int) -> Entry | None:
+        """The entry of any id, also behind the end; None if there is none."""
+        known = self._here.get(checkpoint_id) or self._before.get(checkpoint_id)
+        return known if known is not None else self._read(checkpoint_id)
+
+    def fresh(self, checkpoint_id: int) -> Entry:
+        """The entry as it is now: a record that is not retained may be shrunk at any time."""
+        entry = self._read(checkpoint_id)
+        if entry is None:
+            raise CorruptRecord(f"{paths.record(checkpoint_id)}: missing from the log, though later records are there")
+        return entry
+
+    def over(self, storage: Storage) -> Past:
+        """The same of an equal storage."""
+        return Past(storage, self.head_id, self.known)
+
+    def _remembered(self, checkpoint_id: int) -> Entry | None:
+        """What was read before, unless it may be shrunk by now: what the newest record retains is whole."""
+        known = self._before.get(checkpoint_id)
+        return known if not isinstance(known, Record) or checkpoint_id in self._whole else None
+
+    @cached_property
+    def _whole(self) -> frozenset[int]:
+        head = self._here.get(self.head_id) or self.find(self.head_id)
+        return frozenset(
+            {self.head_id, *(r.id for r in head.retained)} if isinstance(head, Record | SweepRecord) else ()
+        )
+
+    def _read(self, checkpoint_id: int) -> Entry | None:
+        path = paths.record(checkpoint_id)
+        try:
+            found: Any = record_codec.decode(self._storage.read(path), path, Record, SweepRecord, Tombstone)
+        except NotFound:
+            return None
+        entry = cast(Entry, found)
+        if entry.id != checkpoint_id:
+            raise CorruptRecord(f"{path}: it says that it is checkpoint {entry.id}")
+        return entry
+
+    # --- what is settled -----------------------------------------------------------------------------------------------------
+
+    def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
+        """What is settled of ids below the newest, of intervals that overlap this one, or of all (None). ``levels``: the lengths of
+        intervals that there are."""
+        if interval is None or interval.end - interval.start > _LISTED_AT_ONCE:
+            folders = [paths.SETTLED_COMMITS]
+        else:
+            folders = paths.settled_folders(interval, levels)
+        missing = [folder for folder in folders if folder not in self._folders]
+        self._folders |= dict(zip(missing, at_once(self._list, missing), strict=True))
+        every = (fact for folder in folders for fact in self._folders[folder])
+        return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
+
+    def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
+        """The files of a commit below the newest. StorageUnavailable if a later commit replaced them and they are deleted."""
+        found = read_settled(self._storage, fact)
+        if found.collected:
+            raise StorageUnavailable(
+                f"the output of {fact.interval}, checkpoint {fact.id}, in {self._storage.url} was replaced by a re-run while the log "
+                "was read; read again"
+            )
+        return found.outputs
+
+    def ended(self, attempt: str) -> int | None:
+        """The id of the record that says what became of an attempt, if that is settled."""
+        if attempt not in self._ends:
+            self._ends[attempt] = self._read_end(attempt)
+        return self._ends[attempt]
+
+    def all_ended(self) -> set[str]:
+        """Every attempt whose end is settled."""
+        listed = (paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS))
+        return {attempt for attempt in listed if attempt is not None}
+
+    def _read_end(self, attempt: str) -> int | None:
+        path = paths.attempt_end(attempt)
+        try:
+            end = record_codec.decode(self._storage.read(path), path, AttemptEnd)
+        except NotFound:
+            return None
+        if end.attempt != attempt:
+            raise CorruptRecord(f"{path}: it says that it is of attempt {end.attempt}")
+        return end.id
+
+    def _list(self, folder: str) -> list[Fact]:
+        return [_fact(info.path) for info in self._storage.list(folder)]
+
+
+def _fact(path: str) -> Fact:
+    parsed = paths.parse_settled(path)
+    if parsed is None:
+        raise CorruptRecord(f"{path}: no such file belongs here")
+    return Fact(*parsed)
+
+
+def read_settled(storage: Storage, fact: Fact) -> Settled:
+    """What is settled, in full. CorruptRecord if it is missing or says otherwise than its name."""
+    path = paths.settled(*fact)
+    try:
+        found = record_codec.decode(storage.read(path), path, Settled)
+    except NotFound:
+        raise CorruptRecord(f"{path} is missing; put it back from a copy") from None
+    if (found.interval, found.id, found.kind) != fact:
+        raise CorruptRecord(f"{path}: its content belongs to {paths.settled(found.interval, found.id, found.kind)}")
+    return found

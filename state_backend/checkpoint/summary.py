@@ -1,0 +1,93 @@
+"""What the next record says of all records below it. Pure, over the log; ``append.py`` looks up what the storage knows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from state_backend.checkpoint.log import Log, interval_of, left_same_state, vouched_base_of
+from state_backend.formats import paths
+from state_backend.values.records import (
+    Judged,
+    Record,
+    Summary,
+    Superseded,
+    SweepRecord,
+    Tombstone,
+    Unpublished,
+)
+
+
+def summary_so_far(log: Log) -> Summary:
+    """The newest record's; of a log without one, what follows from all entries. Then ``unpublished`` lists every interval."""
+    known = log.recorded_summary
+    if known is not None:
+        return known
+    current = {n for n, _ in log.current_outputs().values()}
+    commits = list(log.commits())
+    left = [
+        e.id
+        for e in commits
+        if (isinstance(e, Tombstone) and e.outputs and e.id not in current)
+        or (isinstance(e, Record) and e.id not in log.retained)
+    ]
+    return Summary(
+        dropping=tuple(left),
+        unpublished=tuple(Unpublished(interval=i, id=n) for i, n in dict(log.publications()).items()),
+        superseded=tuple(
+            Superseded(id=c.id, by=by) for c in log.completed() if (by := tuple(e.id for e in log.superseding(c)))
+        ),
+        levels=tuple(sorted({paths.settled_level(i) for e in commits if (i := interval_of(e)) is not None})),
+    )
+
+
+def next_summary(
+    log: Log,
+    new: Record | SweepRecord,
+    *,
+    published: Collection[Unpublished] = (),
+    done: Collection[int] = (),
+) -> Summary:
+    """The summary of ``new``, whose other fields are final. ``published``: what of the unpublished has its mark by now; ``done``:
+    what of the dropping ids is a tombstone without files by now."""
+    before, kept = summary_so_far(log), {r.id for r in new.retained}
+    dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
+    waiting = {u.interval: u.id for u in before.unpublished if u not in published}
+    superseded = {s.id: s.by for s in before.superseded if s.id in kept}
+    levels = {*before.levels}
+    if isinstance(new, Record):
+        interval = new.content.interval
+        levels.add(paths.settled_level(interval))
+        if new.content.kind == "interval":
+            dropping |= _replaced_outputs(log, new) - kept
+            waiting |= dict.fromkeys(new.replaced, new.id)
+            waiting[interval] = new.id
+        if new.content.kind in ("interval", "restore"):
+            for old in log.completed():
+                if old.id in kept and old.content.interval == interval and not left_same_state(new, old):
+                    superseded[old.id] = (*superseded.get(old.id, ()), new.id)
+    return Summary(
+        dropping=tuple(sorted(dropping)),
+        unpublished=tuple(Unpublished(interval=i, id=n) for i, n in sorted(waiting.items())),
+        superseded=tuple(Superseded(id=n, by=by) for n, by in sorted(superseded.items())),
+        marks=tuple(sorted(log.quarantined)),
+        refused=_refused(log, new, kept | {n for by in superseded.values() for n in by}),
+        levels=tuple(sorted(levels)),
+    )
+
+
+def _replaced_outputs(log: Log, new: Record) -> set[int]:
+    """The commits whose output is current up to here and not from ``new`` on."""
+    interval = new.content.interval
+    return {n for i, n in log.outputs_near(interval) if i == interval or i in new.replaced}
+
+
+def _refused(log: Log, new: Record | SweepRecord, asked_of: set[int]) -> tuple[Judged, ...]:
+    found = {}
+    for checkpoint_id in asked_of:
+        at: int | None = checkpoint_id
+        if checkpoint_id == new.id and isinstance(new, Record):
+            at = vouched_base_of(new)
+        by = log.quarantine_above(at) if at is not None else None
+        if by is not None:
+            found[checkpoint_id] = by
+    return tuple(Judged(id=n, by=by) for n, by in sorted(found.items()))
