@@ -151,6 +151,12 @@ class Log:
         found = (self.entries[n] for n in ids)
         return [e for e in found if not isinstance(e, SweepRecord)]
 
+    def committed_intervals(self) -> set[Interval]:
+        """The interval of every commit, dropped ones too. Lists all that was settled, and reads none of it."""
+        if self.past is None:
+            return {i for e in self.commits() if (i := interval_of(e)) is not None}
+        return {f.interval for f in self._facts(None) if f.kind != "replaced"}
+
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
         """The intervals with current output that overlap ``interval``, itself included, with the id of that output, by time. An
         interval without rows has output too."""

@@ -93,7 +93,7 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
 def _committed_after(log: Log, end: datetime) -> Rerun | None:
     """The intervals from ``end`` to the last one that was ever committed. From a tombstone as well: whoever ran only the retained
     ones again would meet a gap where retention dropped one."""
-    later = [i for e in log.commits() if (i := interval_of(e)) is not None and i.end > end]
+    later = [i for i in log.committed_intervals() if i.end > end]
     return Rerun(first=end, last=max(end, *(i.start for i in later))) if later else None
 
 

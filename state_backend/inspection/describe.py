@@ -73,7 +73,8 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
 def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
     """The last later commit of the same interval that nobody refused: what the next interval starts from in its place."""
     interval = interval_of(entry)
-    same = [e.id for e in log.commits() if e.id > entry.id and interval_of(e) == interval]
+    near = log.commits_near(interval, after=entry.id) if interval is not None else []
+    same = [e.id for e in near if interval_of(e) == interval]
     return next((n for n in reversed(same) if log.quarantine_above(n) is None), None)
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
@@ -53,7 +54,7 @@ def _from_the_first(
 
 
 def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
-    """``storage``: of the pipeline's folder, for one listing of what is published. Raises: CorruptRecord, StorageUnavailable."""
+    """``storage``: of the pipeline's folder, for a look at each mark that may be missing. Raises: CorruptRecord, StorageUnavailable."""
     completed = log.completed()
     following = base = problem = rerun = None
     if completed:
@@ -65,10 +66,8 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             base = found.id if found is not None else None
         except CairnError as error:
             problem, rerun = str(error), _from_the_first(log, pipeline, error.rerun, last.end - last.start, start_ms)
-    marks = {info.path for info in storage.list(paths.PUBLISHED)}
-    unpublished = sorted(
-        (interval, n) for interval, n in dict(log.publications()).items() if paths.published(interval, n) not in marks
-    )
+    waiting = summary_so_far(log).unpublished
+    unpublished = sorted((u.interval, u.id) for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None)
     return Status(
         next=following,
         base=base,
