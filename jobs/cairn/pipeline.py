@@ -67,7 +67,8 @@ class Pipeline:
     initial_state: ``(spark) -> DataFrame`` with the key columns and what ``handleInitialState`` is to get, or that grouped by the
         key, as Spark takes it; used in the interval that starts at ``start``, and only there.
     parallelism, max_parallelism: shards now, and key groups for ever.
-    sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id.
+    sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id. Where it raises,
+        its interval is tried again with each later checkpoint, and others go on; with ``sink_in_order`` later intervals wait.
         No paths: the interval has no output, or none any more, since an interval that is cut otherwise replaced it.
     changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
     retention: which checkpoints stay: ``KeepLast``, ``KeepPerDay`` or ``KeepYounger``, put together by ``AnyOf`` and ``AllOf``. Each
@@ -95,6 +96,7 @@ class Pipeline:
     parallelism: int = 2
     max_parallelism: int = 128
     sink: Sink | None = None
+    sink_in_order: bool = False
     expectations: Callable[[], Mapping[str, Sequence[Any]]] | None = None
     expectations_over_time: Callable[[], Mapping[str, OverTime]] | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)

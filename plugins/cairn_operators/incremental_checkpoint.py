@@ -72,19 +72,27 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
     def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.coordinator import Coordinator
-        from state_backend.values.errors import AttemptLost, CairnError, CorruptFile
+        from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
 
         started_s = time.monotonic()
         try:
             url = join_url(self.root, self.pipeline_name)
-            hook = _sink_hook(self.sink_of, url) if self.sink_of else None
+            hook, in_order = _sink_hook(self.sink_of, url) if self.sink_of else (None, False)
             coordinator = Coordinator(open_storage(url), self.pipeline_name)
             committed = coordinator.commit(self.attempt)
-            coordinator.publish(hook)
+            failed: SinkFailed | None = None
+            try:
+                coordinator.publish(hook, in_order=in_order, code=self.sink_of or "")
+            except SinkFailed as error:
+                failed = error
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # of another checkpoint: this one counts, and the next intervals may mend it
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
+            if failed is not None:
+                if committed.id in failed.ids:
+                    raise failed
+                self.log.warning("%s", failed)  # of earlier intervals, whose own tasks failed for it
         except AttemptLost as error:
             raise AirflowFailException(
                 f"{failure_of(error, context['dag_run'].dag_id)}\nOnly a new attempt can be committed; clear this run's tasks "
@@ -152,10 +160,11 @@ def summarise(record: Record) -> dict[str, Any]:
     }
 
 
-def _sink_hook(sink_of: str, url: str) -> Callable[[Record], None] | None:
+def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
+    """The pipeline's hook, and whether its order matters."""
     module, _, name = sink_of.partition(":")
-    hook: Callable[[Record], None] | None = getattr(importlib.import_module(module), name).sink_hook(None, url)
-    return hook
+    pipeline = getattr(importlib.import_module(module), name)
+    return pipeline.sink_hook(None, url), pipeline.sink_in_order
 
 
 def _maker(task: Any) -> Any:

@@ -13,7 +13,8 @@ What is on disk if we stop, line by line:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -47,6 +48,7 @@ from state_backend.values.errors import (
     Fenced,
     NotFound,
     PreconditionFailed,
+    SinkFailed,
     StateGapError,
     StateUnusable,
     StorageUnavailable,
@@ -107,6 +109,14 @@ class CleanUp:
 
     deleted_files: int
     shrunk: tuple[int, ...]
+
+
+class _HookRaised(Exception):
+    """The user's hook did, and not the storage."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Coordinator:
@@ -352,19 +362,82 @@ class Coordinator:
 
     # --- publish --------------------------------------------------------------------------------------------------------------
 
-    def publish(self, hook: Callable[[Record], None] | None) -> list[int]:
-        """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. A hook
-        that raises stops it: the mark is missing, and the next checkpoint task runs it again.
+    def publish(
+        self,
+        hook: Callable[[Record], None] | None,
+        *,
+        in_order: bool = False,
+        only: Collection[datetime] | None = None,
+        code: str = "MODULE:NAME",
+    ) -> list[int]:
+        """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. Where it raises, the
+        mark is missing, the others go on, and the next call runs it again.
 
         For an interval whose output another one replaced, the hook gets the record of that one as if it were the interval's own,
-        without files. Those come first, so that a sink has nothing twice."""
+        without files. Those come first, so that a sink has nothing twice.
+
+        in_order: nothing is published after an interval that failed. ``only``: starts of intervals; others are left as they are.
+        code: where the pipeline is, for the commands of the error.
+        Raises: SinkFailed, from the first error, when all that could be published is.
+        """
         now = self.log()
         published: list[int] = []
-        waiting = [(u.interval, u.id) for u in summary_so_far(now).unpublished]
-        for interval, checkpoint_id in sorted(waiting, key=lambda told: (self._is_own(now, *told), told)):
-            if self._storage.stat(paths.published(interval, checkpoint_id)) is None:
+        failed: list[tuple[Interval, int, Exception]] = []
+        waiting = sorted(self.unpublished(now), key=lambda told: (self._is_own(now, *told), told))
+        for interval, checkpoint_id in waiting:
+            if only is not None and interval.start not in only:
+                continue
+            try:
                 published += self._publish(now, interval, checkpoint_id, hook)
+            except _HookRaised as raised:
+                failed.append((interval, checkpoint_id, raised.error))
+                if in_order:
+                    break
+        if failed:
+            held = {n for _, n in waiting} - {*published} if in_order else set[int]()
+            raise SinkFailed(
+                self._failed(failed, in_order, code), frozenset({n for _, n, _ in failed} | held)
+            ) from failed[0][2]
         return published
+
+    def unpublished(self, now: Log | None = None) -> list[tuple[Interval, int]]:
+        """The intervals whose newest output is not recorded as published, each with the commit that made it, or replaced it."""
+        waiting = summary_so_far(self.log() if now is None else now).unpublished
+        return [(u.interval, u.id) for u in waiting if self._storage.stat(paths.published(u.interval, u.id)) is None]
+
+    def skip_publication(self, starts: Collection[datetime]) -> list[int]:
+        """Records the output of the intervals that start then as published, without a call of the sink; the ids.
+
+        Raises: UsageError for a start at which nothing waits; nothing is recorded then."""
+        waiting = self.unpublished()
+        strange = {*starts} - {interval.start for interval, _ in waiting}
+        if strange:
+            there = ", ".join(format_instant(i.start) for i, _ in waiting) or "none"
+            raise UsageError(
+                f"no output of an interval that starts at {format_instant(min(strange))} waits for the sink of "
+                f"{self._pipeline!r}; waiting: {there}"
+            )
+        skipped = [(interval, n) for interval, n in waiting if interval.start in starts]
+        for interval, checkpoint_id in skipped:
+            self._mark_published(interval, checkpoint_id)
+        return [n for _, n in skipped]
+
+    def _failed(self, failed: list[tuple[Interval, int, Exception]], in_order: bool, code: str) -> str:
+        root = self._storage.url.rstrip("/").removesuffix(f"/{self._pipeline}")
+        command = f"cairn publish --root {shlex.quote(root)} --pipeline {self._pipeline}"
+        lines = [f"  {interval} (checkpoint {n}): {type(e).__name__}: {e}" for interval, n, e in failed]
+        first = format_instant(failed[0][0].start)
+        others = "later ones wait for it" if in_order else "the others are published"
+        return "\n".join(
+            [
+                f"the sink of {self._pipeline!r} failed for {len(failed)} interval(s); {others}, and each is tried again with the "
+                "next checkpoint:",
+                *lines,
+                "To try it now, or to give one up:",
+                f"{command} --code {code} --retry {first}",
+                f"{command} --skip {first}",
+            ]
+        )
 
     def _is_own(self, now: Log, interval: Interval, checkpoint_id: int) -> bool:
         """Whether the commit is of this interval, and not of one that replaced it."""
@@ -382,15 +455,21 @@ class Coordinator:
             if not isinstance(entry, Record):
                 return published  # published, dropped and shrunk by others meanwhile
             if hook is not None:
-                hook(as_published(entry, interval))
-            with suppress(AlreadyExists):
-                mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
-                self._storage.create(paths.published(interval, checkpoint_id), mark)
+                try:
+                    hook(as_published(entry, interval))
+                except Exception as error:
+                    raise _HookRaised(error) from error
+            self._mark_published(interval, checkpoint_id)
             published.append(checkpoint_id)
             current = self.log(now).publication_of(interval)
             if current is None or current == checkpoint_id:
                 return published
             checkpoint_id = current
+
+    def _mark_published(self, interval: Interval, checkpoint_id: int) -> None:
+        mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
+        with suppress(AlreadyExists):
+            self._storage.create(paths.published(interval, checkpoint_id), mark)
 
     def _fresh(self, checkpoint_id: int) -> Entry | None:
         """The entry as it is now."""

@@ -37,6 +37,16 @@ class CheckpointDropped(RetryableError):
     of them."""
 
 
+class SinkFailed(RetryableError):
+    """The sink hook raised for some intervals. Their checkpoints are committed and stay so; publishing again runs the hook again.
+
+    ids: the commits whose output is not with the sink; more than those that failed where a pipeline wants its order kept."""
+
+    def __init__(self, message: str, ids: frozenset[int] = frozenset()) -> None:
+        super().__init__(message)
+        self.ids = ids
+
+
 class UnknownOutcome(RetryableError):
     """A write may or may not have taken effect. Whoever catches this deletes nothing."""
 

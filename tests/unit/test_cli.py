@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shlex
 import shutil
 import socket
 import subprocess
@@ -18,16 +20,17 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.records import LogicalTime, ShardRef
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, day
+from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.real_shards import RealPipeline
 
 FAR_MS = 4_102_444_800_000  # the year 2100: everything is old
@@ -283,7 +286,7 @@ def test_help_names_what_there_is() -> None:
     result = CliRunner().invoke(app, ["--help"], env={"TERM": "dumb", "COLUMNS": "200"})
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2].isalpha()]
-    seen = {"new", "run", "status", "list", "show", "diff", "export", "verify", "sweep", "backfill", "spark"}
+    seen = {"new", "run", "status", "list", "show", "diff", "export", "verify", "sweep", "backfill", "spark", "publish"}
     assert {row.split()[1] for row in rows} == seen | {"savepoint", "restore", "fork"}
 
 
@@ -508,3 +511,40 @@ def test_a_savepoint_of_another_checkpoint_than_the_stopped_one_is_refused(root:
     ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and "not checkpoint 3" in result.output
+
+
+def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two commands of the error, as they are printed."""
+    took = tmp_path / "took"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "pipeline_with_sink.py").write_text(
+        "from datetime import UTC, datetime\n"
+        "from pathlib import Path\n"
+        "from cairn import Pipeline\n"
+        "def sink(spark, files, interval, checkpoint_id):\n"
+        "    if checkpoint_id == 2 and not Path(__file__).with_name('mended').exists():\n"
+        "        raise ValueError('no partition')\n"
+        f"    with open({str(took)!r}, 'a') as file:\n"
+        "        file.write(f'{checkpoint_id} ')\n"
+        f"PIPELINE = Pipeline(name={PIPELINE!r}, start=datetime(2024, 1, 1, tzinfo=UTC), source=print, key=['k'],\n"
+        "    processor=object, output_schema='k string', sink=sink)\n"
+    )
+    (tmp_path / PIPELINE).mkdir()
+    made = Folder(LocalStorage(tmp_path / PIPELINE))
+    for n in (1, 2, 3):
+        made.run(day(n), f"a{n}")
+    hook = importlib.import_module("pipeline_with_sink").PIPELINE.sink_hook(None, str(tmp_path / PIPELINE))
+    with pytest.raises(SinkFailed) as error:
+        made.coordinator.publish(hook, code="pipeline_with_sink:PIPELINE")
+    assert took.read_text() == "1 3 "
+    retry, skip = (shlex.split(line)[1:] for line in str(error.value).splitlines()[-2:])
+    failed = CliRunner().invoke(app, retry)
+    assert failed.exit_code == 3 and "no partition" in failed.output and took.read_text() == "1 3 "
+    (tmp_path / "mended").touch()
+    assert "published: checkpoint 2" in CliRunner().invoke(app, retry).output and took.read_text() == "1 3 2 "
+    nothing = CliRunner().invoke(app, skip)
+    assert nothing.exit_code == 2 and "waiting: none" in nothing.output
+    made.run(day(4), "a4")
+    skipped = CliRunner().invoke(app, [*skip[:-1], "2024-01-04T00:00:00+00:00"])
+    assert "skipped: checkpoint 4" in skipped.output and took.read_text() == "1 3 2 "
+    assert made.coordinator.unpublished() == []

@@ -21,6 +21,7 @@ from state_backend.values.errors import (
     CorruptFile,
     CorruptRecord,
     Fenced,
+    SinkFailed,
     StaleStateError,
     StateGapError,
     StateUnusable,
@@ -565,11 +566,59 @@ def test_a_hook_that_fails_runs_again() -> None:
     def broken(record: Record) -> None:
         raise RuntimeError("sink is down")
 
-    with pytest.raises(RuntimeError, match="sink is down"):
+    with pytest.raises(SinkFailed, match="RuntimeError: sink is down") as error:
         folder.coordinator.publish(broken)
+    assert error.value.ids == {1} and isinstance(error.value.__cause__, RuntimeError)
     ran: list[int] = []
     assert folder.coordinator.publish(lambda r: ran.append(r.id)) == [1]
     assert ran == [1]
+
+
+class Refusing:
+    """A sink that refuses the second day, as long as that is so."""
+
+    def __init__(self) -> None:
+        self.has: list[int] = []
+        self.refuses = True
+
+    def __call__(self, record: Record) -> None:
+        if self.refuses and record.content.interval == day(2):
+            raise ValueError("no partition for day 2")
+        self.has.append(record.id)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_an_interval_that_the_sink_refuses_holds_up_no_other_unless_order_matters(in_order: bool) -> None:
+    folder, sink = Folder(), Refusing()
+    for n in (1, 2, 3):
+        folder.run(day(n), f"a{n}")
+    with pytest.raises(SinkFailed, match="no partition for day 2") as error:
+        folder.coordinator.publish(sink, in_order=in_order)
+    assert sink.has == ([1] if in_order else [1, 3])
+    assert error.value.ids == ({2, 3} if in_order else {2})
+    # A commit further on: it is tried again, and what comes later is not held up by it either.
+    folder.run(day(4), "a4")
+    with pytest.raises(SinkFailed) as error:
+        folder.coordinator.publish(sink, in_order=in_order)
+    assert sink.has == ([1] if in_order else [1, 3, 4])
+    assert (4 in error.value.ids) is in_order
+    sink.refuses = False
+    folder.coordinator.publish(sink, in_order=in_order, only=[day(2).start])
+    assert sink.has == ([1, 2] if in_order else [1, 3, 4, 2])
+    folder.coordinator.publish(sink, in_order=in_order)
+    assert sorted(sink.has) == [1, 2, 3, 4] and folder.coordinator.unpublished() == []
+
+
+def test_output_that_is_given_up_is_not_tried_again() -> None:
+    folder, sink = Folder(), Refusing()
+    for n in (1, 2):
+        folder.run(day(n), f"a{n}")
+    with pytest.raises(SinkFailed):
+        folder.coordinator.publish(sink)
+    with pytest.raises(UsageError, match=r"starts at 2024-01-09T.* waits .*; waiting: 2024-01-02T00:00:00\+00:00"):
+        folder.coordinator.skip_publication([day(2).start, day(9).start])
+    assert folder.coordinator.skip_publication([day(2).start]) == [2]
+    assert folder.coordinator.publish(sink) == [] and sink.has == [1]
 
 
 def test_a_re_run_is_published_again_under_its_own_id() -> None:

@@ -129,7 +129,7 @@ def status(
     if command is not None:
         _print(f"to repair it:\n{command}")
     elif found.unpublished:
-        _print("to repair it: the `checkpoint` task of the next interval publishes it, or clear that of the last one")
+        _print("to repair it: the `checkpoint` task of the next interval tries again; or: cairn publish")
     return 0 if found.well else FINDINGS
 
 
@@ -366,6 +366,48 @@ def verify(
             f"the newest sound one is checkpoint {newest}" if newest is not None else "none of them can be vouched for"
         )
     return 0 if found.success else FINDINGS
+
+
+@app.command()
+@_exit_codes
+def publish(
+    root: Root,
+    pipeline: Pipeline,
+    code: Annotated[
+        str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline; not needed to skip.")
+    ] = "",
+    retry: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the interval that starts then; may be repeated. Left out: all that wait."),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(help="The interval that starts then counts as published, without the sink; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Calls the sink for output that it has not taken, or gives that up."""
+    storage, _ = _open(root, pipeline)
+    coordinator = Coordinator(storage, pipeline)
+    skipped: list[int] = []
+    published: list[int] = []
+    if skip:
+        skipped = coordinator.skip_publication([moving_state.start_of("--skip", text) for text in skip])
+    if retry or not skip:
+        if not code:
+            raise UsageError("--code is missing: module:NAME of the pipeline, whose sink is to be called")
+        declared = moving_state.load_code(code)
+        only = [moving_state.start_of("--retry", text) for text in retry] if retry else None
+        hook = declared.sink_hook(None, join_url(root, pipeline))
+        published = coordinator.publish(hook, in_order=declared.sink_in_order, only=only, code=code)
+    if as_json:
+        return _print_json({"published": published, "skipped": skipped})
+    for what, ids in (("published", published), ("skipped", skipped)):
+        if ids:
+            _print(f"{what}: {', '.join(f'checkpoint {n}' for n in ids)}")
+    if not published and not skipped:
+        _print("nothing waits for the sink")
+    return 0
 
 
 @app.command("sweep")

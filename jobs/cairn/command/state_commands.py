@@ -80,7 +80,7 @@ def savepoint(
             f"--stop takes what the stopped pipeline has, not checkpoint {checkpoint}; leave one of them out"
         )
     timeout_s = parse_duration(timeout).total_seconds()
-    named, owner = pipeline, _load(code)
+    named, owner = pipeline, load_code(code)
     if named is not None and named != owner.name:
         raise UsageError(
             f"--pipeline (or CAIRN_PIPELINE) is {named!r}, but {code} is named {owner.name!r}; make them the same"
@@ -146,7 +146,7 @@ def restore(
     if code is None:
         raise UsageError("--savepoint needs --code module:NAME: the pipeline that gets the state")
     assert from_savepoint is not None
-    into = _load(code)
+    into = load_code(code)
     from cairn.operations.restore_savepoint import plan_restore_savepoint, restore_savepoint
     from cairn.spark_session import connect
 
@@ -228,7 +228,7 @@ def fork(
     else:
         raise UsageError("expected one of --pipeline NAME and --savepoint URL")
     into = Coordinator(open_storage(join_url(to_root or root, to)), to)
-    start_ms = None if start is None else to_ms(_instant(start))
+    start_ms = None if start is None else to_ms(start_of("--start", start))
     attempt = str(uuid.uuid4())
     content = plan_fork(source, target, into, pipeline_start_ms=start_ms, permissions=allowed)
     said = {
@@ -282,7 +282,8 @@ def _restored(record: Record) -> dict[str, Any]:
     }
 
 
-def _load(code: str) -> Pipeline:
+def load_code(code: str) -> Pipeline:
+    """The pipeline that ``module:NAME`` is. Raises: UsageError if there is none."""
     from cairn.command.driver import load_pipeline
 
     if "" not in sys.path:
@@ -296,10 +297,11 @@ def _id_of(coordinator: Coordinator, which: str) -> int:
     return found if isinstance(found, int) else coordinator.record(found).id
 
 
-def _instant(text: str) -> datetime:
+def start_of(option: str, text: str) -> datetime:
+    """The instant that an option gives. Raises: UsageError for another text, and for one without a time zone."""
     found = parse_checkpoint(text)
     if not isinstance(found, datetime):
-        raise UsageError(f"--start {text!r} is not an instant like 2013-01-02T00:00:00+00:00")
+        raise UsageError(f"{option} {text!r} is not an instant like 2013-01-02T00:00:00+00:00")
     return found
 
 

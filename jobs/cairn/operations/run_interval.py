@@ -45,6 +45,7 @@ from state_backend.values.errors import (
     CorruptFile,
     DamagedCopy,
     ProcessorError,
+    SinkFailed,
     SourceError,
     StateUnusable,
     UsageError,
@@ -124,11 +125,20 @@ def run_interval(
         coordinator=coordinator,
     )
     result = coordinator.commit(attempt)
-    coordinator.publish(pipeline.sink_hook(spark, join_url(root, pipeline.name)))
+    failed = None
+    try:
+        hook = pipeline.sink_hook(spark, join_url(root, pipeline.name))
+        coordinator.publish(hook, in_order=pipeline.sink_in_order)
+    except SinkFailed as error:
+        failed = error
     try:
         coordinator.clean_up()
     except CorruptFile as error:  # of another checkpoint: this one counts
         log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
+    if failed is not None:
+        if result.id in failed.ids:
+            raise failed
+        log.warning("%s: %s", pipeline.name, failed)
     return result.record or coordinator.record(result.id)
 
 
