@@ -131,7 +131,7 @@ def test_modes_follow_each_other_over_rescaling(spark: SparkSession, tmp_path: P
             assert state(spark, tmp_path / name, kind) == state(spark, tmp_path / "steady", kind)
 
 
-def test_a_hundred_keys_write_no_state_object_and_no_change_writes_the_record_only(
+def test_a_hundred_keys_write_no_state_object_and_no_change_writes_records_only(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """F66. A hundred keys of all kinds of state, with timers and expiry, over many more that lie in files."""
@@ -157,6 +157,7 @@ def test_a_hundred_keys_write_no_state_object_and_no_change_writes_the_record_on
         f"checkpoints/{record.id:020d}.json",
         f"attempts/{record.content.attempt}/prepared.json",
         paths.published(day(8), record.id),
+        paths.settled(day(7), record.id - 1, "interval"),
     }
 
 
