@@ -155,7 +155,8 @@ KINDS = {
     "record": Kind(path=HERE + paths.record(4), other=HERE + paths.record(3), refuse=LOG),
     "newest record": Kind(path=HERE + paths.record(8), other=HERE + paths.record(5), refuse=LOG),
     "tombstone": Kind(path=HERE + paths.record(1), other=HERE + paths.record(2), refuse=LOG),
-    "sweep record": Kind(path=HERE + paths.record(6), other=HERE + paths.record(5), refuse=LOG),
+    # What an older sweep abandoned is settled: nobody reads its record, but verify does.
+    "sweep record": Kind(path=HERE + paths.record(6), other=HERE + paths.record(5), refuse=()),
     "prepared": Kind(path=HERE + paths.prepared("waiting"), other=HERE + paths.prepared("another"), refuse=(commit,)),
     "manifest": Kind(
         path=HERE + paths.shared("a5", 0, 0, 0, "manifest"),

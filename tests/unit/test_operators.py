@@ -453,7 +453,7 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], **mor
             record = commit()
             return SimpleNamespace(id=record.id, record=record)
 
-        def publish(self, hook: Any) -> None:
+        def publish(self, hook: Any, **_: Any) -> None:
             asked.append(f"publish {hook}")
 
         def clean_up(self) -> None:
@@ -559,7 +559,7 @@ def test_checkpoint_failures(monkeypatch: pytest.MonkeyPatch, error: Exception, 
 
 def test_the_sink_is_looked_up_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
-    pipeline = SimpleNamespace(sink_hook=lambda spark, url: urls.append(url) or "hook")
+    pipeline = SimpleNamespace(sink_hook=lambda spark, url: urls.append(url) or "hook", sink_in_order=False)
     monkeypatch.setitem(sys.modules, "some_pipelines", SimpleNamespace(MINE=pipeline))
     operator, asked = checkpoint(monkeypatch, record, sink_of="some_pipelines:MINE")
     run(operator)
