@@ -40,7 +40,7 @@ def test_it_sweeps_and_says_so(storage: LocalStorage, tmp_path: Path) -> None:
     assert execute(tmp_path, min_age=timedelta(0), dry_run=True) == {**counts, "deleted_files": 0}
     assert len([*storage.list("")]) == 2
     assert execute(tmp_path, min_age=timedelta(0)) == counts
-    assert [info.path for info in storage.list("")] == [paths.record(1), "notes.txt"]
+    assert [info.path for info in storage.list("")] == [paths.HEAD, paths.record(1), "notes.txt"]
     assert execute(tmp_path, min_age=timedelta(0))["orphans"] == 0
 
 
