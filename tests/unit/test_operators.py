@@ -440,7 +440,9 @@ def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path],
 # --- the checkpoint task ----------------------------------------------------------------------------------------------------
 
 
-def checkpoint(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], **more: Any) -> tuple[Any, list[str]]:
+def checkpoint(
+    monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], *, sink_fails_for: int | None = None, **more: Any
+) -> tuple[Any, list[str]]:
     """An operator whose coordinator commits as told, and what else it was asked to do."""
     asked: list[str] = []
 
@@ -455,6 +457,8 @@ def checkpoint(monkeypatch: pytest.MonkeyPatch, commit: Callable[[], Any], **mor
 
         def publish(self, hook: Any, **_: Any) -> None:
             asked.append(f"publish {hook}")
+            if sink_fails_for is not None:
+                raise errors.SinkFailed("the sink of 'p' failed", frozenset({sink_fails_for}))
 
         def clean_up(self) -> None:
             asked.append("clean up")
@@ -470,6 +474,16 @@ def record() -> Any:
     names = "changed_bytes uploaded_bytes state_bytes state_files keys keys_touched input_rows output_rows"
     totals = SimpleNamespace(**{name: number for number, name in enumerate(names.split())})
     return SimpleNamespace(id=7, content=SimpleNamespace(base_id=6, interval="[a, b)", totals=totals))
+
+
+def test_a_sink_fails_the_task_of_its_own_interval_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retried, and cleaned up either way. Of an older interval the log says so."""
+    own, asked = checkpoint(monkeypatch, record, sink_fails_for=7)
+    with pytest.raises(AirflowException, match="SinkFailed: the sink of 'p' failed") as raised:
+        run(own)
+    assert not isinstance(raised.value, AirflowFailException) and asked[-1] == "clean up"
+    older, asked = checkpoint(monkeypatch, record, sink_fails_for=3)
+    assert run(older)["checkpoint"] == 7 and asked[-1] == "clean up"
 
 
 def refuse(error: Exception) -> Callable[[], Any]:

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cairn.command import new_pipeline
-from cairn.command import state_commands as moving_state
+from cairn.command import new_pipeline, state_commands
 from cairn.command.backfill import backfill
 from cairn.command.spark_server import spark
 from cairn.operations.export import export_state
@@ -103,7 +102,7 @@ def _code_of(error: CairnError) -> int:
 def status(
     root: Root,
     pipeline: Pipeline,
-    dag: moving_state.Dag = None,
+    dag: state_commands.Dag = None,
     as_json: Json = False,
 ) -> int:
     """Which interval is next, whether it can start, what is stale, quarantined or unpublished, and what repairs it."""
@@ -392,12 +391,12 @@ def publish(
     skipped: list[int] = []
     published: list[int] = []
     if skip:
-        skipped = coordinator.skip_publication([moving_state.start_of("--skip", text) for text in skip])
+        skipped = coordinator.skip_publication([state_commands.start_of("--skip", text) for text in skip])
     if retry or not skip:
         if not code:
             raise UsageError("--code is missing: module:NAME of the pipeline, whose sink is to be called")
-        declared = moving_state.load_code(code)
-        only = [moving_state.start_of("--retry", text) for text in retry] if retry else None
+        declared = state_commands.load_code(code)
+        only = [state_commands.start_of("--retry", text) for text in retry] if retry else None
         hook = declared.sink_hook(None, join_url(root, pipeline))
         published = coordinator.publish(hook, in_order=declared.sink_in_order, only=only, code=code)
     if as_json:
@@ -454,9 +453,9 @@ def sweep_(
 
 app.command()(_exit_codes(backfill))
 app.command()(_exit_codes(spark))
-app.command()(_exit_codes(moving_state.savepoint))
-app.command()(_exit_codes(moving_state.restore))
-app.command()(_exit_codes(moving_state.fork))
+app.command()(_exit_codes(state_commands.savepoint))
+app.command()(_exit_codes(state_commands.restore))
+app.command()(_exit_codes(state_commands.fork))
 app.command()(_exit_codes(new_pipeline.new))
 app.command()(_exit_codes(new_pipeline.run))
 

@@ -30,13 +30,14 @@ from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
 from cairn.shard_jobs.job import run_on_shards
 from cairn.shard_jobs.shipping import code_hash
 from state_backend.adapters.open_storage import join_url
+from state_backend.checkpoint.prepare import NO_TOTALS
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
 from state_backend.formats.types import StructType as Struct
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
 from state_backend.values.intervals import to_ms
-from state_backend.values.records import Content, LogicalTime, Permissions, Record, RunRef, StateDescriptor, Totals
+from state_backend.values.records import Content, LogicalTime, Permissions, Record, RunRef, StateDescriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
@@ -47,19 +48,6 @@ _TIME_MODES = {"notime": "none", "none": "none", "processingtime": "processing",
 _KINDS = {"ValueState": "value", "ListState": "list", "MapState": "map"}
 _HELD = "__state"
 Types = Mapping[str, tuple[Struct, Struct | None]]
-_NOTHING = Totals(
-    input_rows=0,
-    output_rows=0,
-    late_rows=0,
-    keys_touched=0,
-    keys=0,
-    entries=0,
-    changed_bytes=0,
-    uploaded_bytes=0,
-    uploaded_files=0,
-    state_bytes=0,
-    state_files=0,
-)
 
 
 # --- in --------------------------------------------------------------------------------------------------------------------------
@@ -121,7 +109,7 @@ def from_streaming_checkpoint(
         ),
         source_position={"streaming_checkpoint": path, "batch": batch},
         code_hash=code_hash(pipeline.processor, pipeline.name),
-        totals=_NOTHING,
+        totals=NO_TOTALS,
         digest=0,
         shards=(),
         outputs=(),

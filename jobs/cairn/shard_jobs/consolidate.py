@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
+from cairn.shard_jobs.job import JobOnContent, StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
@@ -23,11 +23,11 @@ from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import CorruptFile
-from state_backend.values.records import Content, Permissions, RunRef, ShardRef
+from state_backend.values.records import Permissions, RunRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsolidationJob:
+class ConsolidationJob(JobOnContent):
     """Travels to the workers. ``checkpoint_id`` and ``content`` are the checkpoint's that is consolidated; ``h0`` is the highest id
     when that was seen to be there."""
 
@@ -35,27 +35,8 @@ class ConsolidationJob:
     attempt: str
     h0: int
     checkpoint_id: int
-    content: Content
     run: RunRef
     engine: EngineOptions
-
-    @property
-    def parallelism(self) -> int:
-        """The checkpoint's."""
-        return self.content.parallelism
-
-    @property
-    def max_parallelism(self) -> int:
-        """The checkpoint's."""
-        return self.content.max_parallelism
-
-    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """The shard itself."""
-        return tuple(ref for ref in self.content.shards if ref.shard == shard)
-
-    def with_refs(self, refs: tuple[ShardRef, ...]) -> ConsolidationJob:
-        """As `ShardJob` has it."""
-        return replace(self, content=replace(self.content, shards=refs))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Rewrites one shard. On disk if it stops: files of the attempt that no record names.

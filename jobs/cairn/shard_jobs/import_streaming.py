@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
+from cairn.shard_jobs.job import JobOnContent, StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
@@ -31,39 +31,19 @@ from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.state.canonical_columns import StateRows, TimerRows
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import Content, ShardRef
 
 TIMERS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportJob:
+class ImportJob(JobOnContent):
     """Travels to the workers. ``content``: the record's, without what only the shards can say; ``source``: what rows are called in
     errors."""
 
     root: str
     source: str
     h0: int
-    content: Content
     engine: EngineOptions
-
-    @property
-    def parallelism(self) -> int:
-        """The pipeline's."""
-        return self.content.parallelism
-
-    @property
-    def max_parallelism(self) -> int:
-        """The pipeline's."""
-        return self.content.max_parallelism
-
-    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """None: nothing of the pipeline is read."""
-        return ()
-
-    def with_refs(self, refs: tuple[ShardRef, ...]) -> ImportJob:
-        """As `ShardJob` has it."""
-        return self
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Makes one shard. On disk if it stops: files of the attempt that no record names."""

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -25,7 +26,7 @@ from cairn.runtime.routing import PART, ticks
 from cairn.shard_jobs.shipping import ship, unship
 from state_backend.checkpoint.prepare import OfShard, by_shard
 from state_backend.values.errors import InvariantViolated
-from state_backend.values.records import ShardRef
+from state_backend.values.records import Content, ShardRef
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +55,31 @@ class ShardJob(Protocol[Ack_co]):
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> Ack_co:
         """Does one shard, in a worker. ``batches``: the shard's routed rows, or its tick alone. ``task``: a number that no other task
         of this job has, not even another try at this shard; it goes into the names of files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOnContent:
+    """What jobs on the shards of one content have in common: each shard reads itself, if the content has shards."""
+
+    content: Content
+
+    @property
+    def parallelism(self) -> int:
+        """The content's."""
+        return self.content.parallelism
+
+    @property
+    def max_parallelism(self) -> int:
+        """The content's."""
+        return self.content.max_parallelism
+
+    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
+        """The shard itself; none where the content has no shards yet, or is of a canonical savepoint."""
+        return tuple(ref for ref in self.content.shards if ref.shard == shard)
+
+    def with_refs(self, refs: tuple[ShardRef, ...]) -> Self:
+        """As `ShardJob` has it."""
+        return replace(self, content=replace(self.content, shards=refs))
 
 
 def run_on_shards(

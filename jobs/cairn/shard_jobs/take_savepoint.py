@@ -14,7 +14,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from cairn.shard_jobs.job import rare_garbage_collection
+from cairn.shard_jobs.job import JobOnContent, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
@@ -26,7 +26,7 @@ from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.values.records import CanonicalFile, Content, Savepoint, ShardManifest, ShardRef
+from state_backend.values.records import CanonicalFile, Savepoint, ShardManifest, ShardRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class SavepointAck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavepointJob:
+class SavepointJob(JobOnContent):
     """Travels to the workers. ``root`` is the pipeline's, ``destination`` the savepoint's folder."""
 
     root: str
@@ -48,26 +48,7 @@ class SavepointJob:
     savepoint: str
     format: Literal["native", "canonical"]
     checkpoint_id: int
-    content: Content
     engine: EngineOptions
-
-    @property
-    def parallelism(self) -> int:
-        """The checkpoint's."""
-        return self.content.parallelism
-
-    @property
-    def max_parallelism(self) -> int:
-        """The checkpoint's."""
-        return self.content.max_parallelism
-
-    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """The shard itself."""
-        return tuple(ref for ref in self.content.shards if ref.shard == shard)
-
-    def with_refs(self, refs: tuple[ShardRef, ...]) -> SavepointJob:
-        """As `ShardJob` has it."""
-        return replace(self, content=replace(self.content, shards=refs))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
         """Writes one shard. On disk if it stops: files that no savepoint.json names."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from cairn.shard_jobs.job import rare_garbage_collection
+from cairn.shard_jobs.job import JobOnContent, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
@@ -20,7 +20,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.values.errors import NotFound, StateTypeError, StateUnusable
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import CanonicalFile, Content, ShardManifest, ShardRef
+from state_backend.values.records import CanonicalFile, ShardManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +35,13 @@ class ShardValidation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationJob:
+class ValidationJob(JobOnContent):
     """Travels to the workers. ``root`` is the folder that the content's handles are relative to; ``canonical`` are the files of a
     savepoint in that format, whose content has no shards."""
 
     root: str
-    content: Content
     canonical: tuple[CanonicalFile, ...]
     engine: EngineOptions
-
-    @property
-    def parallelism(self) -> int:
-        """That of what is examined."""
-        return self.content.parallelism
-
-    @property
-    def max_parallelism(self) -> int:
-        """That of what is examined."""
-        return self.content.max_parallelism
 
     def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
         """What was found in all shards together."""
@@ -65,14 +54,6 @@ class ValidationJob:
                 f"{recorded.digest:016x}"
             )
         return tuple(findings)
-
-    def refs_of(self, shard: int) -> tuple[ShardRef, ...]:
-        """The shard itself."""
-        return tuple(ref for ref in self.content.shards if ref.shard == shard)
-
-    def with_refs(self, refs: tuple[ShardRef, ...]) -> ValidationJob:
-        """As `ShardJob` has it."""
-        return replace(self, content=replace(self.content, shards=refs))
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardValidation:
         """One shard; what makes it unusable is a finding."""
