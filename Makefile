@@ -45,13 +45,13 @@ java:
 	@.ci/java
 
 demo: setup  ## the main job: real flights through Airflow, Spark and RocksDB (DAYS=14)
-	@$(PYTHON) -m benchmarks.demo
+	@$(PYTHON) -m local_stack.demo
 
 bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a table (SCALE=small to try it)
 	@$(PYTHON) -m benchmarks.suite --scale $(or $(SCALE),full) $(BENCH_ARGS)
 
 soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1)
-	@$(PYTHON) -m benchmarks.soak
+	@$(PYTHON) -m local_stack.soak
 
 test: setup  ## all tests
 	@$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -66,7 +66,7 @@ lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/lint-imports
 
 ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8080)
-	@umask 077 && PORT=$(PORT) $(PYTHON) -m benchmarks.ui
+	@umask 077 && PORT=$(PORT) $(PYTHON) -m local_stack.ui
 
 spark: setup  ## a Spark Connect server on sc://127.0.0.1:15002, until Ctrl-C (SPARK_PORT=15002)
 	@$(VENV)/bin/cairn spark --port $(or $(SPARK_PORT),15002)

@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 
 from benchmarks import inputs, report
 from benchmarks.engines import TUNED
-from benchmarks.owned_process import OwnedProcesses
 from benchmarks.report import OURS, Check, Run
 from benchmarks.runs import COMPARED, PEER_NAMES, QUESTIONS, SECTIONS, Bench, NotBuilt, batches_of, result_name
 from benchmarks.scales import SCALES, Scale
+from local_stack.owned_process import OwnedProcesses
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "benchmarks" / "out" / "report.json"

@@ -17,7 +17,6 @@ import google_crc32c
 import pytest
 from google.cloud.storage import Blob
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -35,6 +34,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import Handle
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 
 

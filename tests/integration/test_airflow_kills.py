@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.airflow_server import AirflowServer, RestError
-from benchmarks.demo import pipeline_env
-from benchmarks.owned_process import command_line
-from benchmarks.spark_server import SparkConnectServer
+from local_stack.airflow_server import AirflowServer, RestError
+from local_stack.demo import pipeline_env
+from local_stack.owned_process import command_line
+from local_stack.spark_server import SparkConnectServer
 from pipelines.land_weather import FIRST_HOUR, HOUR, land_weather
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log

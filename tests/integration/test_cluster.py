@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.owned_process import OwnedProcesses, free_port
+from local_stack.owned_process import OwnedProcesses, free_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.values.records import Record

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.spark_server import SparkConnectServer
+from local_stack.spark_server import SparkConnectServer
 from tests.support.layout import REPOSITORY, copy_layout, run_there
 
 PAGES = [

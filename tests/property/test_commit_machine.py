@@ -30,7 +30,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import lineage
@@ -57,6 +56,7 @@ from state_backend.values.records import (
 )
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
+from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
 STEPS = 50

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.sweep import sweep
@@ -23,6 +22,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.real_shards import RealPipeline
 
 WEEK = 2016 if os.environ.get("CAIRN_LONG") else 40

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group
@@ -18,6 +17,7 @@ from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from tests.support.chains import Chain, Change
+from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.shards import KEY_SCHEMA, KEYS
 
 EDGES = [0, 1, 126, 127, 128, 129, 254, 255, 256, 257, 32_766, 32_767]

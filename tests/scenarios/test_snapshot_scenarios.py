@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.spark_hash import key_group
@@ -22,6 +21,7 @@ from state_backend.values.errors import StorageUnavailable
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import ENGINE, Chain, Change, Mode
+from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.shards import KEY_SCHEMA, KEYS
 
 GROUPS = 4

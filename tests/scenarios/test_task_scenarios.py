@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.values.errors import StorageUnavailable
+from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.savepoints import Format, SmallPipeline, restore
 
 

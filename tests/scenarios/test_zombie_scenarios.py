@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from state_backend.adapters.faulty_storage import FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.sweep import sweep
@@ -25,6 +24,7 @@ from state_backend.values.retention import KeepLast
 from tests.support.chains import Chain
 from tests.support.checkpoints import PIPELINE, day
 from tests.support.crash_matrix import FAR_MS, HOME, SAVED, Surveyor, Try, Values, live_files, take
+from tests.support.faulty_storage import FaultyStorage
 from tests.support.real_shards import RealPipeline
 from tests.support.shards import KEYS
 

@@ -26,8 +26,6 @@ import google_crc32c
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
-from state_backend.adapters.faulty_storage import Fault as Planned
-from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions
@@ -50,6 +48,8 @@ from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Savepoint
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, day
+from tests.support.faulty_storage import Fault as Planned
+from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.in_process import run_here
 from tests.support.real_shards import MAX_PARALLELISM, RealPipeline
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cairn.operations import take_savepoint as savepoint
+from cairn.operations import take_savepoint
 from cairn.operations.take_savepoint import check_destination, consolidate_checkpoint
 from cairn.pipeline import Pipeline
 from cairn.shard_jobs.consolidate import ConsolidationJob
@@ -59,7 +59,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], obj
         for act in then:
             act()
 
-    monkeypatch.setattr(savepoint, "run_on_shards", partial(run_here, first_task=50))
+    monkeypatch.setattr(take_savepoint, "run_on_shards", partial(run_here, first_task=50))
     monkeypatch.setattr(ConsolidationJob, "finish", finished)
     yield then
 
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_is_dropped_meanwhile_is_told(
         tight.run(7, "a7", {key: 7 for key in KEYS})
         return run_here(spark, job, first_task=50)
 
-    monkeypatch.setattr(savepoint, "run_on_shards", dropped_first)
+    monkeypatch.setattr(take_savepoint, "run_on_shards", dropped_first)
     with pytest.raises(CheckpointDropped, match=r"checkpoint 5, .* is no longer retained: .* the newest, 7, "):
         consolidate(pipeline, 5)
 
@@ -198,7 +198,7 @@ def test_a_quarantined_checkpoint_is_refused_before_anything_is_rewritten(
     def rewritten(spark: Any, job: ConsolidationJob) -> list[ShardAck]:
         raise AssertionError("rewritten")
 
-    monkeypatch.setattr(savepoint, "run_on_shards", rewritten)
+    monkeypatch.setattr(take_savepoint, "run_on_shards", rewritten)
     pipeline.coordinator.quarantine(6, "a total is negative")
     with pytest.raises(StateUnusable, match=r"checkpoint 6 .* is quarantined.*a total is negative"):
         consolidate(pipeline, 6)

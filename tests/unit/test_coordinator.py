@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
@@ -44,6 +43,7 @@ from state_backend.values.records import (
 from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 
 When = Literal["before", "after"]
 

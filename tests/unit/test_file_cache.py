@@ -15,7 +15,6 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from state_backend.adapters.faulty_storage import FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.shard import file_cache
@@ -26,6 +25,7 @@ from state_backend.values.errors import CorruptFile
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import ShardManifest
+from tests.support.faulty_storage import FaultyStorage
 
 URL = "file:///data/p"
 

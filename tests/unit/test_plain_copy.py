@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 
 from cairn.plain_copy import _copy, plain_copy
-from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.ports.storage import Storage
@@ -16,6 +15,7 @@ from state_backend.values.errors import CorruptFile, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import DAY, Folder, day
+from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
 
 HERE = "interval=20240101T000000000Z_20240102T000000000Z"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from benchmarks import postgres
-from benchmarks.airflow_server import AirflowServer
-from benchmarks.postgres import Postgres, PostgresUnavailable
+from local_stack import postgres
+from local_stack.airflow_server import AirflowServer
+from local_stack.postgres import Postgres, PostgresUnavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 

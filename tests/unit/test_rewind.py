@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import pytest
 
-from state_backend.adapters.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
@@ -33,6 +32,7 @@ from state_backend.values.records import Permissions, Record, Segment, ShardChan
 from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
+from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.savepoints import SmallPipeline, findings
 
 When = Literal["before", "after"]

@@ -21,7 +21,6 @@ import pytest
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.pipeline import Pipeline
 from cairn.shard_jobs.restore_savepoint import RestoreJob
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -45,6 +44,7 @@ from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, 
 from state_backend.values.records import Claim, Permissions, Record, Savepoint
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, content, day, run, start_ms
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.in_process import run_here
 from tests.support.savepoints import (
     MAX_PARALLELISM,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from benchmarks import demo
+from local_stack import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 

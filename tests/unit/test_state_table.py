@@ -20,7 +20,7 @@ from cairn.pipeline import Pipeline
 from cairn.runtime.checkpoint_names import find_state
 from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from state_backend.adapters.rocks import EngineOptions, RocksStore
-from state_backend.formats import rocksdb_manifest as version_log
+from state_backend.formats import rocksdb_manifest
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.rocksdb_manifest import live_spans, without
 from state_backend.formats.spark_hash import key_group
@@ -336,7 +336,7 @@ def test_a_record_that_crosses_blocks_of_the_manifest_is_one_record(tmp_path: Pa
     assert tails & {*range(1, 7)}  # too little for a header: the next record begins in the next block
     # RocksDB follows such a log too: here with an edit of 100,000 bytes that it ignores before the one that counts.
     ignored = b"\xff\x40" + b"\xa0\x8d\x06" + bytes(100_000)
-    image.write_bytes(without(log + version_log._framed(ignored, len(log)), [span]))
+    image.write_bytes(without(log + rocksdb_manifest._framed(ignored, len(log)), [span]))
     assert live_spans(image.read_bytes(), "it") == []
     with RocksStore(tmp_path / "image") as store:
         assert list(store.scan(b"", None)) == []

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -35,6 +34,7 @@ from state_backend.values.handles import FileInfo
 from state_backend.values.records import Record, Savepoint, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 
 When = Literal["before", "after"]
 HOUR_MS = 3_600_000

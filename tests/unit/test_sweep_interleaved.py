@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from state_backend.adapters.faulty_storage import FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.sweep import sweep
@@ -21,6 +20,7 @@ from state_backend.values.errors import CairnError, Swept
 from state_backend.values.handles import handles_in
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, run, sst
+from tests.support.faulty_storage import FaultyStorage
 
 HOUR_MS = 3_600_000
 Work = Callable[[Storage], object]

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from state_backend.adapters.local_storage import LocalStorage, write_verified
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.shard.transfer import download_all, upload_all
 from state_backend.values.errors import AlreadyExists, CorruptFile, StorageUnavailable, UnknownOutcome, UsageError
 from state_backend.values.handles import Handle
+from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 
 
 @pytest.fixture

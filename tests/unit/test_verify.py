@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from state_backend.adapters.faulty_storage import Fault, FaultyStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.formats import paths
 from state_backend.inspection.verify import verify_pipeline
@@ -16,6 +15,7 @@ from state_backend.ports.storage import Storage
 from state_backend.values.errors import StorageUnavailable
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import day
+from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.real_shards import RealPipeline
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks.owned_process import OwnedProcesses, Server, command_line
+from local_stack.owned_process import OwnedProcesses, Server, command_line
 
 _NAME = "postgres"
 # The address of a socket has 107 bytes; the server puts a name of 15 behind the folder's.

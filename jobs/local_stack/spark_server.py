@@ -8,8 +8,8 @@ import signal
 import time
 from pathlib import Path
 
-from benchmarks.owned_process import OwnedProcesses, Server, free_port
 from cairn.command.spark_server import answers, server_command, server_environment
+from local_stack.owned_process import OwnedProcesses, Server, free_port
 
 _NAME = "spark-connect"
 

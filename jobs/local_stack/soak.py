@@ -1,6 +1,6 @@
 """Weeks of flights under a real scheduler, disturbed every few days, against the same computed with pandas.
 
-    DAYS=60 SEED=1 python -m benchmarks.soak        # `make soak` sets up what is missing first
+    DAYS=60 SEED=1 python -m local_stack.soak        # `make soak` sets up what is missing first
 
 Every 2 to 4 days something happens at random: a process of the running task is killed with -9, the Spark server is, the disk
 of the state fails for two seconds, a person marks the task failed and clears it, or clears a past day. In the end every
@@ -28,10 +28,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.airflow_server import AirflowServer
-from benchmarks.demo import FIRST_DAY, ROOT, say
-from benchmarks.owned_process import command_line
-from benchmarks.spark_server import SparkConnectServer
+from local_stack.airflow_server import AirflowServer
+from local_stack.demo import FIRST_DAY, ROOT, say
+from local_stack.owned_process import command_line
+from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.inspection.verify import verify_pipeline

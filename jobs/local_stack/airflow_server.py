@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.owned_process import OwnedProcesses, Server, free_port
-from benchmarks.postgres import Postgres, PostgresUnavailable
 from cairn.command.airflow_rest import AirflowRest, Backfill, RestError
+from local_stack.owned_process import OwnedProcesses, Server, free_port
+from local_stack.postgres import Postgres, PostgresUnavailable
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 

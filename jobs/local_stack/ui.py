@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.airflow_server import AirflowServer
+from local_stack.airflow_server import AirflowServer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:

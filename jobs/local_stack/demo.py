@@ -1,6 +1,6 @@
 """The main job, watched: two weeks of flights through Airflow and Spark, with one driver killed on the way.
 
-    python -m benchmarks.demo        # DAYS=14 by default; `make demo` sets up what is missing first
+    python -m local_stack.demo        # DAYS=14 by default; `make demo` sets up what is missing first
 
 It keeps its state under data/demo and begins with none. Its runs stay in Airflow's database in the repository, so that the
 UI shows them afterwards; running it again runs the same days again.
@@ -21,11 +21,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.airflow_server import AirflowClient, AirflowServer, RestError, parse_time
-from benchmarks.owned_process import OwnedProcesses, command_line
-from benchmarks.spark_server import SparkConnectServer
+from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time
+from local_stack.owned_process import OwnedProcesses, command_line
+from local_stack.spark_server import SparkConnectServer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data" / "demo"
 # Not the demo's own: landing the same days again changes nothing, and runs started in the UI find their input here.
 FLIGHTS = ROOT / "data" / "flights"
