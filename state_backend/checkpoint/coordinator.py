@@ -35,6 +35,7 @@ from state_backend.checkpoint.log import (
     vouched_base_of,
 )
 from state_backend.checkpoint.output_schemas import output_so_far
+from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, Past, read_settled
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
@@ -70,6 +71,7 @@ from state_backend.values.records import (
     Record,
     Refused,
     RunRef,
+    ShardRef,
     SweepRecord,
     Tombstone,
     Validated,
@@ -538,9 +540,14 @@ class Coordinator:
                 now = newer
 
     def _referenced(self, now: Log) -> Iterable[Handle]:
-        """Files that the retained checkpoints need."""
+        """Files that the retained checkpoints need. The manifest of a shard that did not change is read once for all of them."""
+        refs: dict[object, tuple[ShardRef, Interval]] = {}
         for record in now.completed():
-            yield from self._state_files(record.content)
+            for ref in record.content.shards:
+                segments = None if ref.changes is None else tuple(s.handle for s in ref.changes.segments)
+                key = (record.id, ref.shard) if ref.manifest is None else (ref.manifest, segments)
+                refs[key] = ref, record.content.interval
+        return self._files_of(refs.values())
 
     def _files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
         yield from self._state_files(content, gone_before=gone_before)
@@ -550,20 +557,26 @@ class Coordinator:
         """Shared files and manifests of a checkpoint. ``gone_before``: a deletion that stopped half-way may have taken a
         manifest, after all that it names; and one that is damaged there hides nothing that anybody needs, only what the sweeper
         finds. Anywhere else a manifest that can't be read hides what is needed, so nothing may be deleted."""
-        for ref in content.shards:
+        return self._files_of([(ref, content.interval) for ref in content.shards], gone_before=gone_before)
+
+    def _files_of(self, refs: Collection[tuple[ShardRef, Interval]], *, gone_before: bool = False) -> Iterable[Handle]:
+        """Shared files and manifests of shards, each with the interval to name if its manifest can't be read."""
+
+        def read(of: tuple[ShardRef, Interval]) -> tuple[Handle, ...]:
+            ref, interval = of
+            try:
+                return manifest_of(ref, self._storage).handles
+            except (NotFound, CorruptFile) as error:
+                if gone_before:
+                    return ()
+                raise CorruptFile(f"the manifest of shard {ref.shard} of {interval} can't be read: {error}") from error
+
+        for (ref, _), handles in zip(refs, at_once(read, refs), strict=True):
             if ref.manifest is not None:
                 yield ref.manifest
             if ref.changes is not None:
                 yield from (s.handle for s in ref.changes.segments if s.handle is not None)
-            try:
-                manifest = manifest_of(ref, self._storage)
-            except (NotFound, CorruptFile) as error:
-                if gone_before:
-                    continue
-                raise CorruptFile(
-                    f"the manifest of shard {ref.shard} of {content.interval} can't be read: {error}"
-                ) from error
-            yield from manifest.handles
+            yield from handles
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 

@@ -513,7 +513,7 @@ def _deterministic() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (coordinating, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
-        for module in (appending, logs, pasts, sweeping):
+        for module in (appending, coordinating, logs, pasts, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )
