@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from state_backend.checkpoint.append import append, create_settled, note_head
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
+from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import (
     Entry,
@@ -129,12 +130,10 @@ class Coordinator:
         pipeline: str,
         *,
         policy: RetentionPolicy | None = None,
-        protected: frozenset[int] = frozenset(),
     ) -> None:
         self._storage = storage
         self._pipeline = pipeline
         self._policy = policy
-        self._protected = protected
 
     @property
     def storage(self) -> Storage:
@@ -277,7 +276,7 @@ class Coordinator:
             if now.head_id < known_id:
                 now = read_on(self._storage, now)
             try:
-                decision = plan_commit(now, prepared, self._policy, self._protected | self._newest_validated(now))
+                decision = plan_commit(now, prepared, self._policy, self._newest_validated(now))
             except Fenced:
                 self._delete_own(now, prepared.content)
                 raise
@@ -486,6 +485,9 @@ class Coordinator:
         if now.past is None or not now.summary.dropping:
             return CleanUp(deleted_files=0, shrunk=())
         needed, now = self._needed(now)
+        # After the log was read: whoever holds a lease made sure, with the lease there, that the checkpoint was still retained.
+        held = self._held(now)
+        needed |= {h.path for record in held.values() for h in self._state_files(record.content, gone_before=True)}
         waiting = [u for u in now.summary.unpublished if u.id in now.summary.dropping]
         unpublished = {u.id for u in waiting if self._storage.stat(paths.published(u.interval, u.id)) is None}
         deleted, shrunk = 0, []
@@ -497,6 +499,8 @@ class Coordinator:
                 raise CorruptFile(f"{paths.record(checkpoint_id)} vanished from the log")
             if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
                 continue  # its sink hook needs the whole record; whoever publishes it cleans up after
+            if checkpoint_id in held:
+                continue  # a later clean-up finds it again
             deleted += self._collect(now, entry, needed)
             if isinstance(entry, Record):
                 with suppress(PreconditionFailed):  # somebody else shrank it
@@ -504,6 +508,19 @@ class Coordinator:
                     self._storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
                     shrunk.append(entry.id)
         return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
+
+    def _held(self, now: Log) -> dict[int, Record]:
+        """The dropped checkpoints that somebody still reads, by id. Leases that have ended are deleted."""
+        leases = list(self._storage.list(paths.LEASES))
+        head = self._storage.stat(paths.record(now.head_id)) if leases else None
+        held, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
+        for info in ended:
+            with suppress(
+                PreconditionFailed
+            ):  # renewed at the last moment; its holder may find files gone all the same
+                self._storage.delete(info.path, generation=info.generation)
+        found = {n: self._fresh(n) for n in held & {*summary_so_far(now).dropping}}
+        return {n: entry for n, entry in found.items() if isinstance(entry, Record)}
 
     def _collect(self, now: Log, entry: Record | Tombstone, needed: set[str]) -> int:
         """Deletes the files of a commit that nobody needs; how many. How its attempt ended is written first, since its
@@ -569,9 +586,11 @@ class Coordinator:
 
     def record(self, which: str | int | datetime) -> Record:
         """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
-        usable. StateGapError names what there is if that is not among it."""
+        usable. An id may also be that of a dropped one on which somebody holds a lease. StateGapError names what there is if that is not among it."""
         now = self.log()
         fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
+        if not fitting and isinstance(which, int) and which in summary_so_far(now).dropping:
+            fitting = [entry for n, entry in self._held(now).items() if n == which]
         if not fitting:
             there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in now.completed()[-10:])
             raise StateGapError(

@@ -241,7 +241,7 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
+    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED, paths.LEASES))
 
 
 def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:

@@ -13,16 +13,19 @@ import pytest
 from state_backend.checkpoint import append as appending
 from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
 from state_backend.values.records import Published, Record, SweepRecord
 from state_backend.values.retention import KeepLast
+from tests.support import commit_world
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario
 from tests.support.interleavings import Replay, Violation
 
@@ -381,6 +384,38 @@ def a_rewind_takes_the_schemas_back() -> Iterator[None]:
         return target.output_schemas if isinstance(target, Record) else real(log, content)
 
     with mock.patch.object(committing, "next_schemas", next_schemas):
+        yield
+
+
+@bug("an attempt that drops what it reads")
+def leases_are_listed_before_the_log_is_read() -> Iterator[None]:
+    real = Coordinator.clean_up
+
+    def clean_up(self: Coordinator) -> Any:
+        early = [*self.storage.list(paths.LEASES)]
+        with mock.patch.object(coordinating, "plan_leases", lambda leases, newest: plan_leases(early, newest)):
+            return real(self)
+
+    with mock.patch.object(Coordinator, "clean_up", clean_up):
+        yield
+
+
+@bug("an attempt that drops what it reads")
+def a_reader_looks_at_the_log_before_its_lease_is_there() -> Iterator[None]:
+    real, looks = leasing.take_lease, leasing.check_retained
+
+    def take_lease(storage: Any, checkpoint_id: int, what: str) -> str | None:
+        looks(storage, checkpoint_id)
+        with mock.patch.object(leasing, "check_retained", lambda storage, checkpoint_id: None):
+            return real(storage, checkpoint_id, what)
+
+    with mock.patch.object(commit_world, "take_lease", take_lease):
+        yield
+
+
+@bug("an attempt that drops what it reads")
+def a_clean_up_asks_nobody_who_reads() -> Iterator[None]:
+    with mock.patch.object(Coordinator, "_held", lambda self, now: {}):
         yield
 
 
