@@ -40,7 +40,7 @@ from state_backend.checkpoint.past import Fact, Past, read_settled
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
@@ -304,6 +304,8 @@ class Coordinator:
                     raise
                 known_id = decision.record.id
                 continue
+            if isinstance(self._storage, KeepsRoom):
+                self._storage.keep_room()
             return CommitResult(id=record.id, record=record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
 
