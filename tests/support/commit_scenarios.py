@@ -277,6 +277,11 @@ SCENARIOS = (
         fine=True,
     ),
     Scenario(
+        name="a day that is made again after its first result was quarantined",
+        scene=partial(scene, 2, [DAY_1_AGAIN], outputs=False),
+        actors=(task("s", policy=KeepLast(5)), quarantiner(1)),
+    ),
+    Scenario(
         name="a reader, and an attempt that drops what it reads",
         scene=partial(scene, 2, [X], inline=False, outputs=False),
         actors=(replace(task("x"), stages=task("x").stages[:1]), cleaner(TIGHT), reader(2)),

@@ -387,6 +387,12 @@ def a_rewind_takes_the_schemas_back() -> Iterator[None]:
         yield
 
 
+@bug("after its first result was quarantined")
+def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
+    with mock.patch.object(summaries, "_refused", lambda log, new, asked_of: ()):
+        yield
+
+
 @bug("an attempt that drops what it reads")
 def leases_are_listed_before_the_log_is_read() -> Iterator[None]:
     real = Coordinator.clean_up
