@@ -10,7 +10,7 @@ from state_backend.checkpoint.sweep import SweepPlan, plan_sweep
 from state_backend.formats import paths
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import OutputFile, Quarantine, Retained, ShardRef, SweepRecord
+from state_backend.values.records import FiledShard, InlineShard, OutputFile, Quarantine, Retained, SweepRecord
 from tests.support.checkpoints import day, manifest, record
 
 NOW_MS = 1_000_000
@@ -136,8 +136,8 @@ def test_a_quarantine_mark_that_came_after_the_listing_is_no_reason_to_stop() ->
 
 def test_handles_are_found_wherever_a_record_holds_them() -> None:
     a, b, c, d = (Handle(path=p, size_bytes=1, crc32c=1) for p in "abcd")
-    inline = ShardRef(shard=0, manifest=None, inline=manifest([a, b]))
-    filed = ShardRef(shard=1, manifest=c, inline=None)
+    inline = InlineShard(shard=0, inline=manifest([a, b]))
+    filed = FiledShard(shard=1, manifest=c)
     made = record(1, day(1), shards=(inline, filed), outputs=(OutputFile(handle=d, rows=1, late=True),))
     assert sorted(h.path for h in handles_in(made)) == ["a", "b", "c", "d"]
     assert list(handles_in(tombstone_of(made))) == []
