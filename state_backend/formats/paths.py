@@ -41,6 +41,7 @@ OUTPUT = "output/"
 PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
 VALIDATED = "validated/"
+MARKS = (PUBLISHED, VALIDATED, QUARANTINE)
 HEAD = "HEAD.json"
 SETTLED = "settled/"
 SETTLED_COMMITS = "settled/commits/"
@@ -209,6 +210,14 @@ def validated_id(path: str) -> tuple[int, str] | None:
     """The id and the mode that a path says were validated, or None if it is none of ours."""
     match = _VALIDATED.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
+
+
+def marked_id(path: str) -> int | None:
+    """The checkpoint that a mark speaks of: published, validated or quarantined. None if the path is no mark."""
+    validated = validated_id(path)
+    if validated is not None:
+        return validated[0]
+    return record_id(path.removeprefix(QUARANTINE)) if path.startswith(QUARANTINE) else published_id(path)
 
 
 def interval_name(interval: Interval) -> str:
