@@ -31,6 +31,7 @@ from uuid import uuid4
 
 from state_backend.checkpoint.append import append
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
@@ -168,7 +169,7 @@ def _agreed_plan(
     name, known_id, told, now = str(uuid4()), 0, 0, None
     for _ in range(_ROUNDS):
         now = read_log(storage, now)
-        if now.head_id < max(known_id, _spoken_of(files, now)[0]):
+        if now.head_id < max(known_id, last_marked(f.path for f in files)[0]):
             now = read_on(storage, now)
         try:
             needed = _needed(now, files, storage)
@@ -271,14 +272,8 @@ def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:
     }
 
 
-def _spoken_of(files: Sequence[FileInfo], now: Log) -> tuple[int, str]:
-    """The highest checkpoint id that a mark among the files speaks of, and the mark's path."""
-    refused = {paths.quarantine(n): n for n in now.quarantined}
-    return max(((refused.get(f.path) or paths.published_id(f.path) or 0, f.path) for f in files), default=(0, ""))
-
-
 def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
-    last, path = _spoken_of(files, now)
+    last, path = last_marked(f.path for f in files)
     if last > now.head_id:
         raise CorruptRecord(
             f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}; nothing is "

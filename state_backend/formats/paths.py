@@ -43,6 +43,7 @@ PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
 VALIDATED = "validated/"
 LEASES = "leases/"
+MARKS = (PUBLISHED, VALIDATED, QUARANTINE)
 HEAD = "HEAD.json"
 SETTLED = "settled/"
 SETTLED_COMMITS = "settled/commits/"
@@ -223,6 +224,14 @@ def leased_id(path: str) -> tuple[int, int] | None:
     """The checkpoint that a lease is on and for how many seconds after it was last written, or None if that is no lease."""
     match = _LEASE.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def marked_id(path: str) -> int | None:
+    """The checkpoint that a mark speaks of: published, validated or quarantined. None if the path is no mark."""
+    validated = validated_id(path)
+    if validated is not None:
+        return validated[0]
+    return record_id(path.removeprefix(QUARANTINE)) if path.startswith(QUARANTINE) else published_id(path)
 
 
 def interval_name(interval: Interval) -> str:

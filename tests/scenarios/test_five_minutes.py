@@ -20,7 +20,7 @@ from state_backend.values.errors import StorageUnavailable, UnknownOutcome, Vali
 from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
-from state_backend.values.retention import KeepLast
+from state_backend.values.retention import KeepYounger
 from tests.support.checkpoints import PIPELINE, START
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.real_shards import RealPipeline
@@ -65,7 +65,7 @@ class Week:
             storage = FaultyStorage(self.storage, plan)
             engine = EngineOptions(metadata_dir=str(self.memory))
             pipeline = RealPipeline(
-                self.root, storage=storage, policy=KeepLast(12), interval_of=five_minutes, engine=engine
+                self.root, storage=storage, policy=KeepYounger(timedelta(minutes=75)), interval_of=five_minutes, engine=engine
             )
             self.tries += 1
             attempt = f"{n}-{self.tries}"

@@ -36,6 +36,8 @@ from state_backend.values.errors import (
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
+    FiledShard,
+    InlineShard,
     OutputFile,
     Permissions,
     Prepared,
@@ -134,10 +136,10 @@ def prepare(
     old = [h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles]
     new = storage.create(sst(attempt), f"state of {attempt}".encode())
     made = manifest([*old, new])
-    ref = ShardRef(shard=0, manifest=None, inline=made)
+    ref = InlineShard(shard=0, inline=made)
     if not inline:
         file = storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
-        ref = ShardRef(shard=0, manifest=file, inline=None)
+        ref = FiledShard(shard=0, manifest=file)
     options: dict[str, Any] = {} if digest is None else {"digest": digest}
     options |= {"permissions": permissions, "output_schema": None if column is None else one_column(column)}
     base_id = begun.base.id if begun.base else None

@@ -29,7 +29,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import handles_in
-from state_backend.values.records import Permissions, Record, Segment, ShardChanges, ShardRef, Tombstone
+from state_backend.values.records import FiledShard, Permissions, Record, Segment, ShardChanges, Tombstone
 from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
@@ -332,7 +332,7 @@ def test_a_fork_of_a_changelog_takes_what_changed_since_the_manifest(tmp_path: P
     inline = Segment(handle=None, data=b"small", changes=1, content_bytes=5)
     segments = (Segment(handle=log_file, data=None, changes=1, content_bytes=9), inline)
     changes = ShardChanges(segments=segments, key_group_states=())
-    ref = ShardRef(shard=0, manifest=first.manifest, inline=None, changes=changes)
+    ref = FiledShard(shard=0, manifest=first.manifest, changes=changes)
     folder.run(day(2), "a2", shards=(ref,))
     into = MemoryStorage("memory://other")
     split(folder, 2, into)

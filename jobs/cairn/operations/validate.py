@@ -279,14 +279,9 @@ def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataF
     return spark.read.format("keyed_state").options(**options).option("state", state).load()
 
 
-def flat_state(spark: SparkSession, pipeline: Pipeline, root: str, record: Record, state: str) -> DataFrame:
-    """A state with one column per field, as expectations want it: value fields by their names, key fields as ``key_<name>``,
-    user key fields as ``user_key_<name>``, and ``expires_at``, ``key_group``, ``shard``."""
-    options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
-    return _flat(_state(spark, options, state))
-
-
 def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
+    """A state with one column per field, as expectations want it: key fields as ``key_<name>``, user key fields as
+    ``user_key_<name>``, value fields as ``<value_prefix><name>``."""
     from pyspark.sql import functions as F
 
     columns = []
