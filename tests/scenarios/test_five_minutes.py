@@ -65,7 +65,11 @@ class Week:
             storage = FaultyStorage(self.storage, plan)
             engine = EngineOptions(metadata_dir=str(self.memory))
             pipeline = RealPipeline(
-                self.root, storage=storage, policy=KeepYounger(timedelta(minutes=75)), interval_of=five_minutes, engine=engine
+                self.root,
+                storage=storage,
+                policy=KeepYounger(timedelta(minutes=75)),
+                interval_of=five_minutes,
+                engine=engine,
             )
             self.tries += 1
             attempt = f"{n}-{self.tries}"

@@ -282,6 +282,11 @@ SCENARIOS = (
         actors=(task("s", policy=KeepLast(5)), quarantiner(1)),
     ),
     Scenario(
+        name="a day that is made again after a later one was quarantined",
+        scene=partial(scene, 3, [DAY_1_AGAIN], outputs=False),
+        actors=(task("s", policy=KeepLast(5)), quarantiner(3)),
+    ),
+    Scenario(
         name="a reader, and an attempt that drops what it reads",
         scene=partial(scene, 2, [X], inline=False, outputs=False),
         actors=(replace(task("x"), stages=task("x").stages[:1]), cleaner(TIGHT), reader(2)),

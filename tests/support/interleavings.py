@@ -32,6 +32,7 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import clean_up as cleaning
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import dropped as dropping
 from state_backend.checkpoint import leases as leasing
@@ -516,7 +517,7 @@ def _deterministic() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (coordinating, dropping, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
-        for module in (appending, logs, pasts, sweeping):
+        for module in (appending, cleaning, logs, pasts, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )
