@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
-from state_backend.checkpoint.dropped import telling_drops
-from state_backend.checkpoint.lineage import intervals_of, is_superseded, kept, lines_of, stale_marks
-from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
+from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
+from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CorruptFile, NotFound, StaleStateError, StateUnusable, Swept, UsageError
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import format_instant
 from state_backend.values.records import (
     Content,
     Permissions,
@@ -42,14 +42,6 @@ from state_backend.values.records import (
     Tombstone,
 )
 from state_backend.values.rerun import Rerun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discarded:
-    """A checkpoint that no interval starts from any more after a rewind."""
-
-    id: int
-    interval: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +73,9 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
     """
     record = restorable(log, target, permissions)
     content = record.content
-    marked = stale_marks(log, content, log.head_id + 1).keys()
-    discards = tuple(
-        Discarded(id=c.id, interval=c.content.interval)
-        for c in log.completed()
-        if c.id in marked or _is_replaced(log, c, record)
+    return RewindPlan(
+        target=record, discards=discarded_by(log, content), rerun=_committed_after(log, content.interval.end)
     )
-    return RewindPlan(target=record, discards=discards, rerun=_committed_after(log, content.interval.end))
 
 
 def _committed_after(log: Log, end: datetime) -> Rerun | None:
@@ -203,7 +191,7 @@ def fork(
         # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
-            with telling_drops(source, target if isinstance(target, int) else None):
+            with holding(source, target if isinstance(target, int) else None, "a fork"):
                 taken = [
                     take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()
                 ]
@@ -299,16 +287,6 @@ def take_over(
         manifest,
         files=tuple(replace(f, handle=new[f.handle]) for f in manifest.files),
         segments=tuple(map(moved, manifest.segments)),
-    )
-
-
-def _is_replaced(log: Log, candidate: Record, target: Record) -> bool:
-    """Whether the interval's present result is the candidate and would be the target, with another state."""
-    return (
-        candidate.content.interval == target.content.interval
-        and not left_same_state(candidate, target)
-        and log.retained[candidate.id].stale_by is None
-        and not is_superseded(log, candidate)
     )
 
 

@@ -34,6 +34,7 @@ from state_backend.values.records import (
     Head,
     InlineFile,
     KeyGroupState,
+    Lease,
     LocalFile,
     Prepared,
     Published,
@@ -68,6 +69,7 @@ _TYPES: dict[str, type] = {
     "settled": Settled,
     "attempt-end": AttemptEnd,
     "head": Head,
+    "lease": Lease,
     "savepoint": Savepoint,
     "claim": Claim,
 }
@@ -284,5 +286,6 @@ def _finite(text: str) -> float:
 def _first_problem(error: ValidationError | UsageError) -> str:
     if isinstance(error, UsageError):
         return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
+    # Of a value that has several forms, every form complains. The one that read furthest is the one that was meant.
+    first = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
     return f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -11,6 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -265,7 +266,10 @@ def _entry_diff(
     """Counts by state, and the first changes."""
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
-    with work_folder("diff") as work:
+    with ExitStack() as stack:
+        work = stack.enter_context(work_folder("diff"))
+        for source in sources:
+            stack.enter_context(source.held("a comparison"))
         for change in diff_states(sources[0], sources[1], work, states=states or None):
             of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
             of_state[change.change] += 1

@@ -26,6 +26,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped import check_retained, telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
 from state_backend.inspection.verify import verify_files
@@ -116,8 +117,11 @@ def validate_checkpoint(
         options,
         checkpoint_id=record.id,
     )
-    found = replace(_validate(spark, pipeline, target, mode, docs, with_expectations), checkpoint_id=record.id)
-    coordinator = Coordinator(open_storage(target.folder), pipeline.name)
+    storage, before = open_storage(target.folder), target.before
+    with holding(storage, record.id, "a validation"), holding(storage, before.id if before else None, "a validation"):
+        found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+    found = replace(found, checkpoint_id=record.id)
+    coordinator = Coordinator(storage, pipeline.name)
     if found.success:
         coordinator.mark_validated(record.id, mode)
     elif quarantine:
@@ -275,14 +279,9 @@ def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataF
     return spark.read.format("keyed_state").options(**options).option("state", state).load()
 
 
-def flat_state(spark: SparkSession, pipeline: Pipeline, root: str, record: Record, state: str) -> DataFrame:
-    """A state with one column per field, as expectations want it: value fields by their names, key fields as ``key_<name>``,
-    user key fields as ``user_key_<name>``, and ``expires_at``, ``key_group``, ``shard``."""
-    options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
-    return _flat(_state(spark, options, state))
-
-
 def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
+    """A state with one column per field, as expectations want it: key fields as ``key_<name>``, user key fields as
+    ``user_key_<name>``, value fields as ``<value_prefix><name>``."""
     from pyspark.sql import functions as F
 
     columns = []

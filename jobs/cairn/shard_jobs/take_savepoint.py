@@ -26,7 +26,7 @@ from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.values.records import CanonicalFile, Savepoint, ShardManifest, ShardRef
+from state_backend.values.records import CanonicalFile, InlineShard, Savepoint, ShardManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class SavepointJob(JobOnContent):
         """Writes the savepoint's record: from here on it is one."""
         storage = open_storage(self.destination)
         files = tuple(f for a in acks for f in a.files)
-        shards = tuple(ShardRef(shard=a.shard, manifest=None, inline=a.manifest) for a in acks if a.manifest)
+        shards = tuple(InlineShard(shard=a.shard, inline=a.manifest) for a in acks if a.manifest)
         # The outputs stay with the pipeline; a savepoint is state.
         content = replace(self.content, shards=shards, outputs=())
         record = Savepoint(
