@@ -469,8 +469,10 @@ app.command()(_exit_codes(new_pipeline.run))
 
 def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
     storage = open_storage(join_url(root, pipeline))
-    _refuse_nothing(storage)
-    return storage, Coordinator(storage, pipeline).log()
+    log = Coordinator(storage, pipeline).log()
+    if not log.head_id:
+        _refuse_nothing(storage)
+    return storage, log
 
 
 def _refuse_nothing(storage: Storage) -> None:
