@@ -60,10 +60,13 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to localhost only. ``conf``:
-    Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server, drivers of that name that start within one hour use one session, so
-    that only the first pays for starting its Python workers (seconds). An hour, since the server closes a session for good
-    when nobody has used it for that long. StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master."""
+    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to localhost only.
+    ``conf``: Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server,
+    drivers of that name that start within one hour use one session, so that only the first pays for starting its Python
+    workers (seconds). An hour, since the server closes a session for good when nobody has used it for that long.
+
+    Raises: StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -251,7 +254,7 @@ def is_lost(error: Exception) -> bool:
 
 
 def check_running(session: SparkSession) -> None:
-    """UsageError for a session, classic or of Spark Connect, that was stopped."""
+    """Raises: UsageError for a session, classic or of Spark Connect, that was stopped."""
     context = getattr(session, "_sc", None)
     stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
     if stopped:

@@ -109,6 +109,7 @@ def main() -> int:
 
 
 def run(days: int, seed: int) -> int:
+    """Runs the soak test; the exit code: 0 if every day is as pandas computes it."""
     plan = plan_disturbances(seed, days)
     say(f"Cairn soak: DAYS={days} SEED={seed}, {len(plan)} disturbances planned")
     shutil.rmtree(DATA, ignore_errors=True)

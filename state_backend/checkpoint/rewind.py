@@ -273,7 +273,10 @@ def as_restored(
 def take_over(
     manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
 ) -> ShardManifest:
-    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``. NotFound; else as ``copy_all``."""
+    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``.
+
+    Raises: NotFound if the source lacks a file; else as ``copy_all``.
+    """
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
     names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
@@ -291,7 +294,10 @@ def take_over(
 
 
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """What an earlier call with this attempt prepared or committed. Swept if a sweep abandoned it: it is never committed."""
+    """What an earlier call with this attempt prepared or committed.
+
+    Raises: Swept if a sweep abandoned it: it is never committed.
+    """
     now = coordinator.log()
     entry = now.of_attempt(attempt)
     if entry is not None:
@@ -321,7 +327,7 @@ def _source(
 
 
 def _check_free(into: Coordinator, content: Content) -> None:
-    """UsageError if the pipeline has results that the fork would replace or make stale."""
+    """Raises: UsageError if the pipeline has results that the fork would replace or make stale."""
     overlapping = [
         e for e in into.log().commits() if (i := interval_of(e)) is not None and content.interval.start < i.end
     ]

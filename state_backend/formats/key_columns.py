@@ -54,7 +54,10 @@ class KeyColumns:
         }
 
     def encode(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
-        """The key of every row; columns by position. ``StateTypeError`` names the column that doesn't fit the schema."""
+        """The key of every row; columns by position.
+
+        Raises: StateTypeError, naming the column, if one doesn't fit the schema.
+        """
         fields = self.schema.fields
         if len(columns) != len(fields):
             raise StateTypeError(
@@ -82,7 +85,7 @@ class KeyColumns:
             yield Fixed(_sortable(fixed_values(array, field.type)), valid)
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
-        """The inverse of ``encode``. ``CorruptFile`` for what ``KeyCodec`` refuses."""
+        """The inverse of ``encode``. Raises: CorruptFile for what ``KeyCodec`` refuses."""
         columns, ends = self.decode_prefix(keys)
         if (ends != np.diff(binary_views(keys)[0])).any():
             self._refuse(keys, "bytes follow a key", whole=True)

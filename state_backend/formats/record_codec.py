@@ -89,8 +89,10 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """The durable bytes of a record, manifest or mark. UsageError for what ``decode`` would refuse: a source position with a
-    number that is none."""
+    """The durable bytes of a record, manifest or mark.
+
+    Raises: UsageError for what ``decode`` would refuse: a source position with a number that is none.
+    """
     try:
         if isinstance(value, Record | Prepared | Savepoint):
             _compact(value.content.source_position)  # of a NaN, pydantic would make null
@@ -150,8 +152,9 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
 
 
 def _check(value: Any) -> None:
-    """UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are left out, names of
-    local files that lead elsewhere."""
+    """Raises: UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are
+    left out, names of local files that lead elsewhere.
+    """
     match value:
         case int() | str() | None | float() | bytes():
             return
@@ -253,7 +256,7 @@ def _gzipped(data: bytes) -> bytes:
 
 
 def _gunzipped(data: bytes) -> bytes:
-    """ValueError if it is not what ``_gzipped`` makes."""
+    """Raises: ValueError if it is not what ``_gzipped`` makes."""
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = inflate.decompress(data, MAX_BYTES)

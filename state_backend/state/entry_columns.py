@@ -76,8 +76,11 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
 
 
 def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
-    """Key group, and key with expiry as the digest hashes them, of each timer in entries of either layout, in their order.
-    CorruptFile for an entry that is of neither."""
+    """Key group, and key with expiry as the digest hashes them, of each timer in entries of either layout, in their
+    order.
+
+    Raises: CorruptFile for an entry that is of neither.
+    """
     (starts, raw), key_sizes = binary_views(entries), np.diff(binary_views(rests)[0])
     sizes = np.diff(starts)
     odd = (sizes % 8 != 0) | ((sizes == 0) & (key_sizes < 8))

@@ -150,7 +150,7 @@ class ShardState:
         self.key = b""
 
     def descriptor(self, name: str, kind: str) -> StateDescriptor:
-        """What the driver planned for the state; StateSchemaError if there is none of this kind."""
+        """What the driver planned for the state. Raises: StateSchemaError if there is none of this kind."""
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(

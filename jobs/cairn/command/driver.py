@@ -223,7 +223,7 @@ def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> S
 
 
 def load_pipeline(reference: str) -> Pipeline:
-    """The Pipeline that ``module:NAME`` names; UsageError if it is none."""
+    """The Pipeline that ``module:NAME`` names. Raises: UsageError if it is none."""
     module, _, name = reference.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -71,7 +71,7 @@ def take_savepoint(
 
 
 def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
-    """The savepoint of this checkpoint that is there already, or None for none; UsageError for another one."""
+    """The savepoint of this checkpoint that is there already, or None for none. Raises: UsageError for another one."""
     if destination.stat(paths.SAVEPOINT_RECORD) is None:
         return None
     there = read_savepoint(destination)
@@ -84,8 +84,9 @@ def _taken(destination: Storage, record: Record, format: str) -> Savepoint | Non
 
 
 def check_destination(pipeline_root: str, to: str, format: str) -> None:
-    """UsageError if savepoints can't be written there: inside the pipeline's own folder one would not outlive the pipeline, and no
-    sweep would know it."""
+    """Raises: UsageError if savepoints can't be written there: inside the pipeline's own folder one would not outlive
+    the pipeline, and no sweep would know it.
+    """
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
     destination, owner = open_storage(to), open_storage(pipeline_root)
@@ -96,7 +97,7 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
 
 
 def check_free(to: str) -> None:
-    """UsageError if a savepoint lies there already."""
+    """Raises: UsageError if a savepoint lies there already."""
     if open_storage(to).stat(paths.SAVEPOINT_RECORD) is not None:
         raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
 
@@ -108,9 +109,9 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
 
     Only intervals that begin after it start from the rewritten files.
 
-    Raises, before anything is rewritten: UsageError if a re-run of the interval has taken the checkpoint's place already;
-    StateUnusable if it is quarantined. Afterwards: Fenced or BaseMoved if one of these happens meanwhile, CheckpointDropped if
-    retention drops it while it is read.
+    Raises: UsageError if a re-run of the interval has taken the checkpoint's place already; StateUnusable if it is quarantined.
+    Nothing is rewritten then. Fenced or BaseMoved if one of these happens meanwhile; CheckpointDropped if retention drops it
+    while it is read.
     """
     coordinator = coordinator_of(pipeline, root)
     now = coordinator.log()

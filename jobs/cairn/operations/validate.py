@@ -136,7 +136,10 @@ def validate_attempt(
     with_expectations: bool = True,
 ) -> Validation:
     """Examines a prepared attempt before it is committed; if it is wrong, its commit is refused from then on. Errors as
-    ``validate_checkpoint``; StateUnusable if the attempt never got as far as prepared."""
+    ``validate_checkpoint``.
+
+    Raises: StateUnusable if the attempt never got as far as prepared.
+    """
     folder = join_url(root, pipeline.name)
     coordinator = Coordinator(open_storage(folder), pipeline.name)
     content = coordinator.load_prepared(attempt).content
@@ -158,8 +161,10 @@ def validate_savepoint(
     docs: Path | None = None,
     with_expectations: bool = True,
 ) -> Validation:
-    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``; UsageError
-    if the folder holds no savepoint."""
+    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``.
+
+    Raises: UsageError if the folder holds no savepoint.
+    """
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
         f"savepoint {savepoint.savepoint}", folder, savepoint.content, None, {"checkpoint": folder}, savepoint.files
@@ -432,7 +437,7 @@ class _Suites:
         self._source = self._context.data_sources.add_spark("restored_state")
 
     def run(self, state: str, *tables: _Table) -> None:
-        """The tables of one state. UsageError for an expectation that can't be evaluated."""
+        """The tables of one state. Raises: UsageError for an expectation that can't be evaluated."""
         evaluated = failed = 0
         for table in tables:
             if not table.expectations:

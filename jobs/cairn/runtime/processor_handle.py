@@ -148,7 +148,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._unplanned.pop(stateName, None)
 
     def initialized(self) -> None:
-        """``init`` is over. StateSchemaError for a state that it declared here and not on the driver."""
+        """``init`` is over. Raises: StateSchemaError for a state that it declared here and not on the driver."""
         for error in self._unplanned.values():
             raise error
         self.state = HandleState.INITIALIZED
