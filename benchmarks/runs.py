@@ -89,7 +89,7 @@ class Keyed:
     state: str
     # How the peer's state table calls the value columns.
     peer_columns: str = "value.*"
-    # What of the output both engines must agree on.
+    # The output columns that must be equal in both engines.
     compared: Sequence[str] = ()
 
 

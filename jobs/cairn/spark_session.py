@@ -147,7 +147,7 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(text: str) -> str:
-    """As Java's Properties read it back."""
+    """The text escaped for a Java properties file. Characters beyond ASCII, and those with a meaning there, become ``\\uXXXX``."""
     return "".join(
         c if c.isascii() and (c.isalnum() or c in "._-/,@") else "".join(f"\\u{unit:04x}" for unit in _utf16(c))
         for c in text
@@ -160,7 +160,7 @@ def _utf16(character: str) -> list[int]:
 
 
 def _use_token(where: str, token: str | None) -> None:
-    """Spark's client takes it from the environment of this process."""
+    """Puts the token into this process's environment, where Spark's client looks for it."""
     if token is None:
         return
     if ";use_ssl=true" not in where and urlsplit(where).hostname != "localhost":

@@ -140,8 +140,8 @@ def rewind(
     """
     begun = begun_before(coordinator, attempt)
     if begun is None:
-        now = coordinator.log()
-        plan = plan_rewind(now, target, permissions)
+        log = coordinator.log()
+        plan = plan_rewind(log, target, permissions)
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
             raise UsageError(
@@ -157,7 +157,7 @@ def rewind(
             permissions=permissions,
             shards=plan.target.content.shards,
         )
-        coordinator.prepare(Prepared(h0=now.head_id, content=content))
+        coordinator.prepare(Prepared(h0=log.head_id, content=content))
     elif begun.base_id != target:
         raise UsageError(f"attempt {attempt} goes back to checkpoint {begun.base_id}, not {target}; take a new uuid")
     return coordinator.commit(attempt)
@@ -298,11 +298,11 @@ def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone 
 
     Raises: Swept if a sweep abandoned it: it is never committed.
     """
-    now = coordinator.log()
-    entry = now.of_attempt(attempt)
+    log = coordinator.log()
+    entry = log.of_attempt(attempt)
     if entry is not None:
         return entry.content if isinstance(entry, Record) else entry
-    sweep = now.abandoned_by(attempt)
+    sweep = log.abandoned_by(attempt)
     if sweep is not None:
         raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; take a new uuid")
     if coordinator.storage.stat(paths.prepared(attempt)) is None:

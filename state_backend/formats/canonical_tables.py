@@ -61,7 +61,7 @@ def timers_schema(key_schema: StructType) -> pa.Schema:
 
 
 def fits_parquet(schema: StructType) -> bool:
-    """Whether no struct in it, nor itself, is without fields."""
+    """True if Parquet can store the schema: every struct in it has at least one field."""
     return all(t.fields for _, t in walk(schema) if isinstance(t, StructType))
 
 

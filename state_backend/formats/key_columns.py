@@ -138,7 +138,7 @@ class KeyColumns:
             if (after > ends).any():
                 raise ValueError("a key is cut off")
             if valid.any():
-                # Of a null whatever lies at the beginning; it is masked.
+                # A null has no bytes: in its place the first bytes of the data are read, and masked below.
                 image = gather(raw, np.where(valid, begins, 0), np.dtype(("V", stored.itemsize)))
                 column = fixed_column(_physical(image, field.type, nulls), field.type, nulls)
             else:
@@ -150,7 +150,7 @@ class KeyColumns:
 def _sortable(values: Array) -> Array:
     """Numbers in a dtype whose bytes sort as the numbers do."""
     if values.ndim == 2:
-        # The two halves of a wide decimal.
+        # A decimal of 16 bytes comes as two halves, the low one first.
         halves = values[:, ::-1].astype(">u8")
         halves[:, 0] ^= np.uint64(1 << 63)
         return np.ascontiguousarray(halves).view("V16")[:, 0]

@@ -520,7 +520,8 @@ def _plain_datetime(expected: DataType, value: Any) -> datetime:
     return datetime(*at, tzinfo=plain.tzinfo, fold=plain.fold)
 
 
-# 38 digits times a power of ten stay far below this precision. The first raises where a decimal would have to be rounded.
+# Twice the 38 digits of the widest decimal: no product with a power of ten needs more. _EXACT raises where a decimal would have to
+# be rounded; _ROUNDED rounds half up.
 _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 _ROUNDED = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP, traps=[InvalidOperation])
 

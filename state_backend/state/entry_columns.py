@@ -110,7 +110,7 @@ def is_expiring(entries: pa.Array) -> Any:
 
 
 def expiries(entries: pa.Array) -> Any:
-    """Milliseconds; of entries that all have one."""
+    """The expiry of each entry, in milliseconds. Every entry must have one (`is_expiring`)."""
     packed = pc.binary_slice(entries, 1, 9).cast(pa.binary(8))
     return np.frombuffer(packed.buffers()[1], "<i8", len(packed), packed.offset * 8)
 
@@ -122,5 +122,5 @@ def without_expiry(entries: pa.Array) -> pa.Array:
 
 
 def joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Element by element, one behind the other."""
+    """The binary columns concatenated row by row; a scalar is the same in every row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

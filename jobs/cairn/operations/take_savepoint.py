@@ -114,26 +114,26 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     while it is read.
     """
     coordinator = coordinator_of(pipeline, root)
-    now = coordinator.log()
-    if record.id not in now.retained or is_superseded(now, record):
+    checkpoints = coordinator.log()
+    if record.id not in checkpoints.retained or is_superseded(checkpoints, record):
         raise UsageError(
             f"checkpoint {record.id} of {pipeline.name!r} was dropped, or another run of {record.content.interval} took its "
             "place: consolidated it would be the newest again; leave consolidate out, or choose the newest one"
         )
-    refused = now.quarantine_above(record.id)
+    refused = checkpoints.quarantine_above(record.id)
     if refused is not None:  # its commit would refuse it, after everything was rewritten
         raise StateUnusable(
             f"checkpoint {record.id} of {pipeline.name!r} is quarantined, or descends from checkpoint {refused}, which is "
-            f"({now.quarantined[refused].reason}); leave consolidate out, or choose a usable checkpoint"
+            f"({checkpoints.quarantined[refused].reason}); leave consolidate out, or choose a usable checkpoint"
         )
-    earlier = [c for c in now.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
-    if earlier and now.quarantine_above(earlier[-1].id) is None:
+    earlier = [c for c in checkpoints.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
+    if earlier and checkpoints.quarantine_above(earlier[-1].id) is None:
         return earlier[-1]  # a try before this one got so far
     attempt = str(uuid.uuid4())
     job = ConsolidationJob(
         root=join_url(root, pipeline.name),
         attempt=attempt,
-        h0=now.head_id,
+        h0=checkpoints.head_id,
         checkpoint_id=record.id,
         content=record.content,
         run=RunRef(run_id=f"consolidate__{attempt}", clear_number=0, try_number=1),

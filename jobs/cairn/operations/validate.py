@@ -192,9 +192,9 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
-    now = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
-    entry = now.entries.get(base_id)
-    if base_id in now.retained and isinstance(entry, Record):
+    checkpoints = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
+    entry = checkpoints.entries.get(base_id)
+    if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry
     log.info("checkpoint %d, which this one started from, was dropped: nothing is compared over time", base_id)
     return None
