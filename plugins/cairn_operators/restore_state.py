@@ -96,6 +96,7 @@ class RestoreStateOperator(DriverOperator):
 
     @property
     def dag_of_pipeline(self) -> str:
+        """The DAG that the commands in messages are for."""
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:

@@ -66,9 +66,11 @@ _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 @contextmanager
 def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
-    """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and
-    names the file. If it may be absent, that is NotFound; otherwise its directory is gone: StorageUnavailable.
-    ``advice`` by errno counts before that for a root."""
+    """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and names
+    the file. ``advice``, by errno, is the message for a root.
+
+    Raises: NotFound for a missing file that may be absent; StorageUnavailable for one that may not, since then its folder is gone.
+    """
     try:
         yield
     except OSError as error:
@@ -92,7 +94,7 @@ def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
 
 
 def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
-    """The chunks; behind the last one CorruptFile if they were not what the handle says."""
+    """The chunks. Raises: CorruptFile, behind the last chunk, if they were not what the handle says."""
     size_bytes = crc32c = 0
     for chunk in chunks:
         size_bytes += len(chunk)
@@ -110,7 +112,10 @@ def write_verified(
     chunks: Iterable[bytes], handle: Handle, destination: Path, *, url: str, room_bytes: int = 0
 ) -> None:
     """Writes what a storage at ``url`` yields for a handle to a local path, or, if it is not what the handle says,
-    nothing: CorruptFile. ``room_bytes`` are allocated first: piece by piece takes a fifth longer."""
+    nothing. ``room_bytes`` are allocated first: piece by piece takes a fifth longer.
+
+    Raises: CorruptFile if it is not what the handle says.
+    """
     temp = destination.with_name(f".{uuid4().hex}.part")
     with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False, advice=_HERE):
         _make_folder(destination.parent)

@@ -316,18 +316,22 @@ def _last(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def kind_of(entry: Record | Tombstone) -> str:
+    """As `Content.kind`."""
     return entry.kind if isinstance(entry, Tombstone) else entry.content.kind
 
 
 def interval_of(entry: Record | Tombstone) -> Interval | None:
+    """The interval that was committed; None if a tombstone does not say."""
     return entry.interval if isinstance(entry, Tombstone) else entry.content.interval
 
 
 def attempt_of(entry: Record | Tombstone) -> str:
+    """The attempt that was committed."""
     return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
 
 
 def base_of(entry: Record | Tombstone) -> int | None:
+    """The id of the checkpoint that it started from; None: empty state, or a tombstone whose marks count no more."""
     return entry.base_id if isinstance(entry, Tombstone) else entry.content.base_id
 
 
@@ -339,10 +343,12 @@ def vouched_base_of(entry: Record | Tombstone) -> int | None:
 
 
 def run_of(entry: Record | Tombstone) -> RunRef | None:
+    """The run of Airflow that committed it; None if a tombstone does not say."""
     return entry.run if isinstance(entry, Tombstone) else entry.content.run
 
 
 def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
+    """The files of its output, as its own record names them; of a tombstone, none, but where an older release wrote it."""
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
 
 
@@ -468,8 +474,10 @@ def _read_hint(storage: Storage) -> int:
 
 
 def _last_listed(storage: Storage) -> int:
-    """The highest id of a full listing, for a root without ``HEAD.json``. CorruptRecord for a hole, and if marks of a later
-    checkpoint show that the newest record was lost, which leaves no hole: what it replaced or made stale would count again."""
+    """The highest id of a full listing, for a root without ``HEAD.json``.
+
+    Raises: CorruptRecord if the listing shows that a record is missing (``end_of_log.py``).
+    """
     records = [info.path for info in storage.list(paths.CHECKPOINTS)]
     for path in records:
         if paths.record_id(path) is None:

@@ -97,9 +97,9 @@ def summary_of(manifest: ShardManifest) -> ShardSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
-    """What a job did on a shard. Manifest None: the shard did not change, and its manifest in the base stays right. ``changes``: where
-    that lies in a file and the new one has the same files, all that is different. ``in_segment``: the new one lies in the file of
-    its last segment. ``summary`` is of the manifest that counts now.
+    """What a job did on a shard. ``manifest``: None if the shard did not change, so that its manifest in the base stays right.
+    ``changes``: the difference to the base's manifest file; None if the base has none, or the SSTs differ. ``in_segment``: where in the
+    file of its last segment the manifest lies; None: it does not. ``summary`` is of the manifest, the base's if that did not change.
 
     ``uploaded_*``: what is new on the storage; ``downloaded_bytes`` came from there, ``cached_bytes`` from this host's cache.
     ``durations_us`` by phase; ``pid`` is the worker's process. The rest is of intervals only: ``outputs``, late rows' files included;

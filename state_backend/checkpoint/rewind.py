@@ -140,8 +140,8 @@ def rewind(
     """
     begun = begun_before(coordinator, attempt)
     if begun is None:
-        now = coordinator.log()
-        plan = plan_rewind(now, target, permissions)
+        log = coordinator.log()
+        plan = plan_rewind(log, target, permissions)
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
             raise UsageError(
@@ -157,7 +157,7 @@ def rewind(
             permissions=permissions,
             shards=plan.target.content.shards,
         )
-        coordinator.prepare(Prepared(h0=now.head_id, content=content))
+        coordinator.prepare(Prepared(h0=log.head_id, content=content))
     elif begun.base_id != target:
         raise UsageError(f"attempt {attempt} goes back to checkpoint {begun.base_id}, not {target}; take a new uuid")
     return coordinator.commit(attempt)
@@ -273,7 +273,10 @@ def as_restored(
 def take_over(
     manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
 ) -> ShardManifest:
-    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``. NotFound; else as ``copy_all``."""
+    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``.
+
+    Raises: NotFound if the source lacks a file; else as ``copy_all``.
+    """
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
     names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
@@ -291,12 +294,15 @@ def take_over(
 
 
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """What an earlier call with this attempt prepared or committed. Swept if a sweep abandoned it: it is never committed."""
-    now = coordinator.log()
-    entry = now.of_attempt(attempt)
+    """What an earlier call with this attempt prepared or committed.
+
+    Raises: Swept if a sweep abandoned it: it is never committed.
+    """
+    log = coordinator.log()
+    entry = log.of_attempt(attempt)
     if entry is not None:
         return entry.content if isinstance(entry, Record) else entry
-    sweep = now.abandoned_by(attempt)
+    sweep = log.abandoned_by(attempt)
     if sweep is not None:
         raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; take a new uuid")
     if coordinator.storage.stat(paths.prepared(attempt)) is None:
@@ -321,7 +327,7 @@ def _source(
 
 
 def _check_free(into: Coordinator, content: Content) -> None:
-    """UsageError if the pipeline has results that the fork would replace or make stale."""
+    """Raises: UsageError if the pipeline has results that the fork would replace or make stale."""
     overlapping = [
         e for e in into.log().commits() if (i := interval_of(e)) is not None and content.interval.start < i.end
     ]

@@ -71,7 +71,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def check_name(name: str) -> str:
-    """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100, else UsageError."""
+    """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100. Raises: UsageError if not."""
     if not _NAME.fullmatch(name) or ".." in name:
         raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
     return name
@@ -190,6 +190,7 @@ def _settled_folder(level: int, period: int) -> str:
 
 
 def attempt_end(attempt: str) -> str:
+    """Of the file that says how an attempt ended."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 

@@ -80,7 +80,7 @@ class StateSource:
         return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
 
     def descriptor(self, state: str) -> StateDescriptor | None:
-        """Of a state by name; None for the timers. UsageError, naming what there is."""
+        """Of a state by name; None for the timers. Raises: UsageError, naming the states, if there is none of that name."""
         if state == layout.TIMERS_NAME:
             return None
         for descriptor in self.content.states:

@@ -156,8 +156,11 @@ def sound_before(storage: Storage, damaged: Content) -> Record | None:
 
 @contextmanager
 def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
-    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored instead. Raises
-    CheckpointDropped in its place if retention dropped the checkpoint meanwhile."""
+    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored
+    instead.
+
+    Raises: CheckpointDropped in its place if retention dropped the checkpoint meanwhile.
+    """
     try:
         with telling_drops(storage, restored.id if restored is not None else None):
             yield

@@ -31,10 +31,9 @@ from state_backend.values.records import (
     ShardRef,
 )
 
-# So that a state that is small yet does not write files in every interval.
+# Segments of so many bytes are allowed whatever the share of the state: else a small state would write files in every interval.
 _ALWAYS_BYTES = 256 * 1024
-# Of the room for manifests in a record about so much is for segments, and never less than this for a shard's: those of a few keys
-# need no file, and where manifests lie in files, whichever does not fit goes into one of those.
+# Room for inline segments: 12 KiB per record, at least 2 KiB per shard. A larger segment becomes a file.
 _INLINE_SEGMENTS_BYTES, _INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 

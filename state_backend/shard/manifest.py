@@ -43,7 +43,10 @@ def write_manifests(
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """The manifest, inline or from its file, verified, with what changed since it was written. NotFound if the file is gone."""
+    """The manifest, inline or from its file, verified, with what changed since it was written.
+
+    Raises: NotFound if the file is gone; CorruptFile or CorruptRecord, naming it, if it is not what was written.
+    """
     if ref.inline is not None:
         return ref.inline
     handle = ref.manifest
@@ -62,7 +65,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """As ``manifest_of`` for a checkpoint that is restored: there a file that is gone is a damage. CorruptFile."""
+    """Like `manifest_of`, but for restores. Raises: CorruptFile, not NotFound, if the file is gone."""
     try:
         return manifest_of(ref, storage)
     except NotFound as error:
@@ -71,8 +74,11 @@ def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardManifest:
-    """The manifest at the end of a segment's file, which can't name the file that it is in; the rest of that is not read. Its own
-    checksums are checked, and that it ends where the file does."""
+    """The manifest at the end of a segment's file. It can't name the file that it lies in, so that segment is added here. The rest
+    of the file is not read.
+
+    Raises: CorruptFile if a checksum is wrong, or the file does not end where the manifest does.
+    """
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
         raise CorruptFile(

@@ -26,7 +26,10 @@ class StoredEntry:
 def decode_entry(
     descriptor: StateDescriptor, stored_key: bytes, entry: bytes, keys: KeyCodec, user_keys: KeyCodec | None
 ) -> StoredEntry | None:
-    """The entry under a stored key of this state; None for the positions of a list. CorruptFile if it is no entry."""
+    """The entry under a stored key of this state; None for the positions of a list.
+
+    Raises: CorruptFile if it is no entry.
+    """
     key, at = keys.decode_prefix(stored_key, 3)
     rest = stored_key[at:]
     user_key, position = None, None

@@ -457,7 +457,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """A checkpoint that validation found right: its files, or its restored state too. RetentionPolicy keeps the newest one."""
+    """A checkpoint that validation found right: its files, or its restored state too. Retention keeps the newest usable one of
+    each mode."""
 
     id: int
     mode: ValidationMode

@@ -249,7 +249,7 @@ def test_any_path_is_ours_or_not(path: str) -> None:
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStorage, Any]:
     """A real shard of a few entries whose files all lie inline."""
-    from state_backend.state.keyed_states import ValueState
+    from state_backend.state.state_variables import ValueState
     from tests.support.shards import KEYS
 
     storage = MemoryStorage()

@@ -20,8 +20,8 @@ from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ValueState
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import FiledShard, InlineShard, OutputFile, Permissions, Prepared

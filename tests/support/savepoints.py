@@ -19,8 +19,8 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, Savepoint, ShardManifest
 from tests.support.checkpoints import content, day, start_ms

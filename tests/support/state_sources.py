@@ -17,8 +17,8 @@ from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.table import StateSource
 from state_backend.ports.storage import Storage
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import InlineShard, Record, Retained

@@ -31,8 +31,8 @@ from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of

@@ -20,8 +20,8 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import CairnError
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (

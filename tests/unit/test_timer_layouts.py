@@ -15,8 +15,8 @@ from state_backend.inspection.table import StateSource, read_table
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import StateTypeError
 from state_backend.values.key_groups import range_of
 from tests.support.chains import ENGINE

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
         again = error.rerun if isinstance(error, CairnError) else None
         result = {"error": {"type": name, "message": str(error), "rerun": again and again.as_json()}}
-    # Whole or not at all: the operator takes a missing file for a killed driver.
+    # The result appears whole or not at all. If it is missing, the operator concludes that the driver was killed.
     partial = options.result.with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.replace(options.result)
@@ -223,7 +223,7 @@ def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> S
 
 
 def load_pipeline(reference: str) -> Pipeline:
-    """The Pipeline that ``module:NAME`` names; UsageError if it is none."""
+    """The Pipeline that ``module:NAME`` names. Raises: UsageError if it is none."""
     module, _, name = reference.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -140,7 +140,10 @@ def validate_attempt(
     with_expectations: bool = True,
 ) -> Validation:
     """Examines a prepared attempt before it is committed; if it is wrong, its commit is refused from then on. Errors as
-    ``validate_checkpoint``; StateUnusable if the attempt never got as far as prepared."""
+    ``validate_checkpoint``.
+
+    Raises: StateUnusable if the attempt never got as far as prepared.
+    """
     folder = join_url(root, pipeline.name)
     coordinator = Coordinator(open_storage(folder), pipeline.name)
     content = coordinator.load_prepared(attempt).content
@@ -162,8 +165,10 @@ def validate_savepoint(
     docs: Path | None = None,
     with_expectations: bool = True,
 ) -> Validation:
-    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``; UsageError
-    if the folder holds no savepoint."""
+    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``.
+
+    Raises: UsageError if the folder holds no savepoint.
+    """
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
         f"savepoint {savepoint.savepoint}", folder, savepoint.content, None, {"checkpoint": folder}, savepoint.files
@@ -191,9 +196,9 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
-    now = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
-    entry = now.entries.get(base_id)
-    if base_id in now.retained and isinstance(entry, Record):
+    checkpoints = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
+    entry = checkpoints.entries.get(base_id)
+    if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry
     log.info("checkpoint %d, which this one started from, was dropped: nothing is compared over time", base_id)
     return None
@@ -436,7 +441,7 @@ class _Suites:
         self._source = self._context.data_sources.add_spark("restored_state")
 
     def run(self, state: str, *tables: _Table) -> None:
-        """The tables of one state. UsageError for an expectation that can't be evaluated."""
+        """The tables of one state. Raises: UsageError for an expectation that can't be evaluated."""
         evaluated = failed = 0
         for table in tables:
             if not table.expectations:

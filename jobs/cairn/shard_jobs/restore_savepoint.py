@@ -117,7 +117,10 @@ class RestoreJob:
             ).manifest
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Writes ``prepared.json``, if the state is the one that the savepoint records; CorruptFile otherwise."""
+        """Writes ``prepared.json``.
+
+        Raises: CorruptFile if the state is not the one that the savepoint records.
+        """
         recorded = self.savepoint.content
         digest, entries = digest_of(acks), entries_of(acks)
         if (digest, entries) != (recorded.digest, recorded.totals.entries):
