@@ -48,14 +48,17 @@ from cairn.command import cli
 from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.coordinator import Coordinator, tombstone_of
+from state_backend.checkpoint.clean_up import tombstone_of
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
     AttemptEnd,
+    FiledShard,
     Head,
+    InlineShard,
     KeyGroupState,
     LocalFile,
     OutputFile,
@@ -144,11 +147,11 @@ def made(storage: Storage, case: Case, number: int) -> Prepared:
             segments=(),
             key_group_states=(KeyGroupState(key_group=first, entries={"total": number}, digest=number),),
         )
-        ref = ShardRef(shard=shard, manifest=None, inline=manifest)
+        ref: ShardRef = InlineShard(shard=shard, inline=manifest)
         if case.shards > 2:
-            handle_ = storage.create(paths.shared(name, shard, 0, 0, "manifest"), record_codec.encode(manifest))
-            ref = ShardRef(shard=shard, manifest=handle_, inline=None)
-            written.append(handle_)
+            stored = storage.create(paths.shared(name, shard, 0, 0, "manifest"), record_codec.encode(manifest))
+            ref = FiledShard(shard=shard, manifest=stored)
+            written.append(stored)
         output = storage.create(paths.output(hour(number), name, shard, 0), f"output {number}".encode())
         written += [files[0], output]
         refs.append(ref)
@@ -420,7 +423,7 @@ def table(results: list[tuple[Case, dict[str, dict[str, list[Sample]]]]], where:
         cells = []
         for call in CALLS:
             samples = found[where][call]
-            figures = [
+            figures: list[list[float]] = [
                 [s.requests for s in samples],
                 [s.wall_ms for s in samples],
                 [s.cpu_ms for s in samples],
@@ -447,7 +450,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=("disk", "server"))
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    prove_past(*(40, 30) if options.small else (400, 300))
+    prove_past(*(40, 30) if options.small else (160, 120))
     work = Path(tempfile.mkdtemp(prefix="cairn-log-growth-"))
     results = []
     try:
