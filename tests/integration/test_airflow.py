@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -339,6 +341,36 @@ def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -
     assert airflow.client.dag_runs(DAG) == []
     assert files() == before and any(name.endswith(".sst") for name in before)
     assert log_of(data).head_id == head
+
+
+def test_commands_for_airflow_do_what_the_docs_say(airflow: AirflowServer) -> None:
+    """By Airflow's own command line, in one process, since each one of them imports for seconds."""
+    printed = [
+        "airflow dags list",
+        "airflow providers list",
+        "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'",
+        "airflow connections delete cairn_spark",
+        "airflow connections add cairn_spark --conn-type spark_connect --conn-host sc://127.0.0.1 --conn-port 15002",
+    ]
+    ours = [shlex.split(line) for line in printed]
+    program = (
+        "import json, sys\nfrom airflow.__main__ import main\n"
+        "for words in json.loads(sys.argv[1]):\n    sys.argv = words\n    print('$', *words, flush=True)\n    main()\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, json.dumps(ours)],
+        env={**airflow.env, "COLUMNS": "250"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stdout + said.stderr
+    dags, providers, *_ = said.stdout.split("$ airflow ")[1:]
+    assert DAG in dags and "tally_halves" in dags
+    assert re.search(r"^cairn\b", providers, re.MULTILINE)
+    stored = airflow.client.call("GET", "/api/v2/connections/cairn_spark")
+    assert [stored[name] for name in ("conn_type", "host", "port")] == ["spark_connect", "sc://127.0.0.1", 15002]
+    airflow.client.call("DELETE", "/api/v2/connections/cairn_spark")
 
 
 # --- the order of things ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, ParamSpec
@@ -128,7 +129,15 @@ def status(
     if command is not None:
         _print(f"to repair it:\n{command}")
     elif found.unpublished:
-        _print("to repair it: the `checkpoint` task of the next interval tries again; or: cairn publish")
+        first, where = (
+            format_instant(found.unpublished[0][0].start),
+            f"--root {shlex.quote(root)} --pipeline {pipeline}",
+        )
+        _print(
+            "the `checkpoint` task of the next interval tries again; to try it now, or to give one up:\n"
+            f"cairn publish {where} --code module:NAME --retry {first}\n"
+            f"cairn publish {where} --skip {first}"
+        )
     return 0 if found.well else FINDINGS
 
 
