@@ -21,7 +21,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CorruptFile, NotFound, PreconditionFailed
-from state_backend.values.handles import Handle
+from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
 
 
@@ -58,7 +58,10 @@ def clean_up(storage: Storage, now: Log, read: Callable[[Log], Log]) -> CleanUp:
         return CleanUp(deleted_files=0, shrunk=())
     needed, now = needed_by_retained(storage, now, read)
     # After the log was read: whoever holds a lease made sure, with the lease there, that the checkpoint was still retained.
-    leased = held(storage, now)
+    leased, ended = leased_checkpoints(storage, now)
+    for lease in ended:
+        with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
+            storage.delete(lease.path, generation=lease.generation)
     for record in leased.values():
         needed.paths.update(h.path for h in _state_files(record.content, storage, gone_before=True))
     waiting = [u for u in now.summary.unpublished if u.id in now.summary.dropping]
@@ -83,16 +86,13 @@ def clean_up(storage: Storage, now: Log, read: Callable[[Log], Log]) -> CleanUp:
     return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
 
 
-def held(storage: Storage, now: Log) -> dict[int, Record]:
-    """The dropped checkpoints that somebody still reads, by id. Leases that have ended are deleted."""
+def leased_checkpoints(storage: Storage, now: Log) -> tuple[dict[int, Record], list[FileInfo]]:
+    """The dropped checkpoints that somebody still reads, by id, and the leases that have ended."""
     leases = list(storage.list(paths.LEASES))
     head = storage.stat(paths.record(now.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
-    for info in ended:
-        with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
-            storage.delete(info.path, generation=info.generation)
     dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(now).dropping}}
-    return {n: entry for n, entry in dropped.items() if isinstance(entry, Record)}
+    return {n: entry for n, entry in dropped.items() if isinstance(entry, Record)}, ended
 
 
 def needed_by_retained(storage: Storage, now: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:

@@ -21,7 +21,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 from state_backend.checkpoint.append import append, note_head
-from state_backend.checkpoint.clean_up import CleanUp, clean_up, delete_files, files_of, held, needed_by_retained
+from state_backend.checkpoint.clean_up import (
+    CleanUp,
+    clean_up,
+    delete_files,
+    files_of,
+    leased_checkpoints,
+    needed_by_retained,
+)
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import (
@@ -477,7 +484,7 @@ class Coordinator:
         now = self.log()
         fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
         if not fitting and isinstance(which, int) and which in summary_so_far(now).dropping:
-            fitting = [entry for n, entry in held(self._storage, now).items() if n == which]
+            fitting = [entry for n, entry in leased_checkpoints(self._storage, now)[0].items() if n == which]
         if not fitting:
             there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in now.completed()[-10:])
             raise StateGapError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -83,6 +84,8 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         except CairnError as error:
             dag_id = kwargs.get("dag") or kwargs.get("pipeline")
             message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
+            for note in getattr(error, "__notes__", []):  # such as the traceback of the user's own code
+                typer.echo(note, err=True)
             typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)
         raise typer.Exit(code)
@@ -129,7 +132,15 @@ def status(
     if command is not None:
         _print(f"to repair it:\n{command}")
     elif found.unpublished:
-        _print("to repair it: the `checkpoint` task of the next interval tries again; or: cairn publish")
+        first, where = (
+            format_instant(found.unpublished[0][0].start),
+            f"--root {shlex.quote(root)} --pipeline {pipeline}",
+        )
+        _print(
+            "the `checkpoint` task of the next interval tries again; to try it now, or to give one up:\n"
+            f"cairn publish {where} --code module:NAME --retry {first}\n"
+            f"cairn publish {where} --skip {first}"
+        )
     return 0 if found.well else FINDINGS
 
 
