@@ -40,6 +40,8 @@ def main() -> int:
                 "AIRFLOW_HOME=$PWD PATH=$PWD/.venv/bin:$PATH airflow dags list",
                 flush=True,
             )
+            if airflow.port != 8080:
+                print(f"For cairn backfill there: export CAIRN_AIRFLOW={airflow.client.url}", flush=True)
             while True:
                 airflow.processes.check_alive()
                 time.sleep(1)

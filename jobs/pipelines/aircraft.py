@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -86,11 +87,11 @@ def _days(interval: Interval) -> list[date]:
 
 def _read_day(path: Path, folder: Path, day: date) -> tuple[bytes, pa.Table]:
     """A file's bytes and rows."""
-    again = f"python -m pipelines.land_flights --to {folder} --from {day} --days 1"
+    again = f"python -m pipelines.land_flights --to {shlex.quote(str(folder))} --from {day} --days 1"
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise SourceError(f"the flights of {day} are not landed: no file {path}; land them with: {again}") from None
+        raise SourceError(f"the flights of {day} are not landed: no file {path}. Land them with:\n{again}") from None
     except OSError as error:
         raise SourceError(f"the flights of {day} can't be read: {error}") from error
     try:
@@ -98,7 +99,7 @@ def _read_day(path: Path, folder: Path, day: date) -> tuple[bytes, pa.Table]:
             _check_columns(path, file.schema_arrow)
             return data, file.read(columns=FLIGHT_SCHEMA.names)
     except (OSError, pa.ArrowException) as error:
-        message = f"the flights of {day} can't be read: {path} ({len(data)} bytes) is no whole Parquet file ({error}); land them again with: {again}"
+        message = f"the flights of {day} can't be read: {path} ({len(data)} bytes) is no whole Parquet file ({error}). Land them again with:\n{again}"
         raise SourceError(message) from error
 
 

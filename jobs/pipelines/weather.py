@@ -11,6 +11,7 @@ airport come as one DataFrame. The input is landed by ``pipelines.land_weather``
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -61,7 +62,8 @@ def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
             data = path.read_bytes()
         except OSError as error:
             raise SourceError(
-                f"the weather of {hour} is not landed: {error}; land it with: python -m pipelines.land_weather --to {folder}"
+                f"the weather of {hour} is not landed: {error}. Land all up to it with:\n"
+                f"python -m pipelines.land_weather --to {shlex.quote(str(folder))} --hours {(hour - FIRST_HOUR) // HOUR + 1}"
             ) from None
         files.append({"path": hour_file(hour), "size_bytes": len(data), "etag": f"{google_crc32c.value(data):08x}"})
         paths.append(f"file://{path}")

@@ -89,6 +89,8 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
                 coordinator.clean_up()
             except CorruptFile as error:  # of another checkpoint: this one counts, and the next intervals may mend it
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
+            tags = {"pipeline": self.pipeline_name}
+            stats.gauge("cairn.checkpoint.unpublished", len(failed.ids) if failed is not None else 0, tags=tags)
             if failed is not None:
                 if committed.id in failed.ids:
                     raise failed
@@ -108,7 +110,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         for name, value in summary.items():
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
-        send_metrics(self.pipeline_name, summary, timedelta(seconds=time.monotonic() - started_s))
+        send_metrics(self.pipeline_name, committed.record, timedelta(seconds=time.monotonic() - started_s))
         if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
             outlet_events[self.asset].extra = {
                 **summary,
@@ -131,14 +133,21 @@ _GAUGES = (
 )
 
 
-def send_metrics(pipeline_name: str, summary: dict[str, Any], duration: timedelta) -> None:
-    """One committed checkpoint to Airflow's own metrics: ``cairn.checkpoint.committed`` (a counter), ``.duration`` (of commit,
-    publish and clean-up), and a gauge for each count of the summary; all tagged with the pipeline."""
-    tags = {"pipeline": pipeline_name}
+def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> None:
+    """Sends one committed checkpoint to Airflow's metrics, tagged with the pipeline.
+
+    ``cairn.checkpoint.committed`` is a counter. ``.duration`` (of commit, publish and clean-up) and ``cairn.interval.<phase>`` (of the
+    slowest shard: restore, process, upload, ...) are timings. ``.lag_s`` is a gauge: the seconds from the interval's end to its
+    commit. So is each count of the summary.
+    """
+    tags, content, summary = {"pipeline": pipeline_name}, record.content, summarise(record)
     stats.incr("cairn.checkpoint.committed", tags=tags)
     stats.timing("cairn.checkpoint.duration", duration, tags=tags)
+    stats.gauge("cairn.checkpoint.lag_s", round(time.time() - content.interval.end.timestamp(), 3), tags=tags)
     for name in _GAUGES:
         stats.gauge(f"cairn.checkpoint.{name}", summary[name], tags=tags)
+    for phase, spent_us in content.durations_us.items():
+        stats.timing(f"cairn.interval.{phase}", timedelta(microseconds=spent_us), tags=tags)
 
 
 def summarise(record: Record) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.observability import stats
 
 from cairn_operators.data_docs import DataDocsLink
 from cairn_operators.data_interval import data_interval, is_due
@@ -76,6 +77,8 @@ class ValidateStateOperator(DriverOperator):
         self.docs_page = result.get("docs")
         if self.docs_page:
             self.log.info("Data Docs: %s", self.docs_page)
+        verdict = "passed" if result["success"] else "refused"
+        stats.incr(f"cairn.validation.{verdict}", tags={"pipeline": self.pipeline_name or self.dag_of_pipeline})
         if not result["success"]:
             raise AirflowFailException(self._refusal(result))
         if self.asset is not None and (events := context.get("outlet_events")) is not None:

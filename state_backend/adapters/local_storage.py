@@ -2,6 +2,7 @@
 
     <root>/a/b.sst            a file
     <root>/.tmp/<uuid>.part   being written, or left behind by a crash
+    <root>/.tmp/room          room for a sweep of a full disk, in the root of a pipeline
     <root>/.tmp/lock          held (flock) while a file is replaced or deleted
 
 A new file is written to `.tmp`, synced, hard-linked to its name (the link fails if the name is taken, which makes it
@@ -40,8 +41,11 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
+# The record of a sweep has some 10 KiB, one of 1,000 shards 64; each file and folder takes a block.
+_ROOM, _ROOM_BYTES = "room", 2 << 20
+
 _ADVICE = {
-    errno.ENOSPC: "free some space, or move the root to a larger disk",
+    errno.ENOSPC: "free some space (a sweep needs none), or move the root to a larger disk",
     errno.EDQUOT: "free some space, or have the quota raised",
     errno.EACCES: "give this user read and write permission there",
     errno.EPERM: "give this user permission there; the file system must support hard links",
@@ -236,6 +240,29 @@ class LocalStorage:
                     f"can't delete {path!r} of {self.url}: it was rewritten since it was looked at"
                 )
             self._file(path).unlink()
+        return True
+
+    def keep_room(self) -> None:
+        """See `KeepsRoom.keep_room`."""
+        room = self._temp / _ROOM
+        with suppress(OSError):
+            if room.exists():
+                return
+            part = self._temp / f"{uuid4().hex}.part"
+            try:
+                with part.open("xb") as file:
+                    file.write(os.urandom(_ROOM_BYTES))  # which no file system compresses, nor leaves out
+                    os.fsync(file.fileno())
+                part.replace(room)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def free_room(self) -> bool:
+        """See `KeepsRoom.free_room`."""
+        try:
+            (self._temp / _ROOM).unlink()
+        except OSError:
+            return False
         return True
 
     def _file(self, path: str) -> Path:

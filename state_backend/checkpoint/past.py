@@ -44,7 +44,7 @@ class Past(Mapping[int, Entry]):
         """``before``: entries that the same call has read already."""
         self.head_id = head_id
         self._storage = storage
-        self._before = before or {}
+        self._before = dict(before or {})
         self._here: dict[int, Entry] = {}
         self._folders: dict[str, list[Fact]] = {}
         self._ends: dict[str, int | None] = {}
@@ -81,7 +81,9 @@ class Past(Mapping[int, Entry]):
     def find(self, checkpoint_id: int) -> Entry | None:
         """The entry of any id, also behind the end; None if there is none."""
         known = self._here.get(checkpoint_id) or self._before.get(checkpoint_id)
-        return known if known is not None else self._read(checkpoint_id)
+        if known is None and (known := self._read(checkpoint_id)) is not None:
+            self._before[checkpoint_id] = known
+        return known
 
     def fresh(self, checkpoint_id: int) -> Entry:
         """The entry as it is now: a record that is not retained may be shrunk at any time."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
-from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
@@ -191,7 +191,7 @@ def fork(
         # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
-            with telling_drops(source, target if isinstance(target, int) else None):
+            with holding(source, target if isinstance(target, int) else None, "a fork"):
                 taken = [
                     take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()
                 ]

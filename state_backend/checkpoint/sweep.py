@@ -12,6 +12,10 @@ Three steps, and why in this order:
 If it stops: before the record, nothing has happened; after it, the attempts are lost but not all of their files are gone. The
 next sweep finds them abandoned in the log and deletes the rest. Two sweepers at once do each other no harm.
 
+A disk that is full has no room for that record, nor for the tombstones of the clean-up before it. So commits keep some in advance
+(``KeepsRoom``), and a sweep that fails frees it and begins again; afterwards it is kept anew. If it stops in between, the next sweep
+finds either the room or what it became: free space, or a file that somebody else wrote meanwhile; then space has to be made by hand.
+
 In doubt it deletes nothing: a record, a mark or the manifest of a retained checkpoint that can't be read stops it, and so does
 a mark of a checkpoint that the log does not know, for then the newest record is missing and what it names looks like orphans.
 Files whose path it does not know stay where they are.
@@ -32,7 +36,7 @@ from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
@@ -130,6 +134,19 @@ def sweep(
     """
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
+    try:
+        return _sweep(storage, pipeline, now_ms, min_age, dry_run)
+    except StorageUnavailable as error:
+        if dry_run or not isinstance(storage, KeepsRoom) or not storage.free_room():
+            raise
+        log.warning("%s: %s; trying again with the room that was kept for that", pipeline, error)
+        return _sweep(storage, pipeline, now_ms, min_age, dry_run)
+    finally:
+        if not dry_run and isinstance(storage, KeepsRoom):
+            storage.keep_room()
+
+
+def _sweep(storage: Storage, pipeline: str, now_ms: int, min_age: timedelta, dry_run: bool) -> SweepResult:
     cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
@@ -242,7 +259,7 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
+    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED, paths.LEASES))
 
 
 def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:

@@ -34,6 +34,7 @@ from state_backend.values.records import (
     Head,
     InlineFile,
     KeyGroupState,
+    Lease,
     LocalFile,
     Prepared,
     Published,
@@ -68,6 +69,7 @@ _TYPES: dict[str, type] = {
     "settled": Settled,
     "attempt-end": AttemptEnd,
     "head": Head,
+    "lease": Lease,
     "savepoint": Savepoint,
     "claim": Claim,
 }

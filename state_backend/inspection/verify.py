@@ -41,6 +41,7 @@ from state_backend.values.records import (
     CanonicalFile,
     Content,
     Head,
+    Lease,
     Permissions,
     Prepared,
     Published,
@@ -63,6 +64,7 @@ _DECODED: Mapping[str, tuple[type, ...]] = {
     paths.ATTEMPTS: (Prepared, Refused),
     paths.SETTLED_COMMITS: (Settled,),
     paths.SETTLED_ATTEMPTS: (AttemptEnd,),
+    paths.LEASES: (Lease,),
     paths.HEAD: (Head,),
 }
 
@@ -268,8 +270,11 @@ def _path_of(
     | Validated
     | Settled
     | AttemptEnd
+    | Lease
     | Head,
 ) -> str:
+    if isinstance(value, Lease):
+        return paths.lease(value.id, value.seconds, value.lease)
     if isinstance(value, Head):
         return paths.HEAD
     if isinstance(value, AttemptEnd):

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import TEMP_FOLDER, FileInfo, Handle, check_path
 
-__all__ = ["TEMP_FOLDER", "Storage", "check_path", "check_prefix"]
+__all__ = ["TEMP_FOLDER", "KeepsRoom", "Storage", "check_path", "check_prefix"]
 
 
 class Storage(Protocol):
@@ -73,6 +73,17 @@ class Storage(Protocol):
         """Removes one file, never a folder; False if it is absent.
 
         Raises: PreconditionFailed on another generation; UnknownOutcome."""
+
+
+@runtime_checkable
+class KeepsRoom(Protocol):
+    """A storage that can be full, and keeps room for what a sweep has to write before it may delete anything."""
+
+    def keep_room(self) -> None:
+        """Takes the room, unless it is taken. Where there is none left, nothing happens. Never raises."""
+
+    def free_room(self) -> bool:
+        """Gives the room to whoever writes next. False if none was kept."""
 
 
 def check_prefix(prefix: str) -> str:

@@ -465,6 +465,17 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Somebody reads this checkpoint, and its files stay for ``seconds`` after the lease was last written, or until it is given back.
+    ``lease``: a uuid. ``holder``: for people, what reads it and where."""
+
+    id: int
+    lease: str
+    seconds: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """The sink hook has run for this checkpoint."""
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +55,58 @@ def connect(data: Path) -> Iterator[SparkConnectServer]:
 
 
 @pytest.fixture(scope="module")
-def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
+def pages() -> Iterator[tuple[str, list[str]]]:
+    """Somebody who is called by a web hook: its URL, and the texts that it got."""
+    texts: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            self.send_response(204)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", texts
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def write_alarms(dags: Path, plugins: Path) -> None:
+    """The code of docs/alarms.md as it stands there, for the pipeline of the tests and with a deadline of seconds."""
+    pager, dag = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "alarms.md").read_text(), re.DOTALL)
+    plugins.mkdir()
+    (plugins / "pager.py").write_text(pager)
+    for said, here in (
+        ('"clicks"', '"tally_alarms"'),
+        ("pipelines.clicks:CLICKS", "unused:TALLY"),
+        ('"file:///data/state"', "ROOT"),
+        ("@hourly", "@daily"),
+        ("minutes=30", "seconds=4"),
+        ("/data/docs", str(plugins)),
+    ):
+        assert said in dag
+        dag = dag.replace(said, here)
+    own = "from tests.support.tally_dags import DRIVER, ROOT\n"
+    (dags / "alarms.py").write_text(f"{own}{dag}dag.get_task('process').driver_module = DRIVER\n")
+
+
+@pytest.fixture(scope="module")
+def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]]) -> Iterator[AirflowServer]:
     """One Airflow and one Spark server for all tests of this file; the DAGs are the repository's and the tests' own."""
     dags = data / "dags"
     dags.mkdir()
+    write_alarms(dags, data / "plugins")
     (dags / "aircraft.py").symlink_to(ROOT / "dags" / "aircraft.py")
     (dags / "tally.py").symlink_to(ROOT / "tests" / "support" / "tally_dags.py")
     env = pipeline_env(data, data / "flights", connect) | {
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "CAIRN_TALLY": str(data / "tally"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins")]),
+        "PAGER_URL": pages[0],
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), str(data / "plugins")]),
     }
     # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
     database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
@@ -76,6 +122,7 @@ def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
                 "tally_scheduled",
                 "tally_two",
                 "tally_halves",
+                "tally_alarms",
                 "created_0",
             ):
                 server.wait_for_dag(dag_id)
@@ -341,6 +388,36 @@ def test_deleting_the_dag_deletes_no_state(airflow: AirflowServer, data: Path) -
     assert log_of(data).head_id == head
 
 
+def test_commands_for_airflow_do_what_the_docs_say(airflow: AirflowServer) -> None:
+    """By Airflow's own command line, in one process, since each one of them imports for seconds."""
+    printed = [
+        "airflow dags list",
+        "airflow providers list",
+        "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'",
+        "airflow connections delete cairn_spark",
+        "airflow connections add cairn_spark --conn-type spark_connect --conn-host sc://127.0.0.1 --conn-port 15002",
+    ]
+    ours = [shlex.split(line) for line in printed]
+    program = (
+        "import json, sys\nfrom airflow.__main__ import main\n"
+        "for words in json.loads(sys.argv[1]):\n    sys.argv = words\n    print('$', *words, flush=True)\n    main()\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, json.dumps(ours)],
+        env={**airflow.env, "COLUMNS": "250"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stdout + said.stderr
+    dags, providers, *_ = said.stdout.split("$ airflow ")[1:]
+    assert DAG in dags and "tally_halves" in dags
+    assert re.search(r"^cairn\b", providers, re.MULTILINE)
+    stored = airflow.client.call("GET", "/api/v2/connections/cairn_spark")
+    assert [stored[name] for name in ("conn_type", "host", "port")] == ["spark_connect", "sc://127.0.0.1", 15002]
+    airflow.client.call("DELETE", "/api/v2/connections/cairn_spark")
+
+
 # --- the order of things ----------------------------------------------------------------------------------------------------
 
 
@@ -512,6 +589,26 @@ def test_the_command_that_replaces_output_of_another_cut_does_so(
     current = sorted(i for i in days.log().current_outputs() if i.start < tally_day(2).start)
     noon = tally_day(1).start + timedelta(hours=12)
     assert [(i.start, i.end) for i in current] == [(tally_day(1).start, noon), (noon, tally_day(1).end)]
+
+
+def test_somebody_is_called_when_a_run_is_late_and_when_validation_fails(
+    tally: Callable[[str], Tally], pages: tuple[str, list[str]]
+) -> None:
+    """By the code of docs/alarms.md. The run's validation can't find its pipeline, which is as good a failure as another."""
+    days, texts = tally("tally_alarms"), pages[1]
+    days.input(1, {"a": 1})
+    days.slow(1, 8.0)
+    run = days.trigger(f"{day_of(2)[:10]}T00:00:01+00:00")
+    assert days.client.wait_for_runs("tally_alarms", [run], timeout_s=90) == {run: "failed"}
+    assert states_of(days, run)["checkpoint"] == "success" and states_of(days, run)["validate"] == "failed"
+    late = "clicks: a run was not done half an hour after it was queued"
+    wait_until(lambda: late in texts, 60, "somebody is called")
+    (failed,) = (text for text in texts if text.startswith(f"tally_alarms.validate, {run}: "))
+    assert "can't load the pipeline 'unused:TALLY'" in failed
+
+
+def states_of(days: Tally, run: str) -> dict[str, str]:
+    return {task["task_id"]: task["state"] for task in days.client.task_instances(days.name, run)}
 
 
 def test_backfills_in_numbers_are_whole_while_the_scheduler_runs(airflow: AirflowServer) -> None:

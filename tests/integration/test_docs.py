@@ -6,15 +6,20 @@ A block that is not run has a reason above it: ``<!-- not run: … -->``.
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from local_stack.spark_server import SparkConnectServer
+from cairn.command.cli import app
 from tests.support.layout import REPOSITORY, copy_layout, run_there
 
 PAGES = [
@@ -93,10 +98,29 @@ def blocks_of(page: str) -> list[Block]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
-    """For the commands that run Spark: a JVM of its own for each of them would take half of these tests' time."""
-    with SparkConnectServer(REPOSITORY, log_dir=tmp_path_factory.mktemp("spark")) as spark:
-        yield spark
+def server() -> Iterator[str]:
+    """A Spark Connect server's address, for the commands that run Spark: a JVM of its own for each of them would take half of these
+    tests' time. It is started by the command that `cairn spark` prints where its port is taken, and ends by Ctrl-C."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = CliRunner().invoke(app, ["spark", "--port", str(taken.getsockname()[1])])
+        assert refused.exit_code == 2
+    (command,) = re.findall(r"as in: (.*)", refused.stderr)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    started = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True
+    )
+    with started as spark:
+        assert spark.stdout is not None
+        try:
+            address = re.match(r"Spark Connect: (sc://\S+) ", spark.stdout.readline())
+            assert address is not None
+            yield address[1]
+        finally:
+            spark.send_signal(signal.SIGINT)
+            assert spark.stdout.read().splitlines()[-1] == "Spark Connect is stopped"
+    assert spark.returncode == 130
 
 
 @pytest.mark.spark
@@ -104,7 +128,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectSer
 def test_every_block_of_the_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     layout, blocks, environment = copy_layout(tmp_path), blocks_of(page), {}
     if any("cairn run " in block.text for block in blocks):
-        environment["CAIRN_SPARK"] = request.getfixturevalue("server").url
+        environment["CAIRN_SPARK"] = request.getfixturevalue("server")
     for block in blocks:
         if block.reason is None:
             run_block(layout, block, environment)

@@ -30,6 +30,7 @@ from pipelines.weather import RECORDS, WEATHER
 from state_backend.values.errors import SourceError
 from state_backend.values.records import Record
 from tests.oracles.weather import records, windows
+from tests.support.printed_commands import run_printed
 from tests.support.reading import read_state
 
 if TYPE_CHECKING:
@@ -122,10 +123,14 @@ def test_records_are_those_of_pandas(
     assert rows == records(frames)
 
 
-def test_what_is_not_landed_is_named(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_landed_is_landed_by_the_command_of_its_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path))
-    with pytest.raises(SourceError, match=r"the weather of 2013-01-01 06:00:00.* is not landed"):
+    with pytest.raises(SourceError, match=r"the weather of 2013-01-01 06:00:00.* is not landed") as error:
         run(spark, WEATHER, tmp_path / "root", [0, 1])
+    run_printed(str(error.value).splitlines()[-1], tmp_path)
+    assert [r.content.totals.input_rows > 0 for r in run(spark, WEATHER, tmp_path / "root", [0, 1])] == [True]
     with pytest.raises(SourceError, match="asked for 2012"):
         land_weather(tmp_path, first=FIRST_HOUR - 10 * HOUR, hours=3)
 

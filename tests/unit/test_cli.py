@@ -6,7 +6,6 @@ import importlib
 import json
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,15 +77,6 @@ def test_a_savepoint_takes_the_pipeline_s_name_as_every_command_does(root: Path)
     assert right.exit_code == 2 and "pipeline 'aircraft' has no usable checkpoint" in right.stderr
 
 
-def test_a_spark_server_is_not_started_where_somebody_listens() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["spark", "--port", str(port)])
-    assert result.exit_code == 2 and f"cairn spark --port {port + 1}" in result.stderr
-
-
 # --- how it stands ------------------------------------------------------------------------------------------------------------------
 
 
@@ -113,6 +103,10 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     found = json.loads(unpublished.stdout)
     assert (unpublished.exit_code, found["command"], found["base"]) == (1, None, 9)
     assert [row["id"] for row in found["unpublished"]] == [9]
+    retry, skip = cairn(root, "status").stdout.splitlines()[-2:]
+    assert retry.endswith("--code module:NAME --retry 2024-01-05T00:00:00Z")
+    assert CliRunner().invoke(app, shlex.split(skip)[1:]).stdout == "skipped: checkpoint 9\n"
+    assert cairn(root, "status").exit_code == 0
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------------------

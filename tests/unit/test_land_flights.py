@@ -21,6 +21,7 @@ from cairn.pipeline import Interval
 from pipelines.aircraft import read_flights
 from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main
 from state_backend.values.errors import SourceError
+from tests.support.printed_commands import run_printed
 
 DAY, NEXT = date(2013, 1, 1), date(2013, 1, 2)
 INTERVAL = Interval(datetime(2013, 1, 1, tzinfo=UTC), datetime(2013, 1, 3, tzinfo=UTC))
@@ -28,10 +29,10 @@ INTERVAL = Interval(datetime(2013, 1, 1, tzinfo=UTC), datetime(2013, 1, 3, tzinf
 
 @pytest.fixture(scope="module")
 def year(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All 365 days, landed once for this module; not to be changed."""
+    """All 365 days, landed once for this module by the command of the docs; not to be changed."""
     folder = tmp_path_factory.mktemp("flights")
-    land(folder, first=date(2013, 1, 1), last=date(2013, 12, 31))
-    return folder
+    run_printed("python -m pipelines.land_flights --to data/flights", folder)
+    return folder / "data" / "flights"
 
 
 @pytest.fixture
@@ -215,7 +216,10 @@ def test_a_missing_day_is_named_with_the_command_that_lands_it(two_days: Path) -
     with pytest.raises(SourceError) as error:
         read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
     assert str(two_days / day_file(NEXT)) in str(error.value)
-    assert f"python -m pipelines.land_flights --to {two_days} --from 2013-01-02 --days 1" in str(error.value)
+    command = str(error.value).splitlines()[-1]
+    assert command == f"python -m pipelines.land_flights --to {two_days} --from 2013-01-02 --days 1"
+    run_printed(command, two_days)
+    assert read_flights(FakeSpark(), INTERVAL)[1]["counts"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])

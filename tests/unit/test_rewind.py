@@ -11,6 +11,7 @@ import pytest
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -487,6 +488,9 @@ def test_a_source_that_retention_drops_meanwhile() -> None:
                     tight.coordinator.clean_up()
             return super().copy_from(source, handle, path)
 
+    split(folder, 3, Meanwhile(into, {}), parallelism=1)
+    assert folder.coordinator.log().retained.keys() == {5}  # the lease kept its files and not the checkpoint
+    folder.coordinator.clean_up()
+    assert folder.paths(paths.LEASES) == set()
     with pytest.raises(CheckpointDropped, match=r"checkpoint 3, .* is no longer retained.* the newest, 5, "):
-        split(folder, 3, Meanwhile(into, {}), parallelism=1)
-    assert not list(into.list(""))
+        take_lease(folder.storage, 3, "a fork")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -82,6 +84,8 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
         except CairnError as error:
             dag_id = kwargs.get("dag") or kwargs.get("pipeline")
             message = with_command(str(error), str(dag_id), error.rerun if dag_id else None)
+            for note in getattr(error, "__notes__", []):  # such as the traceback of the user's own code
+                typer.echo(note, err=True)
             typer.echo(f"{type(error).__name__}: {message}", err=True)
             code = _code_of(error)
         raise typer.Exit(code)
@@ -128,7 +132,15 @@ def status(
     if command is not None:
         _print(f"to repair it:\n{command}")
     elif found.unpublished:
-        _print("to repair it: the `checkpoint` task of the next interval tries again; or: cairn publish")
+        first, where = (
+            format_instant(found.unpublished[0][0].start),
+            f"--root {shlex.quote(root)} --pipeline {pipeline}",
+        )
+        _print(
+            "the `checkpoint` task of the next interval tries again; to try it now, or to give one up:\n"
+            f"cairn publish {where} --code module:NAME --retry {first}\n"
+            f"cairn publish {where} --skip {first}"
+        )
     return 0 if found.well else FINDINGS
 
 
@@ -265,7 +277,10 @@ def _entry_diff(
     """Counts by state, and the first changes."""
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
-    with work_folder("diff") as work:
+    with ExitStack() as stack:
+        work = stack.enter_context(work_folder("diff"))
+        for source in sources:
+            stack.enter_context(source.held("a comparison"))
         for change in diff_states(sources[0], sources[1], work, states=states or None):
             of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
             of_state[change.change] += 1
@@ -465,8 +480,10 @@ app.command()(_exit_codes(new_pipeline.run))
 
 def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
     storage = open_storage(join_url(root, pipeline))
-    _refuse_nothing(storage)
-    return storage, Coordinator(storage, pipeline).log()
+    log = Coordinator(storage, pipeline).log()
+    if not log.head_id:
+        _refuse_nothing(storage)
+    return storage, log
 
 
 def _refuse_nothing(storage: Storage) -> None:

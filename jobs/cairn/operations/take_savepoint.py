@@ -12,6 +12,7 @@ from cairn.shard_jobs.job import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
@@ -61,7 +62,8 @@ def take_savepoint(
         engine=pipeline.engine,
     )
     try:
-        with offering_sound(open_storage(pipeline_root), record):
+        owner = open_storage(pipeline_root)
+        with holding(owner, record.id, "a savepoint"), offering_sound(owner, record):
             job.finish(run_on_shards(spark, job))
     except AlreadyExists:  # another try of this call was faster
         if (taken := _taken(destination, record, format)) is not None:

@@ -26,6 +26,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped import check_retained, telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
 from state_backend.inspection.verify import verify_files
@@ -116,8 +117,11 @@ def validate_checkpoint(
         options,
         checkpoint_id=record.id,
     )
-    found = replace(_validate(spark, pipeline, target, mode, docs, with_expectations), checkpoint_id=record.id)
-    coordinator = Coordinator(open_storage(target.folder), pipeline.name)
+    storage, before = open_storage(target.folder), target.before
+    with holding(storage, record.id, "a validation"), holding(storage, before.id if before else None, "a validation"):
+        found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+    found = replace(found, checkpoint_id=record.id)
+    coordinator = Coordinator(storage, pipeline.name)
     if found.success:
         coordinator.mark_validated(record.id, mode)
     elif quarantine:

