@@ -22,8 +22,8 @@ from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.prepare import ShardAck
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ValueState
 from state_backend.values.records import KeyGroupState, SchemaVersion, StateDescriptor
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ class Keyed:
     state: str
     # How the peer's state table calls the value columns.
     peer_columns: str = "value.*"
-    # What of the output both engines must agree on.
+    # The output columns that must be equal in both engines.
     compared: Sequence[str] = ()
 
 
@@ -106,7 +106,7 @@ LIST = Keyed(
 
 
 def pipeline_of(keyed: Keyed, files: Sequence[Path], **settings: Any) -> Pipeline:
-    """NotBuilt if the pipeline refuses the processor's interface."""
+    """Raises: NotBuilt if the pipeline refuses the processor's interface."""
     try:
         return engines.pipeline_over(files, keyed.processor, keyed.output_schema, api=keyed.api, **settings)
     except UsageError as error:
@@ -248,7 +248,7 @@ def list_spark(bench: Bench) -> Run:
 
 
 def aggregate_pipeline(files: Sequence[Path], **settings: Any) -> Pipeline:
-    """NotBuilt while there is no RunningAggregate, or no engine for it."""
+    """Raises: NotBuilt while there is no RunningAggregate, or no engine for it."""
     try:
         from benchmarks.totals import TOTALS_SCHEMA, Totals
     except ModuleNotFoundError as error:

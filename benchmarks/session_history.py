@@ -14,8 +14,8 @@ from benchmarks.state_history import MAX_PARALLELISM, Batch, History
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.shard.changelog import ChangelogOptions
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind
 
 HOUR_MS = 3_600_000

@@ -96,7 +96,7 @@ class RunningAggregate(ArrowProcessor):
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """``UsageError`` for an aggregate with the name of a member of this class, which it would replace."""
+        """Raises: UsageError for an aggregate with the name of a member of this class, which it would replace."""
         super().__init_subclass__(**arguments)
         for name, value in vars(cls).items():
             if isinstance(value, Aggregate) and hasattr(RunningAggregate, name):
@@ -106,15 +106,17 @@ class RunningAggregate(ArrowProcessor):
         cls.declared_aggregates = _declared(cls)
 
     def init(self, handle: Any) -> None:
-        """Declares state ``aggregates``. ``UsageError`` if no aggregates are declared, or one does not fit the
-        input."""
+        """Declares state ``aggregates``.
+
+        Raises: UsageError if no aggregates are declared, or one does not fit the input.
+        """
         fields = plan_fields(type(self).__name__, self.declared_aggregates, handle.input_schema, handle.key_schema)
         self._parts = {name: [part for part, _ in parts] for name, parts in fields.items()}
         schema = StructType([StructField(f"{name}_{part}", of) for name in fields for part, of in fields[name]])
         handle.getValueState(STATE, schema, self.ttl_ms)
 
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
-        """``ProcessorError`` if a sum, or a mean of decimals, does not fit its type."""
+        """Raises: ProcessorError if a sum, or a mean of decimals, does not fit its type."""
         old, groups = batch.states[STATE], _Groups(batch)
         new: dict[str, pa.Array] = {}
         output: dict[str, pa.Array] = {}
@@ -131,8 +133,10 @@ class RunningAggregate(ArrowProcessor):
 def plan_fields(
     owner: str, aggregates: Mapping[str, Aggregate], input_schema: StructType, key_schema: StructType
 ) -> dict[str, list[tuple[str, DataType]]]:
-    """By aggregate the parts of its state and their types. ``UsageError`` for what can't be computed; ``owner`` is for
-    it."""
+    """By aggregate the parts of its state and their types.
+
+    Raises: UsageError for what can't be computed; ``owner`` is for it.
+    """
     if not aggregates:
         raise UsageError(f"{owner} declares no aggregates; give it class attributes such as flights = Count()")
     types = {f.name: f.dataType for f in input_schema.fields}
@@ -294,7 +298,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def parts(self, of: Any) -> dict[str, DataType]:
-        """The fields of its state for a column of Spark type ``of``; raises ``_UnfitError``."""
+        """The fields of its state for a column of Spark type ``of``. Raises: _UnfitError."""
 
     @abstractmethod
     def step(self, groups: _Groups, old: Parts) -> Step:

@@ -60,10 +60,13 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to localhost only. ``conf``:
-    Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server, drivers of that name that start within one hour use one session, so
-    that only the first pays for starting its Python workers (seconds). An hour, since the server closes a session for good
-    when nobody has used it for that long. StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master."""
+    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to localhost only.
+    ``conf``: Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server,
+    drivers of that name that start within one hour use one session, so that only the first pays for starting its Python
+    workers (seconds). An hour, since the server closes a session for good when nobody has used it for that long.
+
+    Raises: StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -144,7 +147,7 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(text: str) -> str:
-    """As Java's Properties read it back."""
+    """The text escaped for a Java properties file. Characters beyond ASCII, and those with a meaning there, become ``\\uXXXX``."""
     return "".join(
         c if c.isascii() and (c.isalnum() or c in "._-/,@") else "".join(f"\\u{unit:04x}" for unit in _utf16(c))
         for c in text
@@ -157,7 +160,7 @@ def _utf16(character: str) -> list[int]:
 
 
 def _use_token(where: str, token: str | None) -> None:
-    """Spark's client takes it from the environment of this process."""
+    """Puts the token into this process's environment, where Spark's client looks for it."""
     if token is None:
         return
     if ";use_ssl=true" not in where and urlsplit(where).hostname != "localhost":
@@ -251,7 +254,7 @@ def is_lost(error: Exception) -> bool:
 
 
 def check_running(session: SparkSession) -> None:
-    """UsageError for a session, classic or of Spark Connect, that was stopped."""
+    """Raises: UsageError for a session, classic or of Spark Connect, that was stopped."""
     context = getattr(session, "_sc", None)
     stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
     if stopped:

@@ -235,7 +235,7 @@ class PipelineTester:
 
     @property
     def clock(self) -> Clock:
-        """As the last commit left it. StateUnusable before the first."""
+        """As the last commit left it. Raises: StateUnusable before the first."""
         return _clock(self._record("latest").content.time)
 
     def state(self, name: str, checkpoint: str | int | datetime = "latest") -> list[dict[str, Any]]:

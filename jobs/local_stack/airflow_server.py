@@ -93,6 +93,7 @@ class AirflowClient(AirflowRest):
         return runs
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """The tasks of a run, each as Airflow answers it."""
         found: list[dict[str, Any]] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances")["task_instances"]
         return found
 
@@ -141,6 +142,7 @@ class AirflowClient(AirflowRest):
         self.call("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{task_id}", {"new_state": "failed"})
 
     def fail_run(self, dag_id: str, run_id: str) -> None:
+        """As if a person marked the run failed."""
         self.call("PATCH", _run(dag_id, run_id), {"state": "failed"})
 
     def wait_for_runs(
@@ -228,6 +230,7 @@ class AirflowServer(Server):
             self.processes.start(name, command, env=self.env, cwd=self.repo_root)
 
     def wait_until_ready(self, timeout_s: float = 180) -> None:
+        """Raises: TimeoutError if Airflow is not healthy by then; RuntimeError if a process of it has ended."""
         deadline_s = time.monotonic() + timeout_s
         while not self.client.healthy():
             self.processes.check_alive()
@@ -236,6 +239,7 @@ class AirflowServer(Server):
             time.sleep(0.5)
 
     def wait_for_dag(self, dag_id: str, timeout_s: float = 60) -> None:
+        """Waits until Airflow has parsed a DAG. Raises: as ``wait_until_ready``."""
         deadline_s = time.monotonic() + timeout_s
         while not self.client.has_dag(dag_id):
             self.processes.check_alive()

@@ -74,6 +74,7 @@ def no_semaphores() -> str | None:
 
 
 def run_demo(days: int) -> int:
+    """Runs the demo over so many days; the exit code: 0 if every check held."""
     say(f"Cairn demo: {days} days of flights from New York, the history of every aircraft as keyed state")
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)

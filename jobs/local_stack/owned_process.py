@@ -99,6 +99,7 @@ class OwnedProcesses:
                     yield int(folder.name)
 
     def log_path(self, name: str) -> Path:
+        """Where the output of a process goes."""
         return self.log_dir / f"{name}.log"
 
     def check_alive(self) -> None:

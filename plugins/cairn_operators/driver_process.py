@@ -45,7 +45,11 @@ class DriverProcess:
         environment: Mapping[str, str] | None = None,
         private: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What the driver reported; ``environment`` is added to its own. ``private`` is what it gets on its stdin, as JSON. AirflowException for what a retry may mend, AirflowFailException for the rest."""
+        """What the driver reported; ``environment`` is added to its own. ``private`` is what it gets on its stdin, as
+        JSON.
+
+        Raises: AirflowException for what a retry may mend, AirflowFailException for the rest.
+        """
         with tempfile.TemporaryDirectory(prefix="cairn-driver-") as folder:
             result = Path(folder, "result.json")
             command = [sys.executable, "-m", self._module, *arguments, "--result", str(result)]

@@ -25,7 +25,10 @@ _UNKNOWN = ("key_secret_name", "credential_config_file", "impersonation_chain", 
 @contextmanager
 def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
     """The environment variables of a process that shall be who the connection says; empty for None: application default
-    credentials. AirflowFailException for a connection that gives a key in a way that is not known here."""
+    credentials.
+
+    Raises: AirflowFailException for a connection that gives a key in a way that is not known here.
+    """
     if conn_id is None:
         yield {}
         return

@@ -48,6 +48,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        """One event, with the reason, when the wait is over."""
         # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
         while True:
             # First of all: Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.

@@ -96,6 +96,7 @@ class RestoreStateOperator(DriverOperator):
 
     @property
     def dag_of_pipeline(self) -> str:
+        """The DAG that the commands in messages are for."""
         return str(self.pipeline_dag_id)
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -181,15 +182,13 @@ class RestoreStateOperator(DriverOperator):
 
     def _plan_savepoint(self, folder: str) -> Restoration:
         from state_backend.adapters.open_storage import open_storage
-        from state_backend.checkpoint.lineage import stale_marks
+        from state_backend.checkpoint.lineage import discarded_by
         from state_backend.checkpoint.savepoints import read_savepoint
 
         if self.fork_as:
             raise AirflowFailException("a savepoint is restored into the pipeline that is named; leave fork_as out")
         content = read_savepoint(open_storage(folder)).content
-        log = self._coordinator().log()
-        same = {c.id for c in log.completed() if c.content.interval == content.interval}
-        discards = frozenset({*stale_marks(log, content, log.head_id + 1), *same})
+        discards = frozenset(d.id for d in discarded_by(self._coordinator().log(), content))
         text = f"{self.pipeline_name}: the state at the end of {content.interval} from the savepoint in {folder}."
         if discards:
             text += f" It discards {len(discards)} checkpoint(s): {', '.join(map(str, sorted(discards)))}."

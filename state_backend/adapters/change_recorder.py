@@ -69,14 +69,15 @@ class ChangeRecorder:
         return self._ranges, ((key, held[1:] if held else None) for key, held in self._spilled.scan(b"", None))
 
     def close(self) -> None:
-        """Gives up, and lets go of the folder; to delete it is its owner's."""
+        """Gives up: what changed is forgotten, and nothing more is recorded. The folder stays; its owner deletes it."""
         self._given_up = True
         self._net.clear()
         if self._spilled is not None:
             self._spilled.close()
 
     def _forget_deleted(self) -> None:
-        """Ranges come many at a time (a dropped state has one in each key group), so the entries are sorted once for all."""
+        """Drops the entries that later deletions of ranges have removed. This happens once for all new ranges, since it sorts the
+        entries, and a dropped state deletes one range in each key group."""
         if not self._new_ranges:
             return
         keys = sorted(self._net)
@@ -88,7 +89,8 @@ class ChangeRecorder:
         self._new_ranges.clear()
 
     def _spill(self) -> None:
-        """To a store, since it sorts and lets the last write of a key win without more code."""
+        """Moves the entries from memory into a RocksDB in the folder, which sorts them and lets the last write of a key win. Gives
+        up beyond the limit."""
         if self._spilled is None:
             self._spilled = RocksStore(self._folder, _SPILL)
         self._spilled.write((key, b"" if value is None else b"\x01" + value) for key, value in self._net.items())

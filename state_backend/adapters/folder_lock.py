@@ -16,8 +16,10 @@ from pathlib import Path
 
 
 def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
-    """A new folder and the descriptor that holds its lock; closing that gives it up. OSError if nothing can be locked there: no
-    folder is left then."""
+    """A new folder and the descriptor that holds its lock; closing that gives it up.
+
+    Raises: OSError if nothing can be locked there: no folder is left then.
+    """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
@@ -30,8 +32,11 @@ def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or the folder went
-    meanwhile. OSError if it can't be locked at all."""
+    """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or
+    the folder went meanwhile.
+
+    Raises: OSError if it can't be locked at all.
+    """
     descriptor, held = -1, False
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -46,7 +51,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def remove_unlocked(folder: Path) -> bool:
-    """Removes a folder that nobody has locked; whether it did. OSError if it can't be locked at all."""
+    """Removes a folder that nobody has locked; whether it did. Raises: OSError if it can't be locked at all."""
     lock = lock_folder(folder)
     if lock is None:
         return False

@@ -347,7 +347,7 @@ class GcsStorage:
         return self._write(path, (data,), generation, doing)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """See `Storage.delete`; also UnknownOutcome. Without a generation, the file is looked at first: a delete that
+        """As `Storage.delete`. Without a generation, the file is looked at first: a delete that
         is sent again must not meet a newer file."""
         doing = f"delete {path!r} of {self.url}"
         with self._connections.lent() as google:
@@ -559,8 +559,11 @@ class GcsStorage:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _send(self, doing: str, request: Callable[[float], R], write: _Write | None = None) -> R:
-        """One step: the request, given its timeout in seconds, repeated while that may help. NotFound and
-        PreconditionFailed are left to the caller; with an uncertain write everything else is UnknownOutcome."""
+        """One step: the request, given its timeout in seconds, repeated while that may help.
+
+        Raises: NotFound and PreconditionFailed, which the caller judges; UnknownOutcome for any other failure of a write
+        whose fate is uncertain.
+        """
         patience, began = self._patience, time.monotonic()
         deadline = began + patience.deadline_s
 

@@ -2,6 +2,7 @@
 
     <root>/a/b.sst            a file
     <root>/.tmp/<uuid>.part   being written, or left behind by a crash
+    <root>/.tmp/room          room for a sweep of a full disk, in the root of a pipeline
     <root>/.tmp/lock          held (flock) while a file is replaced or deleted
 
 A new file is written to `.tmp`, synced, hard-linked to its name (the link fails if the name is taken, which makes it
@@ -40,8 +41,11 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
+# The record of a sweep has some 10 KiB, one of 1,000 shards 64; each file and folder takes a block.
+_ROOM, _ROOM_BYTES = "room", 2 << 20
+
 _ADVICE = {
-    errno.ENOSPC: "free some space, or move the root to a larger disk",
+    errno.ENOSPC: "free some space (a sweep needs none), or move the root to a larger disk",
     errno.EDQUOT: "free some space, or have the quota raised",
     errno.EACCES: "give this user read and write permission there",
     errno.EPERM: "give this user permission there; the file system must support hard links",
@@ -62,9 +66,11 @@ _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
 @contextmanager
 def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, str] | None = None) -> Iterator[None]:
-    """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and
-    names the file. If it may be absent, that is NotFound; otherwise its directory is gone: StorageUnavailable.
-    ``advice`` by errno counts before that for a root."""
+    """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and names
+    the file. ``advice``, by errno, is the message for a root.
+
+    Raises: NotFound for a missing file that may be absent; StorageUnavailable for one that may not, since then its folder is gone.
+    """
     try:
         yield
     except OSError as error:
@@ -88,7 +94,7 @@ def read_chunks(local: Path, doing: str) -> Iterator[bytes]:
 
 
 def verified(chunks: Iterable[bytes], handle: Handle, *, url: str) -> Iterator[bytes]:
-    """The chunks; behind the last one CorruptFile if they were not what the handle says."""
+    """The chunks. Raises: CorruptFile, behind the last chunk, if they were not what the handle says."""
     size_bytes = crc32c = 0
     for chunk in chunks:
         size_bytes += len(chunk)
@@ -106,7 +112,10 @@ def write_verified(
     chunks: Iterable[bytes], handle: Handle, destination: Path, *, url: str, room_bytes: int = 0
 ) -> None:
     """Writes what a storage at ``url`` yields for a handle to a local path, or, if it is not what the handle says,
-    nothing: CorruptFile. ``room_bytes`` are allocated first: piece by piece takes a fifth longer."""
+    nothing. ``room_bytes`` are allocated first: piece by piece takes a fifth longer.
+
+    Raises: CorruptFile if it is not what the handle says.
+    """
     temp = destination.with_name(f".{uuid4().hex}.part")
     with os_errors(f"download {handle.path!r} of {url} to {destination}", may_be_absent=False, advice=_HERE):
         _make_folder(destination.parent)
@@ -231,6 +240,29 @@ class LocalStorage:
                     f"can't delete {path!r} of {self.url}: it was rewritten since it was looked at"
                 )
             self._file(path).unlink()
+        return True
+
+    def keep_room(self) -> None:
+        """See `KeepsRoom.keep_room`."""
+        room = self._temp / _ROOM
+        with suppress(OSError):
+            if room.exists():
+                return
+            part = self._temp / f"{uuid4().hex}.part"
+            try:
+                with part.open("xb") as file:
+                    file.write(os.urandom(_ROOM_BYTES))  # which no file system compresses, nor leaves out
+                    os.fsync(file.fileno())
+                part.replace(room)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def free_room(self) -> bool:
+        """See `KeepsRoom.free_room`."""
+        try:
+            (self._temp / _ROOM).unlink()
+        except OSError:
+            return False
         return True
 
     def _file(self, path: str) -> Path:

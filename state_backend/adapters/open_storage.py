@@ -18,11 +18,13 @@ _memories_lock = threading.Lock()
 
 
 def open_storage(url: str) -> Storage:
-    """The storage rooted at a URL; UsageError for a URL that none serves.
+    """The storage rooted at a URL.
 
     ``file:///absolute/path`` or the path alone: `LocalStorage`; the path is taken as it stands, without %-decoding.
     ``gs://bucket/prefix``: `GcsStorage`, with the application's default credentials.
     ``memory://name/folder``: files of this process, the same ones at every call.
+
+    Raises: UsageError for a URL that none serves.
     """
     scheme, separator, rest = url.partition("://")
     if not separator and url.startswith("/"):
@@ -56,7 +58,7 @@ def forget_memory(url: str) -> None:
 
 
 def join_url(url: str, *segments: str) -> str:
-    """The URL of a folder below a root. UsageError for segments that `check_path` refuses."""
+    """The URL of a folder below a root. Raises: UsageError for segments that `check_path` refuses."""
     for segment in segments:
         url = f"{url if url.endswith('/') else url + '/'}{check_path(segment)}"
     return url

@@ -145,7 +145,7 @@ class RocksStore:
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
-        """Opens what is in ``directory``, or an empty store. Raises CorruptFile if it is damaged."""
+        """Opens what is in ``directory``, or an empty store. Raises: CorruptFile if it is damaged."""
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
@@ -415,8 +415,11 @@ class RocksStore:
             time.sleep(0.001)
 
     def compact(self) -> None:
-        """Merges everything into as few files as the target size allows, and drops what is deleted. The target grows with the
-        state, four times at most. StorageUnavailable at once if the local disk has no room for a second copy."""
+        """Merges everything into as few files as the target size allows, and drops what is deleted. The target grows
+        with the state, four times at most.
+
+        Raises: StorageUnavailable at once if the local disk has no room for a second copy.
+        """
         needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
         free_bytes = shutil.disk_usage(self.directory).free
         if needed_bytes > free_bytes:

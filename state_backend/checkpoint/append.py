@@ -41,8 +41,11 @@ look costs two or three requests an id, and publishing and clean-up look too."""
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
-    """Creates the next record, if its id is still free: ``entry`` as decided over ``log``, with its summary. Returns what was
-    written. AlreadyExists; UnknownOutcome."""
+    """Creates the next record, if its id is still free: ``entry`` as decided over ``log``, with its summary. Returns
+    what was written.
+
+    Raises: AlreadyExists if the id is taken; UnknownOutcome if that can't be told.
+    """
     settle(storage, log)
     summary = next_summary(log, entry, published=_published(storage, log), done=_done(storage, log))
     entry = replace(entry, summary=summary)
@@ -81,7 +84,7 @@ def settle(storage: Storage, log: Log) -> None:
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
-    """Writes the file, if nobody has. UnknownOutcome if it can't be told whether it is there."""
+    """Writes the file, if nobody has. Raises: UnknownOutcome if it can't be told whether it is there."""
     if isinstance(file, AttemptEnd):
         path = paths.attempt_end(file.attempt)
     else:

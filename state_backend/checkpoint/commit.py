@@ -172,16 +172,16 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         raise BaseMoved(
             f"{_who(content)}: the interval can't go on any more from what it started from: {error}", rerun=error.rerun
         ) from error
-    now = base.id if base is not None else None
-    while base is not None and now != content.base_id and base.content.kind == "consolidate":
-        now = base.content.base_id
-        entry = log.entry(now) if now is not None else None
+    base_id = base.id if base is not None else None
+    while base is not None and base_id != content.base_id and base.content.kind == "consolidate":
+        base_id = base.content.base_id
+        entry = log.entry(base_id) if base_id is not None else None
         if not isinstance(entry, Record):
             break
         base = entry
-    if now != content.base_id:
+    if base_id != content.base_id:
         raise BaseMoved(
-            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, but the interval starts from {_checkpoint(now)} "
+            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, but the interval starts from {_checkpoint(base_id)} "
             "now; clear the task to process it again from there"
         )
 

@@ -14,40 +14,43 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from state_backend.checkpoint.append import append, create_settled, note_head
+from state_backend.checkpoint.append import append, note_head
+from state_backend.checkpoint.clean_up import (
+    CleanUp,
+    clean_up,
+    delete_files,
+    files_of,
+    leased_checkpoints,
+    needed_by_retained,
+)
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import (
     Entry,
     Log,
     attempt_of,
-    descriptors_hash,
     interval_of,
-    kind_of,
     read_log,
     read_on,
-    vouched_base_of,
 )
 from state_backend.checkpoint.output_schemas import output_so_far
-from state_backend.checkpoint.past import Fact, Past, read_settled
+from state_backend.checkpoint.past import Past
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
-from state_backend.ports.storage import Storage
-from state_backend.shard.manifest import manifest_of
+from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
     CorruptRecord,
     Fenced,
     NotFound,
-    PreconditionFailed,
     SinkFailed,
     StateGapError,
     StateUnusable,
@@ -57,10 +60,8 @@ from state_backend.values.errors import (
     UsageError,
     ValidationRefused,
 )
-from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
-    AttemptEnd,
     Content,
     OutputFile,
     Permissions,
@@ -103,14 +104,6 @@ class CommitResult:
     outcome: Literal["committed", "already", "adopted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanUp:
-    """What a clean-up removed; ``shrunk`` are the ids that became tombstones."""
-
-    deleted_files: int
-    shrunk: tuple[int, ...]
-
-
 class _HookRaised(Exception):
     """The user's hook did, and not the storage."""
 
@@ -129,12 +122,10 @@ class Coordinator:
         pipeline: str,
         *,
         policy: RetentionPolicy | None = None,
-        protected: frozenset[int] = frozenset(),
     ) -> None:
         self._storage = storage
         self._pipeline = pipeline
         self._policy = policy
-        self._protected = protected
 
     @property
     def storage(self) -> Storage:
@@ -277,7 +268,7 @@ class Coordinator:
             if now.head_id < known_id:
                 now = read_on(self._storage, now)
             try:
-                decision = plan_commit(now, prepared, self._policy, self._protected | self._newest_validated(now))
+                decision = plan_commit(now, prepared, self._policy, self._newest_validated(now))
             except Fenced:
                 self._delete_own(now, prepared.content)
                 raise
@@ -305,6 +296,8 @@ class Coordinator:
                     raise
                 known_id = decision.record.id
                 continue
+            if isinstance(self._storage, KeepsRoom):
+                self._storage.keep_room()
             return CommitResult(id=record.id, record=record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
 
@@ -330,7 +323,7 @@ class Coordinator:
         them by folder, not one by one."""
         attempt, written = prepared.content.attempt, prepared.written
         if written is None:
-            written = tuple(h for h in self._files(prepared.content) if paths.attempt_of(h.path) == attempt)
+            written = tuple(h for h in files_of(prepared.content, self._storage) if paths.attempt_of(h.path) == attempt)
         folders = {handle.path.rpartition("/")[0] for handle in written}
         there = {info.path: info for folder in folders for info in self._storage.list(f"{folder}/")}
         for handle in written:
@@ -349,15 +342,14 @@ class Coordinator:
 
     def _delete_own(self, now: Log, content: Content) -> None:
         """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
-        referenced, now = self._needed(now)
+        needed, now = needed_by_retained(self._storage, now, self.log)
         for _, n in now.outputs_near(content.interval):
             entry = now.entries[n]
             if not isinstance(entry, SweepRecord) and attempt_of(entry) == content.attempt:
-                referenced |= {o.handle.path for o in now.outputs(n)}
-        files = {h.path for h in self._files(content, gone_before=True)}
+                needed.paths.update(o.handle.path for o in now.outputs(n))
+        files = {h.path for h in files_of(content, self._storage, gone_before=True)}
         own = {path for path in files if paths.attempt_of(path) == content.attempt}
-        for path in _manifests_last(own - referenced):
-            self._storage.delete(path)
+        delete_files(self._storage, needed.others(own))
         self._storage.delete(paths.prepared(content.attempt))
 
     # --- publish --------------------------------------------------------------------------------------------------------------
@@ -478,100 +470,21 @@ class Coordinator:
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
     def clean_up(self) -> CleanUp:
-        """Deletes what no retained checkpoint and no current output needs of the records that are no longer retained, then
-        shrinks those to tombstones. Continues what others began; does nothing that a concurrent commit could miss, since
-        what a head does not retain no later head does."""
+        """Deletes what nobody needs any more of the records that are no longer retained (`checkpoint/clean_up.py`)."""
         now = self.log()
         note_head(self._storage, now, now.head_id)
-        if now.past is None or not now.summary.dropping:
-            return CleanUp(deleted_files=0, shrunk=())
-        needed, now = self._needed(now)
-        waiting = [u for u in now.summary.unpublished if u.id in now.summary.dropping]
-        unpublished = {u.id for u in waiting if self._storage.stat(paths.published(u.interval, u.id)) is None}
-        deleted, shrunk = 0, []
-        for checkpoint_id in now.summary.dropping:
-            # Before the deletes: the generation says that it is still what was judged.
-            info = self._storage.stat(paths.record(checkpoint_id))
-            entry = self._fresh(checkpoint_id)
-            if info is None or entry is None:
-                raise CorruptFile(f"{paths.record(checkpoint_id)} vanished from the log")
-            if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
-                continue  # its sink hook needs the whole record; whoever publishes it cleans up after
-            deleted += self._collect(now, entry, needed)
-            if isinstance(entry, Record):
-                with suppress(PreconditionFailed):  # somebody else shrank it
-                    tombstone = record_codec.encode(tombstone_of(entry))
-                    self._storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
-                    shrunk.append(entry.id)
-        return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
-
-    def _collect(self, now: Log, entry: Record | Tombstone, needed: set[str]) -> int:
-        """Deletes the files of a commit that nobody needs; how many. How its attempt ended is written first, since its
-        ``prepared.json`` goes, which leads there otherwise."""
-        doomed: set[str] = set()
-        if isinstance(entry, Record):
-            create_settled(self._storage, AttemptEnd(attempt=entry.content.attempt, id=entry.id))
-            doomed |= {h.path for h in self._state_files(entry.content, gone_before=True)}
-            doomed.add(paths.prepared(entry.content.attempt))
-        interval, path, settled = interval_of(entry), "", None
-        if kind_of(entry) == "interval" and interval is not None and now.publication_of(interval) != entry.id:
-            path = paths.settled(interval, entry.id, "interval")
-            info, settled = self._storage.stat(path), read_settled(self._storage, Fact(interval, entry.id, "interval"))
-            doomed |= {o.handle.path for o in settled.outputs}
-        deleted = sum([self._storage.delete(p) for p in _manifests_last(doomed - needed)])
-        if settled is not None and info is not None and settled.outputs:
-            with suppress(PreconditionFailed):  # somebody else did
-                collected = replace(settled, outputs=(), collected=True)
-                self._storage.replace(path, record_codec.encode(collected), generation=info.generation)
-        return deleted
-
-    def _needed(self, now: Log) -> tuple[set[str], Log]:
-        """Paths that the retained checkpoints need, and the log that says so: a newer one than ``now`` if a commit dropped a
-        checkpoint meanwhile and its manifest is gone."""
-        while True:
-            try:
-                return {h.path for h in self._referenced(now)}, now
-            except CorruptFile:
-                newer = self.log(now)
-                if newer.head_id == now.head_id:
-                    raise
-                now = newer
-
-    def _referenced(self, now: Log) -> Iterable[Handle]:
-        """Files that the retained checkpoints need."""
-        for record in now.completed():
-            yield from self._state_files(record.content)
-
-    def _files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
-        yield from self._state_files(content, gone_before=gone_before)
-        yield from (o.handle for o in content.outputs)
-
-    def _state_files(self, content: Content, *, gone_before: bool = False) -> Iterable[Handle]:
-        """Shared files and manifests of a checkpoint. ``gone_before``: a deletion that stopped half-way may have taken a
-        manifest, after all that it names; and one that is damaged there hides nothing that anybody needs, only what the sweeper
-        finds. Anywhere else a manifest that can't be read hides what is needed, so nothing may be deleted."""
-        for ref in content.shards:
-            if ref.manifest is not None:
-                yield ref.manifest
-            if ref.changes is not None:
-                yield from (s.handle for s in ref.changes.segments if s.handle is not None)
-            try:
-                manifest = manifest_of(ref, self._storage)
-            except (NotFound, CorruptFile) as error:
-                if gone_before:
-                    continue
-                raise CorruptFile(
-                    f"the manifest of shard {ref.shard} of {content.interval} can't be read: {error}"
-                ) from error
-            yield from manifest.handles
+        return clean_up(self._storage, now, self.log)
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
         """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
-        usable. StateGapError names what there is if that is not among it."""
+        usable. An id may also be that of a dropped one on which somebody holds a lease. StateGapError names what there is if
+        that is not among it."""
         now = self.log()
         fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
+        if not fitting and isinstance(which, int) and which in summary_so_far(now).dropping:
+            fitting = [entry for n, entry in leased_checkpoints(self._storage, now)[0].items() if n == which]
         if not fitting:
             there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in now.completed()[-10:])
             raise StateGapError(
@@ -617,11 +530,6 @@ def _already(mine: Record | Tombstone) -> CommitResult:
     return CommitResult(id=mine.id, record=mine if isinstance(mine, Record) else None, outcome="already")
 
 
-def _manifests_last(doomed: set[str]) -> list[str]:
-    """The order to delete in: a manifest names the others, should this stop half-way."""
-    return sorted(doomed, key=lambda path: (path.endswith(".manifest"), path))
-
-
 def as_published(record: Record, interval: Interval) -> Record:
     """The record as the sink hook gets it for an interval: itself, or, for one that it replaced, that interval without output."""
     content = record.content
@@ -629,24 +537,4 @@ def as_published(record: Record, interval: Interval) -> Record:
         record
         if interval == content.interval
         else replace(record, content=replace(content, interval=interval, outputs=()))
-    )
-
-
-def tombstone_of(record: Record) -> Tombstone:
-    """What stays of a record that is no longer retained."""
-    content = record.content
-    return Tombstone(
-        id=record.id,
-        kind=content.kind,
-        interval=content.interval,
-        run=content.run,
-        attempt=content.attempt,
-        base_id=vouched_base_of(record),
-        digest=content.digest,
-        watermark_ms=content.time.watermark_ms,
-        late_watermark_ms=content.time.late_watermark_ms,
-        descriptors_hash=descriptors_hash(content),
-        reproduces=record.reproduces,
-        outputs=(),
-        replace_overlapping=content.permissions.replace_overlapping,
     )

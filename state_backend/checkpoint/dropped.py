@@ -43,8 +43,11 @@ def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
 
 @contextmanager
 def telling_drops(storage: Storage, checkpoint_id: int | None) -> Iterator[None]:
-    """Raises CheckpointDropped instead of a CorruptFile or NotFound if the checkpoint that is read in the block was dropped since.
-    Any other error is raised as it came, also if the log can't be read. ``storage``: of the pipeline's folder."""
+    """Around what reads a checkpoint. Any other error is raised as it came, also if the log can't be read. ``storage``: of the
+    pipeline's folder.
+
+    Raises: CheckpointDropped instead of a CorruptFile or NotFound if the checkpoint was dropped since.
+    """
     try:
         yield
     except (CorruptFile, NotFound) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
@@ -23,6 +24,10 @@ def plan_base(
     as_of: int | None = None,
 ) -> Record | None:
     """The completed checkpoint that the interval starts from; None: it starts from empty state.
+
+    Planned thrice for an interval, each time over a log that is read then: before Spark is started (Airflow's task, so that a refusal is
+    cheap), at begin (what is restored), and at commit (whether that is still right, since others commit meanwhile).
+
 
     ``as_of``: for ``allow_stale_base`` and ``replace_overlapping``, the id up to which marks are forgiven and output is replaced;
     what a later id did is not (None: all).
@@ -113,6 +118,34 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
         if content.interval.start < interval.end:
             marks[checkpoint_id] = new_id
     return marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """A checkpoint that no interval starts from any more once another state is restored."""
+
+    id: int
+    interval: Interval
+
+
+def discarded_by(log: Log, restored: Content) -> tuple[Discarded, ...]:
+    """What the pipeline loses when ``restored`` becomes its state at the end of that content's interval, by id: checkpoints that
+    it makes stale, and the present result of that interval if that is another state."""
+    marked = stale_marks(log, restored, log.head_id + 1).keys()
+    return tuple(
+        Discarded(id=c.id, interval=c.content.interval)
+        for c in log.completed()
+        if c.id in marked or _is_replaced(log, c, restored)
+    )
+
+
+def _is_replaced(log: Log, candidate: Record, restored: Content) -> bool:
+    return (
+        candidate.content.interval == restored.interval
+        and not left_same_state(candidate, restored)
+        and log.retained[candidate.id].stale_by is None
+        and not is_superseded(log, candidate)
+    )
 
 
 # --- what a person reads -------------------------------------------------------------------------------------------------------

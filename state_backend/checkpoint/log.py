@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Entry, Fact, Past
 from state_backend.formats import paths, record_codec
@@ -315,18 +316,22 @@ def _last(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def kind_of(entry: Record | Tombstone) -> str:
+    """As `Content.kind`."""
     return entry.kind if isinstance(entry, Tombstone) else entry.content.kind
 
 
 def interval_of(entry: Record | Tombstone) -> Interval | None:
+    """The interval that was committed; None if a tombstone does not say."""
     return entry.interval if isinstance(entry, Tombstone) else entry.content.interval
 
 
 def attempt_of(entry: Record | Tombstone) -> str:
+    """The attempt that was committed."""
     return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
 
 
 def base_of(entry: Record | Tombstone) -> int | None:
+    """The id of the checkpoint that it started from; None: empty state, or a tombstone whose marks count no more."""
     return entry.base_id if isinstance(entry, Tombstone) else entry.content.base_id
 
 
@@ -338,10 +343,12 @@ def vouched_base_of(entry: Record | Tombstone) -> int | None:
 
 
 def run_of(entry: Record | Tombstone) -> RunRef | None:
+    """The run of Airflow that committed it; None if a tombstone does not say."""
     return entry.run if isinstance(entry, Tombstone) else entry.content.run
 
 
 def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
+    """The files of its output, as its own record names them; of a tombstone, none, but where an older release wrote it."""
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
 
 
@@ -467,27 +474,18 @@ def _read_hint(storage: Storage) -> int:
 
 
 def _last_listed(storage: Storage) -> int:
-    """The highest id of a full listing, for a root without ``HEAD.json``. CorruptRecord for a hole, and if marks of a later
-    checkpoint show that the newest record was lost, which leaves no hole: what it replaced or made stale would count again."""
-    ids = set()
-    for info in storage.list(paths.CHECKPOINTS):
-        checkpoint_id = paths.record_id(info.path)
-        if checkpoint_id is None:
-            raise CorruptRecord(f"{info.path}: no such file belongs here")
-        ids.add(checkpoint_id)
-    last = max(ids, default=0)
-    for checkpoint_id in sorted(set(range(1, last + 1)) - ids):
-        # A network disk may list a directory as it was some seconds ago; opening a file asks the server.
-        if storage.stat(paths.record(checkpoint_id)) is None:
-            raise CorruptRecord(f"{paths.record(checkpoint_id)}: missing from the log, though later records are there")
-    for info in storage.list(paths.PUBLISHED):
-        spoken_of = paths.published_id(info.path) or 0
-        if spoken_of > last and storage.stat(paths.record(spoken_of)) is None:
-            raise CorruptRecord(
-                f"{paths.record(spoken_of)} is missing: {info.path} speaks of it, but the log ends at {last}; put the record "
-                "back from a copy"
-            )
-    return last
+    """The highest id of a full listing, for a root without ``HEAD.json``.
+
+    Raises: CorruptRecord if the listing shows that a record is missing (``end_of_log.py``).
+    """
+    records = [info.path for info in storage.list(paths.CHECKPOINTS)]
+    for path in records:
+        if paths.record_id(path) is None:
+            raise CorruptRecord(f"{path}: no such file belongs here")
+    marks = [info.path for folder in paths.MARKS for info in storage.list(folder)]
+    for finding in missing_records(storage, [*records, *marks]):
+        raise CorruptRecord(finding)
+    return max((paths.record_id(path) or 0 for path in records), default=0)
 
 
 def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:

@@ -42,8 +42,9 @@ def output_so_far(log: Log) -> dict[str, Any] | OutputFile | None:
 
 
 def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[str, Any]) -> None:
-    """UsageError if rows of the recorded schema can't be read in the declared one; the rules are those of states
-    (``schema_evolution.py``)."""
+    """Raises: UsageError if rows of the recorded schema can't be read in the declared one; the rules are those of
+    states (``schema_evolution.py``).
+    """
     refused = compare_schemas(parse_struct(recorded), parse_struct(declared)).refused
     if refused:
         raise UsageError(
@@ -53,7 +54,10 @@ def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[
 
 
 def next_schemas(log: Log, content: Content) -> tuple[dict[str, Any], ...]:
-    """The schemas with that of ``content``, if it is another than the newest. UsageError as ``check_output_schema``."""
+    """The schemas with that of ``content``, if it is another than the newest.
+
+    Raises: UsageError as ``check_output_schema``.
+    """
     schemas, declared = recorded_schemas(log), content.output_schema
     if content.kind != "interval" or declared is None:
         return schemas

@@ -44,13 +44,13 @@ class Past(Mapping[int, Entry]):
         """``before``: entries that the same call has read already."""
         self.head_id = head_id
         self._storage = storage
-        self._before = before or {}
+        self._before = dict(before or {})
         self._here: dict[int, Entry] = {}
         self._folders: dict[str, list[Fact]] = {}
         self._ends: dict[str, int | None] = {}
 
     def __getitem__(self, checkpoint_id: int) -> Entry:
-        """CorruptRecord if it is missing."""
+        """Raises: CorruptRecord if the record is missing."""
         entry = self._here.get(checkpoint_id)
         if entry is None:
             if not isinstance(checkpoint_id, int) or not 1 <= checkpoint_id <= self.head_id:
@@ -81,7 +81,9 @@ class Past(Mapping[int, Entry]):
     def find(self, checkpoint_id: int) -> Entry | None:
         """The entry of any id, also behind the end; None if there is none."""
         known = self._here.get(checkpoint_id) or self._before.get(checkpoint_id)
-        return known if known is not None else self._read(checkpoint_id)
+        if known is None and (known := self._read(checkpoint_id)) is not None:
+            self._before[checkpoint_id] = known
+        return known
 
     def fresh(self, checkpoint_id: int) -> Entry:
         """The entry as it is now: a record that is not retained may be shrunk at any time."""
@@ -132,7 +134,10 @@ class Past(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """The files of a commit below the newest. StorageUnavailable if a later commit replaced them and they are deleted."""
+        """The files of a commit below the newest.
+
+        Raises: StorageUnavailable if a later commit replaced them and they are deleted.
+        """
         found = read_settled(self._storage, fact)
         if found.collected:
             raise StorageUnavailable(
@@ -174,7 +179,7 @@ def _fact(path: str) -> Fact:
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
-    """What is settled, in full. CorruptRecord if it is missing or says otherwise than its name."""
+    """What is settled, in full. Raises: CorruptRecord if the file is missing or says otherwise than its name."""
     path = paths.settled(*fact)
     try:
         found = record_codec.decode(storage.read(path), path, Settled)

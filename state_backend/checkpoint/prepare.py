@@ -20,6 +20,8 @@ from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange, check_whole
 from state_backend.values.records import (
     Content,
+    FiledShard,
+    InlineShard,
     InSegment,
     OutputFile,
     Prepared,
@@ -95,9 +97,9 @@ def summary_of(manifest: ShardManifest) -> ShardSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
-    """What a job did on a shard. Manifest None: the shard did not change, and its manifest in the base stays right. ``changes``: where
-    that lies in a file and the new one has the same files, all that is different. ``in_segment``: the new one lies in the file of
-    its last segment. ``summary`` is of the manifest that counts now.
+    """What a job did on a shard. ``manifest``: None if the shard did not change, so that its manifest in the base stays right.
+    ``changes``: the difference to the base's manifest file; None if the base has none, or the SSTs differ. ``in_segment``: where in the
+    file of its last segment the manifest lies; None: it does not. ``summary`` is of the manifest, the base's if that did not change.
 
     ``uploaded_*``: what is new on the storage; ``downloaded_bytes`` came from there, ``cached_bytes`` from this host's cache.
     ``durations_us`` by phase; ``pid`` is the worker's process. The rest is of intervals only: ``outputs``, late rows' files included;
@@ -184,19 +186,19 @@ def _refs(
     known = [ack.manifest or (ref.inline if ref else None) for ack, ref in zip(acks, before, strict=True)]
     encoded = [record_codec.encode(m) if m is not None else b"" for m in known]
     if all(encoded) and sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
-        return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in known if m is not None)
+        return tuple(InlineShard(shard=m.shard, inline=m) for m in known if m is not None)
     refs = []
     for ack, ref, manifest, data in zip(acks, before, known, encoded, strict=True):
         kept = None
         if ref is not None and ref.manifest is not None and (ack.manifest is None or ack.changes is not None):
             kept = ref if ack.manifest is None else replace(ref, changes=ack.changes)
         new = kept if manifest is None else plan_ref(manifest, kept, len(acks))
-        if new is None and manifest is not None and ack.in_segment is not None:
-            last = manifest.segments[-1].handle
-            new = ShardRef(shard=ack.shard, manifest=last, inline=None, in_segment=ack.in_segment)
+        last = manifest.segments[-1].handle if manifest is not None and ack.in_segment is not None else None
+        if new is None and last is not None:
+            new = FiledShard(shard=ack.shard, manifest=last, in_segment=ack.in_segment)
         if new is None:
             handle = storage.create(paths.shared(attempt, ack.shard, first_task, 0, "manifest"), data)
-            new = ShardRef(shard=ack.shard, manifest=handle, inline=None)
+            new = FiledShard(shard=ack.shard, manifest=handle)
         refs.append(new)
     return tuple(refs)
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
-from state_backend.checkpoint.dropped import telling_drops
-from state_backend.checkpoint.lineage import intervals_of, is_superseded, kept, lines_of, stale_marks
-from state_backend.checkpoint.log import Log, interval_of, left_same_state, read_log
+from state_backend.checkpoint.leases import holding
+from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
+from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CorruptFile, NotFound, StaleStateError, StateUnusable, Swept, UsageError
-from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.intervals import format_instant
 from state_backend.values.records import (
     Content,
     Permissions,
@@ -42,14 +42,6 @@ from state_backend.values.records import (
     Tombstone,
 )
 from state_backend.values.rerun import Rerun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discarded:
-    """A checkpoint that no interval starts from any more after a rewind."""
-
-    id: int
-    interval: Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +73,9 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
     """
     record = restorable(log, target, permissions)
     content = record.content
-    marked = stale_marks(log, content, log.head_id + 1).keys()
-    discards = tuple(
-        Discarded(id=c.id, interval=c.content.interval)
-        for c in log.completed()
-        if c.id in marked or _is_replaced(log, c, record)
+    return RewindPlan(
+        target=record, discards=discarded_by(log, content), rerun=_committed_after(log, content.interval.end)
     )
-    return RewindPlan(target=record, discards=discards, rerun=_committed_after(log, content.interval.end))
 
 
 def _committed_after(log: Log, end: datetime) -> Rerun | None:
@@ -153,8 +141,8 @@ def rewind(
     """
     begun = begun_before(coordinator, attempt)
     if begun is None:
-        now = coordinator.log()
-        plan = plan_rewind(now, target, permissions)
+        log = coordinator.log()
+        plan = plan_rewind(log, target, permissions)
         more = sorted({d.id for d in plan.discards} - agreed) if agreed is not None else []
         if more:
             raise UsageError(
@@ -170,7 +158,7 @@ def rewind(
             permissions=permissions,
             shards=plan.target.content.shards,
         )
-        coordinator.prepare(Prepared(h0=now.head_id, content=content))
+        coordinator.prepare(Prepared(h0=log.head_id, content=content))
     elif begun.base_id != target:
         raise UsageError(f"attempt {attempt} goes back to checkpoint {begun.base_id}, not {target}; take a new uuid")
     return coordinator.commit(attempt)
@@ -204,7 +192,7 @@ def fork(
         # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
-            with telling_drops(source, target if isinstance(target, int) else None):
+            with holding(source, target if isinstance(target, int) else None, "a fork"):
                 taken = [
                     take_over(m, source, into.storage, attempt, task, parallelism=parallelism) for m in manifests()
                 ]
@@ -286,7 +274,10 @@ def as_restored(
 def take_over(
     manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
 ) -> ShardManifest:
-    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``. NotFound; else as ``copy_all``."""
+    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``.
+
+    Raises: NotFound if the source lacks a file; else as ``copy_all``.
+    """
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
     names = [paths.shared(attempt, manifest.shard, task, n, "sst" if h in files else "log") for n, h in enumerate(old)]
@@ -303,23 +294,16 @@ def take_over(
     )
 
 
-def _is_replaced(log: Log, candidate: Record, target: Record) -> bool:
-    """Whether the interval's present result is the candidate and would be the target, with another state."""
-    return (
-        candidate.content.interval == target.content.interval
-        and not left_same_state(candidate, target)
-        and log.retained[candidate.id].stale_by is None
-        and not is_superseded(log, candidate)
-    )
-
-
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """What an earlier call with this attempt prepared or committed. Swept if a sweep abandoned it: it is never committed."""
-    now = coordinator.log()
-    entry = now.of_attempt(attempt)
+    """What an earlier call with this attempt prepared or committed.
+
+    Raises: Swept if a sweep abandoned it: it is never committed.
+    """
+    log = coordinator.log()
+    entry = log.of_attempt(attempt)
     if entry is not None:
         return entry.content if isinstance(entry, Record) else entry
-    sweep = now.abandoned_by(attempt)
+    sweep = log.abandoned_by(attempt)
     if sweep is not None:
         raise Swept(f"{coordinator.pipeline}: sweep {sweep} abandoned attempt {attempt}; take a new uuid")
     if coordinator.storage.stat(paths.prepared(attempt)) is None:
@@ -344,7 +328,7 @@ def _source(
 
 
 def _check_free(into: Coordinator, content: Content) -> None:
-    """UsageError if the pipeline has results that the fork would replace or make stale."""
+    """Raises: UsageError if the pipeline has results that the fork would replace or make stale."""
     overlapping = [
         e for e in into.log().commits() if (i := interval_of(e)) is not None and content.interval.start < i.end
     ]

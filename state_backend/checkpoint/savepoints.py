@@ -32,7 +32,10 @@ from state_backend.values.records import Claim, Savepoint, ShardManifest
 
 
 def read_savepoint(storage: Storage) -> Savepoint:
-    """The savepoint whose folder this is. UsageError if it is none, or none any more; CorruptRecord, saying what is wrong."""
+    """The savepoint whose folder this is.
+
+    Raises: UsageError if it is none, or none any more; CorruptRecord, saying what is wrong.
+    """
     where = f"{storage.url}/{paths.SAVEPOINT_RECORD}"
     try:
         data = storage.read(paths.SAVEPOINT_RECORD)
@@ -77,7 +80,10 @@ def _problem(savepoint: Savepoint) -> str | None:
 
 
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
-    """The manifest of a native savepoint's shard. CorruptRecord if it is not that shard's, or names a file elsewhere."""
+    """The manifest of a native savepoint's shard.
+
+    Raises: CorruptRecord if it is not that shard's, or names a file elsewhere.
+    """
     content = savepoint.content
     ref = next(ref for ref in content.shards if ref.shard == shard)
     manifest = needed_manifest(ref, storage)
@@ -103,7 +109,7 @@ def read_claim(storage: Storage) -> Claim | None:
 
 
 def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
-    """The owner's own claim, or None. UsageError for another's: they may delete the savepoint at any time."""
+    """The owner's own claim, or None. Raises: UsageError for another's: they may delete the savepoint at any time."""
     claim = read_claim(storage)
     if claim is not None and claim.owner != owner:
         raise UsageError(

@@ -76,7 +76,7 @@ def next_summary(
 
 
 def _replaced_outputs(log: Log, new: Record) -> set[int]:
-    """The commits whose output is current up to here and not from ``new`` on."""
+    """The ids of commits whose output is current in ``log`` and no longer once ``new`` is committed."""
     interval = new.content.interval
     return {n for i, n in log.outputs_near(interval) if i == interval or i in new.replaced}
 

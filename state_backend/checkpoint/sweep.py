@@ -12,6 +12,10 @@ Three steps, and why in this order:
 If it stops: before the record, nothing has happened; after it, the attempts are lost but not all of their files are gone. The
 next sweep finds them abandoned in the log and deletes the rest. Two sweepers at once do each other no harm.
 
+A disk that is full has no room for that record, nor for the tombstones of the clean-up before it. So commits keep some in advance
+(``KeepsRoom``), and a sweep that fails frees it and begins again; afterwards it is kept anew. If it stops in between, the next sweep
+finds either the room or what it became: free space, or a file that somebody else wrote meanwhile; then space has to be made by hand.
+
 In doubt it deletes nothing: a record, a mark or the manifest of a retained checkpoint that can't be read stops it, and so does
 a mark of a checkpoint that the log does not know, for then the newest record is missing and what it names looks like orphans.
 Files whose path it does not know stay where they are.
@@ -27,11 +31,12 @@ from uuid import uuid4
 
 from state_backend.checkpoint.append import append
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import (
     AlreadyExists,
@@ -129,6 +134,19 @@ def sweep(
     """
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
+    try:
+        return _sweep(storage, pipeline, now_ms, min_age, dry_run)
+    except StorageUnavailable as error:
+        if dry_run or not isinstance(storage, KeepsRoom) or not storage.free_room():
+            raise
+        log.warning("%s: %s; trying again with the room that was kept for that", pipeline, error)
+        return _sweep(storage, pipeline, now_ms, min_age, dry_run)
+    finally:
+        if not dry_run and isinstance(storage, KeepsRoom):
+            storage.keep_room()
+
+
+def _sweep(storage: Storage, pipeline: str, now_ms: int, min_age: timedelta, dry_run: bool) -> SweepResult:
     cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
@@ -151,7 +169,7 @@ def _agreed_plan(
     name, known_id, told, now = str(uuid4()), 0, 0, None
     for _ in range(_ROUNDS):
         now = read_log(storage, now)
-        if now.head_id < max(known_id, _spoken_of(files, now)[0]):
+        if now.head_id < max(known_id, last_marked(f.path for f in files)[0]):
             now = read_on(storage, now)
         try:
             needed = _needed(now, files, storage)
@@ -241,7 +259,7 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
+    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED, paths.LEASES))
 
 
 def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:
@@ -254,14 +272,8 @@ def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:
     }
 
 
-def _spoken_of(files: Sequence[FileInfo], now: Log) -> tuple[int, str]:
-    """The highest checkpoint id that a mark among the files speaks of, and the mark's path."""
-    refused = {paths.quarantine(n): n for n in now.quarantined}
-    return max(((refused.get(f.path) or paths.published_id(f.path) or 0, f.path) for f in files), default=(0, ""))
-
-
 def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
-    last, path = _spoken_of(files, now)
+    last, path = last_marked(f.path for f in files)
     if last > now.head_id:
         raise CorruptRecord(
             f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}\n"

@@ -140,9 +140,11 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
     """The column in one piece and of ``arrow_type(field.type)``, or, where that is nested, of a type that fits it.
 
-    Dictionaries, the large string and binary types, narrower integers, another time zone and an all-null column are cast.
-    ``StateTypeError``, which begins with ``owner`` ("state 'x' field 'a'"), for another type, for a null in a field that is
-    not nullable, and for what ``check_values`` refuses.
+    Dictionaries, the large string and binary types, narrower integers, another time zone and an all-null column are
+    cast.
+
+    Raises: StateTypeError, which begins with ``owner`` ("state 'x' field 'a'"), for another type, for a null in a field
+    that is not nullable, and for what ``check_values`` refuses.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -167,8 +169,11 @@ def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str)
 
 
 def check_values(column: pa.Array, data_type: DataType) -> None:
-    """``ValueError`` for non-null values that Arrow can hold but the type can't: a date or timestamp outside the years 1 ..
-    9999, a decimal of too many digits, a string that is not UTF-8. Nested types are not looked into."""
+    """Checks the values of a column; nested types are not looked into.
+
+    Raises: ValueError for non-null values that Arrow can hold but the type can't: a date or timestamp outside the years
+    1 .. 9999, a decimal of too many digits, a string that is not UTF-8.
+    """
     if isinstance(data_type, DecimalType) or data_type == AtomicType("string"):
         column.validate(full=True)
     elif isinstance(data_type, AtomicType) and len(column) and (bounds := _RANGES.get(data_type.name)):
@@ -293,8 +298,11 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """``encode`` of every value, one by one; it sees what ``to_physical`` takes (structs as tuples, maps as dicts), or None.
-    ``StateTypeError`` also for a map that has a key twice and for a time that Python can't hold."""
+    """``encode`` of every value, one by one; it sees what ``to_physical`` takes (structs as tuples, maps as dicts), or
+    None.
+
+    Raises: StateTypeError also for a map that has a key twice and for a time that Python can't hold.
+    """
     try:
         return pa.array([encode(value) for value in python_values(column, field.type)], pa.binary())
     except (ValueError, OverflowError) as error:

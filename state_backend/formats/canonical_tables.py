@@ -39,7 +39,7 @@ KEY_GROUP = pa.field("key_group", pa.int32(), False)
 
 
 def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Schema:
-    """The columns of a state's files. UsageError for a key that Parquet can't hold."""
+    """The columns of a state's files. Raises: UsageError for a key that Parquet can't hold."""
     latest = descriptor.versions[-1]
     value = parse_struct(latest.value)
     fields = [_key_field("key", key_schema)]
@@ -61,7 +61,7 @@ def timers_schema(key_schema: StructType) -> pa.Schema:
 
 
 def fits_parquet(schema: StructType) -> bool:
-    """Whether no struct in it, nor itself, is without fields."""
+    """True if Parquet can store the schema: every struct in it has at least one field."""
     return all(t.fields for _, t in walk(schema) if isinstance(t, StructType))
 
 
@@ -110,8 +110,10 @@ class CanonicalFiles:
 
 
 def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:
-    """The row groups of a file that may hold rows of these key groups (None: all), in order. CorruptFile, with ``name``, for
-    what is no Parquet or has other columns."""
+    """The row groups of a file that may hold rows of these key groups (None: all), in order.
+
+    Raises: CorruptFile, with ``name``, for what is no Parquet or has other columns.
+    """
     try:
         parquet = pq.ParquetFile(file)
         if not parquet.schema_arrow.equals(schema):

@@ -68,7 +68,7 @@ def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
 
 
 def read_manifest(tail: bytes, name: str) -> bytes:
-    """What `append_manifest` wrote, of a file's bytes from that place on. CorruptFile, with ``name``."""
+    """What `append_manifest` wrote, of a file's bytes from that place on. Raises: CorruptFile, with ``name``, if it is damaged."""
     file = io.BytesIO(tail)
     kind, count, raw = _read_block(file, name)
     if (kind, count) != (MANIFEST, 1) or _read_block(file, name)[0] != END or file.read(1):

@@ -23,8 +23,11 @@ ReadColumns = Callable[[pa.BinaryArray], pa.RecordBatch]
 
 
 def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadColumns:
-    """A function from encoded rows of these versions, ascending, to a batch of the latest's ``RowColumns.arrow_schema``. Of
-    a null element all columns are null. ``CorruptFile`` for another version, and where ``RowCodec`` raises it."""
+    """A function from encoded rows of these versions, ascending, to a batch of the latest's
+    ``RowColumns.arrow_schema``. Of a null element all columns are null.
+
+    Raises: CorruptFile for another version, and where ``RowCodec`` raises it.
+    """
     latest = RowColumns(state_name, parse_struct(versions[-1].value), versions[-1].version)
     if len(versions) == 1:
         return latest.decode

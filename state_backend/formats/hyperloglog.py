@@ -59,8 +59,10 @@ _BLOCK_BYTES = 1 << 17
 
 def precision_for(relative_error: float) -> int:
     """The smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most ``relative_error``.
-    ``UsageError`` for an error below 1.04 / 2^9, about 0.00203: its sketch would be larger than 2^18 bytes a key; and
-    for one that is not in (0, 1)."""
+
+    Raises: UsageError for an error below 1.04 / 2^9, about 0.00203: its sketch would be larger than 2^18 bytes a key;
+    and for one that is not in (0, 1).
+    """
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
         raise UsageError(
@@ -90,8 +92,10 @@ class Sketches:
 
     @classmethod
     def decode(cls, column: pa.Array, precision: int) -> Sketches:
-        """From a binary column; null is the empty set. ``CorruptFile`` for what ``encode`` does not make,
-        ``StateSchemaError`` for sketches of another precision."""
+        """From a binary column; null is the empty set.
+
+        Raises: CorruptFile for what ``encode`` does not make, StateSchemaError for sketches of another precision.
+        """
         owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         offsets, data = binary_views(column.drop_null())
         offsets = offsets.astype(np.int64)
@@ -112,8 +116,10 @@ class Sketches:
         return cls(precision=precision, count=len(column), entries=entries, dense_owners=owners[is_dense], dense=dense)
 
     def encode(self) -> pa.Array:
-        """The inverse of ``decode``. ``UsageError`` if they take 2 GiB or more, which an Arrow binary column can't
-        hold."""
+        """The inverse of ``decode``.
+
+        Raises: UsageError if they take 2 GiB or more, which an Arrow binary column can't hold.
+        """
         entry_owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
         entry_counts = np.bincount(entry_owners, minlength=self.count)
         body_words = entry_counts.copy()

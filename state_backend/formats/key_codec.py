@@ -104,7 +104,7 @@ class KeyCodec:
 
 
 def check_key_schema(key_schema: StructType, what: str = "key") -> None:
-    """``KeyTypeError`` for a schema without columns and for types without a canonical encoding."""
+    """Raises: KeyTypeError for a schema without columns and for types without a canonical encoding."""
     if not key_schema.fields:
         raise KeyTypeError(f"{what}: has no columns")
     for path, data_type in walk(key_schema):

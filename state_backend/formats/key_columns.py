@@ -54,7 +54,10 @@ class KeyColumns:
         }
 
     def encode(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
-        """The key of every row; columns by position. ``StateTypeError`` names the column that doesn't fit the schema."""
+        """The key of every row; columns by position.
+
+        Raises: StateTypeError, naming the column, if one doesn't fit the schema.
+        """
         fields = self.schema.fields
         if len(columns) != len(fields):
             raise StateTypeError(
@@ -82,7 +85,7 @@ class KeyColumns:
             yield Fixed(_sortable(fixed_values(array, field.type)), valid)
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
-        """The inverse of ``encode``. ``CorruptFile`` for what ``KeyCodec`` refuses."""
+        """The inverse of ``encode``. Raises: CorruptFile for what ``KeyCodec`` refuses."""
         columns, ends = self.decode_prefix(keys)
         if (ends != np.diff(binary_views(keys)[0])).any():
             self._refuse(keys, "bytes follow a key", whole=True)
@@ -135,7 +138,7 @@ class KeyColumns:
             if (after > ends).any():
                 raise ValueError("a key is cut off")
             if valid.any():
-                # Of a null whatever lies at the beginning; it is masked.
+                # A null has no bytes: in its place the first bytes of the data are read, and masked below.
                 image = gather(raw, np.where(valid, begins, 0), np.dtype(("V", stored.itemsize)))
                 column = fixed_column(_physical(image, field.type, nulls), field.type, nulls)
             else:
@@ -147,7 +150,7 @@ class KeyColumns:
 def _sortable(values: Array) -> Array:
     """Numbers in a dtype whose bytes sort as the numbers do."""
     if values.ndim == 2:
-        # The two halves of a wide decimal.
+        # A decimal of 16 bytes comes as two halves, the low one first.
         halves = values[:, ::-1].astype(">u8")
         halves[:, 0] ^= np.uint64(1 << 63)
         return np.ascontiguousarray(halves).view("V16")[:, 0]

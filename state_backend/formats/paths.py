@@ -11,6 +11,7 @@
     quarantine/00000000000000000042.json
     validated/00000000000000000042-full.json                         or -fast
     attempts/<attempt>/refused.json
+    leases/00000000000000000042-900-<lease>.json                     somebody reads checkpoint 42; ends after 900 s without renewal
 
 and in a savepoint's own folder
 
@@ -41,6 +42,8 @@ OUTPUT = "output/"
 PUBLISHED = "published/"
 QUARANTINE = "quarantine/"
 VALIDATED = "validated/"
+LEASES = "leases/"
+MARKS = (PUBLISHED, VALIDATED, QUARANTINE)
 HEAD = "HEAD.json"
 SETTLED = "settled/"
 SETTLED_COMMITS = "settled/commits/"
@@ -59,6 +62,7 @@ _OF_SAVEPOINT = re.compile(
     r"shared/[^/]+/[0-9]+-[0-9]+-[0-9]+\.sst|[^/]+/(state-[^/]+|timers)/[0-9]{5,}-[0-9]+-[0-9]+\.parquet"
 )
 _VALIDATED = re.compile(r"validated/([0-9]{20})-(fast|full)\.json")
+_LEASE = re.compile(r"leases/([0-9]{20})-([0-9]{1,9})-[0-9a-f-]{36}\.json")
 _SETTLED = re.compile(
     r"settled/commits/[0-9]+d-[0-9-]+/([0-9]{8}T[0-9]{9}Z)_([0-9]{8}T[0-9]{9}Z)-([0-9]{1,20})"
     r"-(interval|consolidate|restore|replaced)\.json"
@@ -67,7 +71,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def check_name(name: str) -> str:
-    """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100, else UsageError."""
+    """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100. Raises: UsageError if not."""
     if not _NAME.fullmatch(name) or ".." in name:
         raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
     return name
@@ -186,6 +190,7 @@ def _settled_folder(level: int, period: int) -> str:
 
 
 def attempt_end(attempt: str) -> str:
+    """Of the file that says how an attempt ended."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 
@@ -209,6 +214,25 @@ def validated_id(path: str) -> tuple[int, str] | None:
     """The id and the mode that a path says were validated, or None if it is none of ours."""
     match = _VALIDATED.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
+
+
+def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
+    """Of a lease on a checkpoint. What a clean-up must know stands in the name, so that one listing tells it."""
+    return f"{LEASES}{checkpoint_id:020d}-{seconds}-{lease}.json"
+
+
+def leased_id(path: str) -> tuple[int, int] | None:
+    """The checkpoint that a lease is on and for how many seconds after it was last written, or None if that is no lease."""
+    match = _LEASE.fullmatch(path)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def marked_id(path: str) -> int | None:
+    """The checkpoint that a mark speaks of: published, validated or quarantined. None if the path is no mark."""
+    validated = validated_id(path)
+    if validated is not None:
+        return validated[0]
+    return record_id(path.removeprefix(QUARANTINE)) if path.startswith(QUARANTINE) else published_id(path)
 
 
 def interval_name(interval: Interval) -> str:

@@ -34,6 +34,7 @@ from state_backend.values.records import (
     Head,
     InlineFile,
     KeyGroupState,
+    Lease,
     LocalFile,
     Prepared,
     Published,
@@ -68,18 +69,19 @@ _TYPES: dict[str, type] = {
     "settled": Settled,
     "attempt-end": AttemptEnd,
     "head": Head,
+    "lease": Lease,
     "savepoint": Savepoint,
     "claim": Claim,
 }
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
-# A number of these names may be less than 0, or take 64 or 32 bits without a sign; any other takes 63.
+# Integers are 0 .. 2^63 - 1, but those of these names may be negative, and those of _BITS have another width.
 _SIGNED = {"watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
-# Checked by their own constructors, in one go, or the owner's own JSON.
+# Fields that `_check` does not enter: their constructors check them, `_check_groups` does so in one go, or they are the user's own JSON.
 _NOT_WALKED = (
     *("interval", "key_groups", "key_group_states", "source_position", "value", "user_key", "key_schema"),
     *("output_schema", "output_schemas"),
@@ -89,8 +91,10 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """The durable bytes of a record, manifest or mark. UsageError for what ``decode`` would refuse: a source position with a
-    number that is none."""
+    """The durable bytes of a record, manifest or mark.
+
+    Raises: UsageError for what ``decode`` would refuse: a source position with a number that is none.
+    """
     try:
         if isinstance(value, Record | Prepared | Savepoint):
             _compact(value.content.source_position)  # of a NaN, pydantic would make null
@@ -150,8 +154,9 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
 
 
 def _check(value: Any) -> None:
-    """UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are left out, names of
-    local files that lead elsewhere."""
+    """Raises: UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are
+    left out, names of local files that lead elsewhere.
+    """
     match value:
         case int() | str() | None | float() | bytes():
             return
@@ -253,7 +258,7 @@ def _gzipped(data: bytes) -> bytes:
 
 
 def _gunzipped(data: bytes) -> bytes:
-    """ValueError if it is not what ``_gzipped`` makes."""
+    """Raises: ValueError if it is not what ``_gzipped`` makes."""
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         plain = inflate.decompress(data, MAX_BYTES)
@@ -284,5 +289,6 @@ def _finite(text: str) -> float:
 def _first_problem(error: ValidationError | UsageError) -> str:
     if isinstance(error, UsageError):
         return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
+    # Of a value that has several forms, every form complains. The one that read furthest is the one that was meant.
+    first = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
     return f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

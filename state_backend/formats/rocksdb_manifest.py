@@ -43,7 +43,10 @@ class SstSpan:
 
 
 def live_spans(log: bytes, name: str) -> list[SstSpan]:
-    """The SSTs that the store consists of, by number. CorruptFile, with ``name``, for a log that can't be followed."""
+    """The SSTs that the store consists of, by number.
+
+    Raises: CorruptFile, with ``name``, for a log that can't be followed.
+    """
     live: dict[int, SstSpan] = {}
     try:
         for record in _records(log):

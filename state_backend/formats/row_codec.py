@@ -98,13 +98,6 @@ class RowCodec:
         self.decode = _row_decoder(state_name, schema, header, struct_factory, zone)
 
 
-def schema_version_of(data: bytes) -> int:
-    """The schema version that an encoded row was written with."""
-    if len(data) < 2 or data[0] != FORMAT:
-        raise CorruptFile(f"not an encoded row: expected format {FORMAT}, found {data[:2].hex() or 'no bytes'}")
-    return data[1]
-
-
 def _check_schema(state_name: str, schema: StructType) -> None:
     for path, data_type in walk(schema):
         if isinstance(data_type, UnsupportedType):

@@ -65,7 +65,10 @@ class RowColumns:
     # --- encode ----------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: pa.RecordBatch | pa.Table) -> pa.BinaryArray:
-        """The bytes of every row; columns by name, in any order. ``StateTypeError`` names state, field, expected and found."""
+        """The bytes of every row; columns by name, in any order.
+
+        Raises: StateTypeError, naming state, field, expected and found, if a column does not fit.
+        """
         names = self.schema.names
         if sorted(rows.schema.names) != sorted(names):
             raise StateTypeError(
@@ -107,8 +110,11 @@ class RowColumns:
     # --- decode ----------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: pa.BinaryArray) -> pa.RecordBatch:
-        """One row of ``arrow_schema`` for each element; of a null element all columns are null, also where the field is not
-        nullable. ``CorruptFile`` for what ``RowCodec`` refuses."""
+        """One row of ``arrow_schema`` for each element; of a null element all columns are null, also where the field is
+        not nullable.
+
+        Raises: CorruptFile for what ``RowCodec`` refuses.
+        """
         if rows.null_count:
             valid = valid_rows(rows)
             places = pa.array(np.cumsum(valid) - 1, mask=~valid)
@@ -227,7 +233,7 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """The inverse. ``ValueError`` for redundant bytes."""
+    """The inverse. Raises: ValueError for redundant bytes."""
     offsets, raw = binary_views(column)
     sizes = np.diff(offsets)
     if sizes.max() > _WIDE_BYTES or (sizes == 0).sum() > (0 if nulls is None else nulls.sum()):

@@ -48,6 +48,7 @@ def _children(
 
 
 def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) -> pa.Array:
+    """The column in the target's type. ``chain``: the types that the field had, from the version of these rows to the newest."""
     last = chain[-1]
     if array.type == target and all(t == last for t in chain):
         return array
@@ -71,5 +72,6 @@ def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) 
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """As an array of its own: Arrow takes none that is a part of another beside a mask."""
+    """A copy of a list's or map's offsets. The original may be a slice, and Arrow's ``from_arrays`` refuses slices if it is given a
+    mask."""
     return pa.array(array.offsets.to_numpy(), pa.int32())

@@ -171,7 +171,10 @@ DataType = AtomicType | DecimalType | ArrayType | MapType | StructType | Unsuppo
 
 def parse_struct(json_value: Mapping[str, Json]) -> StructType:
     """Spark's ``StructType.jsonValue()`` as a tree. Types that can't be stored become ``UnsupportedType``: the codecs
-    refuse them, since they know whose they are. ``StateSchemaError`` for what is no such JSON, or names a field twice."""
+    refuse them, since they know whose they are.
+
+    Raises: StateSchemaError for what is no such JSON, or names a field twice.
+    """
     try:
         parsed = _parse(json_value, "", {})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -314,8 +317,11 @@ def _plain(value: Any) -> Any:
 
 
 def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
-    """A function from a non-null Python value to its physical value; raises ``Misfit``, for None too. ``zone``: the zone of
-    naive datetimes that are given for a timestamp."""
+    """A function from a non-null Python value to its physical value. ``zone``: the zone of naive datetimes that are
+    given for a timestamp.
+
+    Raises: Misfit, for None too.
+    """
     match data_type:
         case AtomicType(name) if name in INTEGER_BITS:
             return _from_int(data_type, INTEGER_BITS[name])
@@ -514,7 +520,8 @@ def _plain_datetime(expected: DataType, value: Any) -> datetime:
     return datetime(*at, tzinfo=plain.tzinfo, fold=plain.fold)
 
 
-# 38 digits times a power of ten stay far below this precision. The first raises where a decimal would have to be rounded.
+# Twice the 38 digits of the widest decimal: no product with a power of ten needs more. _EXACT raises where a decimal would have to
+# be rounded; _ROUNDED rounds half up.
 _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 _ROUNDED = Context(prec=2 * MAX_DIGITS, rounding=ROUND_HALF_UP, traps=[InvalidOperation])
 

@@ -14,7 +14,7 @@ reach into the part: RocksDB's own MANIFEST, which travels inside ours, says whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,8 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
 from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.canonical_tables import read_tables
@@ -78,7 +80,7 @@ class StateSource:
         return what if self.savepoint is None else f"the {self.savepoint.format} savepoint of {what} in {self.url}"
 
     def descriptor(self, state: str) -> StateDescriptor | None:
-        """Of a state by name; None for the timers. UsageError, naming what there is."""
+        """Of a state by name; None for the timers. Raises: UsageError, naming the states, if there is none of that name."""
         if state == layout.TIMERS_NAME:
             return None
         for descriptor in self.content.states:
@@ -90,6 +92,10 @@ class StateSource:
     def key_groups(self, shard: int) -> KeyGroupRange:
         """Which key groups the shard holds."""
         return range_of(shard, self.content.parallelism, self.content.max_parallelism)
+
+    def held(self, what: str) -> AbstractContextManager[None]:
+        """Keeps the files of a committed checkpoint while the block reads them, as ``holding`` does; a savepoint needs no lease."""
+        return holding(open_storage(self.url), self.checkpoint_id if self.savepoint is None else None, what)
 
     def files(self, shard: int, state: str) -> list[CanonicalFile]:
         """Of a canonical savepoint, in the order of their rows."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log, read_whole_log
 from state_backend.formats import paths, record_codec
@@ -40,6 +41,7 @@ from state_backend.values.records import (
     CanonicalFile,
     Content,
     Head,
+    Lease,
     Permissions,
     Prepared,
     Published,
@@ -62,6 +64,7 @@ _DECODED: Mapping[str, tuple[type, ...]] = {
     paths.ATTEMPTS: (Prepared, Refused),
     paths.SETTLED_COMMITS: (Settled,),
     paths.SETTLED_ATTEMPTS: (AttemptEnd,),
+    paths.LEASES: (Lease,),
     paths.HEAD: (Head,),
 }
 
@@ -105,7 +108,7 @@ def verify_pipeline(
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
-    findings += [*_marks(storage, files), *_end_of_log(storage, files)]
+    findings += [*_marks(storage, files), *missing_records(storage, files)]
     if log is None:
         return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=())
     findings += [
@@ -153,8 +156,11 @@ def sound_before(storage: Storage, damaged: Content) -> Record | None:
 
 @contextmanager
 def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
-    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored instead. Raises
-    CheckpointDropped in its place if retention dropped the checkpoint meanwhile."""
+    """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored
+    instead.
+
+    Raises: CheckpointDropped in its place if retention dropped the checkpoint meanwhile.
+    """
     try:
         with telling_drops(storage, restored.id if restored is not None else None):
             yield
@@ -264,8 +270,11 @@ def _path_of(
     | Validated
     | Settled
     | AttemptEnd
+    | Lease
     | Head,
 ) -> str:
+    if isinstance(value, Lease):
+        return paths.lease(value.id, value.seconds, value.lease)
     if isinstance(value, Head):
         return paths.HEAD
     if isinstance(value, AttemptEnd):
@@ -281,22 +290,6 @@ def _path_of(
     if isinstance(value, Published):
         return paths.published(value.interval, value.id)
     return paths.quarantine(value.id) if isinstance(value, Quarantine) else paths.record(value.id)
-
-
-def _end_of_log(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
-    """A record that is missing at the end leaves no hole; marks that speak of it give it away."""
-    ids = {paths.record_id(p) or 0 for p in files if p.startswith(paths.CHECKPOINTS)}
-    head_id = max(ids, default=0)
-    for missing in sorted({*range(1, head_id)} - ids):
-        if storage.stat(paths.record(missing)) is None:
-            yield f"{paths.record(missing)}: missing from the log, though later records are there"
-    for path in files:
-        spoken_of = paths.published_id(path) or (paths.validated_id(path) or (0, ""))[0]
-        if path.startswith(paths.QUARANTINE):
-            spoken_of = paths.record_id(path.removeprefix(paths.QUARANTINE)) or 0
-        # A look at the record itself: it may have been committed while the files were listed.
-        if spoken_of > head_id and storage.stat(paths.record(spoken_of)) is None:
-            yield f"{paths.record(spoken_of)} is missing: {path} speaks of it, but the log ends at {head_id}"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------------------------

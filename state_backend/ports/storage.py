@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import TEMP_FOLDER, FileInfo, Handle, check_path
 
-__all__ = ["TEMP_FOLDER", "Storage", "check_path", "check_prefix"]
+__all__ = ["TEMP_FOLDER", "KeepsRoom", "Storage", "check_path", "check_prefix"]
 
 
 class Storage(Protocol):
@@ -36,29 +36,31 @@ class Storage(Protocol):
         """The root, for messages: ``file:///...``, ``gs://...``, ``memory://...``."""
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """The whole file, or what lies from ``offset`` bytes on, if it has more; for metadata, not for state. NotFound."""
+        """The whole file, or what lies from ``offset`` bytes on, if it has more; for metadata, not for state. Raises: NotFound."""
 
     def create(self, path: str, data: bytes) -> Handle:
-        """Writes a new file, durable when it returns. AlreadyExists; UnknownOutcome."""
+        """Writes a new file, durable when it returns. Raises: AlreadyExists; UnknownOutcome."""
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """Rewrites a file whose generation is still the given one. NotFound; PreconditionFailed; UnknownOutcome."""
+        """Rewrites a file whose generation is still the given one. Raises: NotFound; PreconditionFailed; UnknownOutcome."""
 
     def upload(self, path: str, local: Path) -> Handle:
         """Writes a new file from a local one, streaming; the handle tells the bytes that were written.
 
-        AlreadyExists; UnknownOutcome; NotFound if the local file is absent."""
+        Raises: AlreadyExists; UnknownOutcome; NotFound if the local file is absent."""
 
     def download(self, handle: Handle, destination: Path) -> None:
         """Copies a file to a local path, which appears only when size and crc32c were found right, and replaces what
         was there. Missing parent folders are created. Not synced to disk: a local copy is a cache.
 
-        NotFound; CorruptFile naming what was expected and found."""
+        Raises: NotFound; CorruptFile, naming what was expected and found."""
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
         """Makes a file of another storage a new file of this one, as cheaply as the two allow: a hard link within one file
-        system, a copy by the server within one object store. The source may be deleted afterwards. Errors as `upload`;
-        NotFound if the source lacks the file; CorruptFile if it is not what the handle says, and then nothing is made."""
+        system, a copy by the server within one object store. The source may be deleted afterwards.
+
+        Raises: as `upload`; NotFound if the source lacks the file; CorruptFile if it is not what the handle says, and then
+        nothing is made."""
 
     def stat(self, path: str) -> FileInfo | None:
         """The file, or None if it is absent."""
@@ -68,8 +70,20 @@ class Storage(Protocol):
         sorted by path. Files that are written or deleted meanwhile may be in it or not."""
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Removes one file, never a folder; False if it is absent. PreconditionFailed on another generation;
-        UnknownOutcome."""
+        """Removes one file, never a folder; False if it is absent.
+
+        Raises: PreconditionFailed on another generation; UnknownOutcome."""
+
+
+@runtime_checkable
+class KeepsRoom(Protocol):
+    """A storage that can be full, and keeps room for what a sweep has to write before it may delete anything."""
+
+    def keep_room(self) -> None:
+        """Takes the room, unless it is taken. Where there is none left, nothing happens. Never raises."""
+
+    def free_room(self) -> bool:
+        """Gives the room to whoever writes next. False if none was kept."""
 
 
 def check_prefix(prefix: str) -> str:

@@ -21,12 +21,19 @@ from state_backend.shard.snapshot import INLINE_FILE_BYTES, Snapshot
 from state_backend.shard.transfer import upload_all
 from state_backend.values.errors import InvariantViolated, UsageError
 from state_backend.values.handles import Handle
-from state_backend.values.records import InSegment, KeyGroupState, Segment, ShardChanges, ShardManifest, ShardRef
+from state_backend.values.records import (
+    FiledShard,
+    InSegment,
+    KeyGroupState,
+    Segment,
+    ShardChanges,
+    ShardManifest,
+    ShardRef,
+)
 
-# So that a state that is small yet does not write files in every interval.
+# Segments of so many bytes are allowed whatever the share of the state: else a small state would write files in every interval.
 _ALWAYS_BYTES = 256 * 1024
-# Of the room for manifests in a record about so much is for segments, and never less than this for a shard's: those of a few keys
-# need no file, and where manifests lie in files, whichever does not fit goes into one of those.
+# Room for inline segments: 12 KiB per record, at least 2 KiB per shard. A larger segment becomes a file.
 _INLINE_SEGMENTS_BYTES, _INLINE_SEGMENT_BYTES = 12 * 1024, 2 * 1024
 
 
@@ -98,7 +105,9 @@ class ShardChangelog:
         says of this very shard; None for a start from nothing. ``parallelism`` divides the record's room among shards.
         """
         folder.mkdir()
-        self._base, self._base_ref, self._parallelism = base, base_ref, parallelism
+        # Where the base's manifest lies in a file, the next record can name that file again.
+        self._base_ref = base_ref if isinstance(base_ref, FiledShard) else None
+        self._base, self._parallelism = base, parallelism
         self._segment, self._options = folder / "segment", options
         self._changes = ChangeRecorder(folder / "spilled", changelog_limit(base, options))
         for segment in base.segments[len(kept_segments(base)) :]:
@@ -167,7 +176,7 @@ class ShardChangelog:
 
     def _changes_to(self, manifest: ShardManifest) -> ShardChanges | None:
         ref = self._base_ref
-        return None if ref is None or ref.manifest is None else changes_since(ref.changes, self._base, manifest)
+        return None if ref is None else changes_since(ref.changes, self._base, manifest)
 
     def _snapshot(
         self,

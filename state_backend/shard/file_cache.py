@@ -8,7 +8,7 @@ A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but neve
 processes of one user on the host, without a lock; whatever it can't do, it answers as a miss, which costs a download:
 1. A file is verified before it gets in. Then its time of modification is set to one that its name implies; whoever writes to
    it, through whatever link, sets another, and a file of a wrong size or time is a miss and is removed. What the disk itself
-   damaged, RocksDB's block checksums find; who sees that calls `forget`. `scrub` reads all.
+   damaged, RocksDB's block checksums find; who sees that calls `forget`.
 2. Removing an entry takes nothing from those who linked it. Two who remove or insert the same one end up the same.
 3. The least recently used go, by the time of access, which every hit sets. To look at all entries costs time, so one
    insertion in some does, picked by its checksum: once per 1/16 of the limit in bytes, and per 1/64 of the most files.
@@ -26,7 +26,6 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -42,14 +41,6 @@ _LEFTOVER_MIN_AGE_S = 3600.0
 # Whole even seconds, which every file system can keep, from September 2001 on: no file that is written now has such a time.
 _SEALED_FROM_S = 1_000_000_000
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scrub:
-    """What a scrub found: files that were read, and names of those that were damaged and removed."""
-
-    files: int
-    damaged: tuple[str, ...]
 
 
 class FileCache:
@@ -153,18 +144,6 @@ class FileCache:
                 return
             path.unlink(missing_ok=True)
             used_bytes -= size_bytes
-
-    def scrub(self) -> Scrub:
-        """Reads every file, and removes those that are not what their names say."""
-        files, damaged = 0, []
-        for path in sorted(self._folder.iterdir()) if self._is_own() else ():
-            if name := _NAME.fullmatch(path.name):
-                with suppress(FileNotFoundError):  # evicted meanwhile
-                    files += 1
-                    if f"{_crc32c_of(path):08x}" != name[1]:
-                        damaged.append(path.name)
-                        path.unlink()
-        return Scrub(files=files, damaged=tuple(damaged))
 
     def _entry(self, url: str, handle: Handle) -> Path:
         crc32c = f"{handle.crc32c:08x}"

@@ -9,9 +9,18 @@ import google_crc32c
 
 from state_backend.formats import changelog, paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
+from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.handles import Handle
-from state_backend.values.records import InSegment, KeyGroupState, Segment, ShardChanges, ShardManifest, ShardRef
+from state_backend.values.records import (
+    FiledShard,
+    InlineShard,
+    InSegment,
+    KeyGroupState,
+    Segment,
+    ShardChanges,
+    ShardManifest,
+    ShardRef,
+)
 
 # Manifests lie in the record while all of them together stay below this; else each is a file of its own, and in the record is
 # what changed since it was written, while that stays below this.
@@ -25,21 +34,22 @@ def write_manifests(
     names of the files; a try that finds files of an earlier one takes another."""
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
-        return tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
+        return tuple(InlineShard(shard=m.shard, inline=m) for m in manifests)
     handles = [
         storage.create(paths.shared(attempt, m.shard, task, 0, "manifest"), data)
         for m, data in zip(manifests, encoded, strict=True)
     ]
-    return tuple(ShardRef(shard=m.shard, manifest=h, inline=None) for m, h in zip(manifests, handles, strict=True))
+    return tuple(FiledShard(shard=m.shard, manifest=h) for m, h in zip(manifests, handles, strict=True))
 
 
 def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """The manifest, inline or from its file, verified, with what changed since it was written. NotFound if the file is gone."""
+    """The manifest, inline or from its file, verified, with what changed since it was written.
+
+    Raises: NotFound if the file is gone; CorruptFile or CorruptRecord, naming it, if it is not what was written.
+    """
     if ref.inline is not None:
         return ref.inline
     handle = ref.manifest
-    if handle is None:
-        raise CorruptRecord(f"shard {ref.shard} has neither an inline manifest nor a file of one")
     if ref.in_segment is not None:
         manifest = _manifest_in(ref.in_segment, handle, storage)
     else:
@@ -55,7 +65,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
-    """As ``manifest_of`` for a checkpoint that is restored: there a file that is gone is a damage. CorruptFile."""
+    """Like `manifest_of`, but for restores. Raises: CorruptFile, not NotFound, if the file is gone."""
     try:
         return manifest_of(ref, storage)
     except NotFound as error:
@@ -64,8 +74,11 @@ def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
 
 
 def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardManifest:
-    """The manifest at the end of a segment's file, which can't name the file that it is in; the rest of that is not read. Its own
-    checksums are checked, and that it ends where the file does."""
+    """The manifest at the end of a segment's file. It can't name the file that it lies in, so that segment is added here. The rest
+    of the file is not read.
+
+    Raises: CorruptFile if a checksum is wrong, or the file does not end where the manifest does.
+    """
     tail = storage.read(handle.path, offset=where.offset)
     if where.offset + len(tail) != handle.size_bytes:
         raise CorruptFile(
@@ -97,18 +110,18 @@ def changes_since(earlier: ShardChanges | None, base: ShardManifest, now: ShardM
     return ShardChanges(segments=now.segments, key_group_states=tuple(state for _, state in sorted(states.items())))
 
 
-def plan_ref(manifest: ShardManifest, kept: ShardRef | None, parallelism: int) -> ShardRef | None:
+def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int) -> ShardRef | None:
     """What a record says of a shard within that shard's equal part of the room for manifests, so that a worker knows it as well as the
     driver; None: it needs a file. ``kept``: the ref to its manifest's file and what changed since, if only that did."""
     room_bytes = INLINE_MANIFESTS_BYTES // parallelism
     if kept is not None and changes_bytes(kept, manifest) <= room_bytes:
         return kept
     if len(record_codec.encode(manifest)) <= room_bytes:
-        return ShardRef(shard=manifest.shard, manifest=None, inline=manifest)
+        return InlineShard(shard=manifest.shard, inline=manifest)
     return None
 
 
-def changes_bytes(ref: ShardRef, manifest: ShardManifest) -> int:
+def changes_bytes(ref: FiledShard, manifest: ShardManifest) -> int:
     """About what the ref's changes take in a record."""
     if ref.changes is None:
         return 0

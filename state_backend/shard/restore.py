@@ -128,8 +128,11 @@ def restore_shard(
 def fetch(
     manifest: ShardManifest, storage: Storage, directory: Path, cache: FileCache | None = None
 ) -> tuple[int, int]:
-    """Makes a folder that RocksDB opens as the shard's state without its segments, which lie there too; returns the bytes that
-    the storage delivered, and those that the cache had."""
+    """Makes a folder with the shard's files, which RocksDB opens, and its segments, which are replayed into the open store.
+
+    Returns the bytes that the storage delivered, and the bytes that the cache had.
+    Raises: CorruptFile if a file is missing or damaged; CorruptRecord if the manifest names a file outside the folder.
+    """
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
         if file.name == "CURRENT" and _CURRENT.fullmatch(file.data) is None:
@@ -153,12 +156,16 @@ def fetch(
 
 
 def _segment(directory: Path, number: int) -> Path:
-    """RocksDB leaves alone what is not named like a file of its own."""
+    """Where the manifest's n-th segment lies in the shard's folder, under a name that RocksDB does not take for a file of its own."""
     return directory / f"segment-{number}"
 
 
 def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange) -> None:
-    """Does the changes of the manifest's segments again, those to its key groups that belong to the target."""
+    """Writes the changes of the manifest's segments into the store, in the order of the segments. Key groups that the target does not
+    have are left out.
+
+    Raises: CorruptFile if a segment is damaged or has another count of changes than its manifest says.
+    """
     owned = manifest.key_groups.intersect(target)
     if owned is None:
         return
@@ -184,12 +191,14 @@ def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target:
 
 
 def _inside(directory: Path, name: str) -> Path:
+    """A file of the folder by its name. Raises: CorruptRecord for a name that leads out of the folder."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
         raise CorruptRecord(f"a manifest names a local file {name!r}")
     return directory / name
 
 
 def _clip(store: RocksStore, target: KeyGroupRange) -> None:
+    """Deletes all key groups that the target does not have."""
     start, end = key_group_bounds(target.first, target.last)
     if start > b"\x00\x00":
         store.delete_range(b"", start)

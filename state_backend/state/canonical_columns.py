@@ -68,7 +68,10 @@ class StateRows:
     # --- to rows ---------------------------------------------------------------------------------------------------------
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """The rows of ascending stored keys; positions of lists become a column. CorruptFile for what is no entry."""
+        """The rows of ascending stored keys; positions of lists become a column.
+
+        Raises: CorruptFile for what is no entry.
+        """
         groups, _, rests = parts_of(stored)
         columns: dict[str, pa.Array] = {}
         if self._descriptor.kind == "list":
@@ -138,7 +141,7 @@ class StateRows:
         return _fields(table, "key")
 
     def located(self, table: pa.Table) -> Located:
-        """The entries of rows, one at least, in their order. CorruptFile for rows that no state can hold."""
+        """The entries of rows, one at least, in their order. Raises: CorruptFile for rows that no state can hold."""
         keys = self._keys.encode(self.keys_of(table))
         rests, lists = keys, None
         if self._user_keys is not None:
@@ -175,7 +178,7 @@ class TimerRows:
         self._keys = KeyColumns(key_schema)
 
     def table(self, stored: pa.Array, entries: pa.Array) -> pa.Table:
-        """A row for each timer, by key and time. CorruptFile for what is none."""
+        """A row for each timer, by key and time. Raises: CorruptFile for what is none."""
         groups, _, rests = parts_of(stored)
         groups, timers = timers_of(groups, rests, entries)
         keys, times = split_timers(timers)
@@ -195,7 +198,10 @@ class TimerRows:
 
 
 def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | None, name: str) -> tuple[int, bytes]:
-    """That rows ascend strictly by key group and stored key, from the row before them on; the last one. CorruptFile."""
+    """The last of the rows, as the row before the next ones.
+
+    Raises: CorruptFile unless rows ascend strictly by key group and stored key, from the row before them on.
+    """
     first = (int(groups[0]), rests[0].as_py())
     risen = groups[1:] > groups[:-1]
     later = pc.greater(rests[1:], rests[:-1]).to_numpy(zero_copy_only=False)

@@ -1,12 +1,10 @@
-"""Reading what a shard's store holds, without a processor: for tables, exports and checks."""
+"""One stored entry decoded without a processor, for comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.state import layout
 from state_backend.values.errors import CorruptFile
@@ -25,22 +23,13 @@ class StoredEntry:
     row: bytes
 
 
-def read_entries(
-    store: RocksStore, descriptor: StateDescriptor, keys: KeyCodec, user_keys: KeyCodec | None
-) -> Iterator[StoredEntry]:
-    """All entries of one state, expired ones too, by key group and key."""
-    for key_group in key_groups_in(store):
-        start = layout.prefix(key_group, descriptor.state_id)
-        for stored_key, entry in store.scan(start, layout.after(start)):
-            decoded = decode_entry(descriptor, stored_key, entry, keys, user_keys)
-            if decoded is not None:
-                yield decoded
-
-
 def decode_entry(
     descriptor: StateDescriptor, stored_key: bytes, entry: bytes, keys: KeyCodec, user_keys: KeyCodec | None
 ) -> StoredEntry | None:
-    """The entry under a stored key of this state; None for the positions of a list. CorruptFile if it is no entry."""
+    """The entry under a stored key of this state; None for the positions of a list.
+
+    Raises: CorruptFile if it is no entry.
+    """
     key, at = keys.decode_prefix(stored_key, 3)
     rest = stored_key[at:]
     user_key, position = None, None
@@ -69,23 +58,3 @@ def decode_entry(
         expiry_ms=layout.expiry_of(entry),
         row=layout.row_of(entry),
     )
-
-
-def read_timers(store: RocksStore) -> Iterator[tuple[int, bytes, int]]:
-    """(key group, encoded key, expiry) of all timers, by key group and key, then ascending."""
-    for key_group in key_groups_in(store):
-        start = layout.prefix(key_group, layout.TIMERS)
-        for stored_key, packed in store.scan(start, layout.after(start)):
-            for timer in layout.timers_in(stored_key[3:], packed):
-                yield key_group, timer[:-8], layout.unpack_time(timer[-8:])
-
-
-def key_groups_in(store: RocksStore) -> Iterator[int]:
-    """The key groups that have anything stored, ascending."""
-    start = b""
-    while (found := next(iter(store.scan(start, None)), None)) is not None:
-        key_group = int.from_bytes(found[0][:2], "big")
-        yield key_group
-        if key_group == 0xFFFF:
-            return
-        start = (key_group + 1).to_bytes(2, "big")

@@ -76,8 +76,11 @@ def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array)
 
 
 def timers_of(groups: Groups, rests: pa.Array, entries: pa.Array) -> tuple[Groups, pa.Array]:
-    """Key group, and key with expiry as the digest hashes them, of each timer in entries of either layout, in their order.
-    CorruptFile for an entry that is of neither."""
+    """Key group, and key with expiry as the digest hashes them, of each timer in entries of either layout, in their
+    order.
+
+    Raises: CorruptFile for an entry that is of neither.
+    """
     (starts, raw), key_sizes = binary_views(entries), np.diff(binary_views(rests)[0])
     sizes = np.diff(starts)
     odd = (sizes % 8 != 0) | ((sizes == 0) & (key_sizes < 8))
@@ -107,7 +110,7 @@ def is_expiring(entries: pa.Array) -> Any:
 
 
 def expiries(entries: pa.Array) -> Any:
-    """Milliseconds; of entries that all have one."""
+    """The expiry of each entry, in milliseconds. Every entry must have one (`is_expiring`)."""
     packed = pc.binary_slice(entries, 1, 9).cast(pa.binary(8))
     return np.frombuffer(packed.buffers()[1], "<i8", len(packed), packed.offset * 8)
 
@@ -119,5 +122,5 @@ def without_expiry(entries: pa.Array) -> pa.Array:
 
 
 def joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Element by element, one behind the other."""
+    """The binary columns concatenated row by row; a scalar is the same in every row."""
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))

@@ -65,7 +65,7 @@ def after(start: bytes) -> bytes | None:
 
 
 def pack_time(time_ms: int) -> bytes:
-    """Eight bytes that sort as the times do. StateTypeError for what is not a signed 64-bit number."""
+    """Eight bytes that sort as the times do. Raises: StateTypeError for what is not a signed 64-bit number."""
     try:
         return _U64.pack(time_ms + _SIGN)
     except struct.error:
@@ -86,8 +86,11 @@ def unpack_time(data: bytes) -> int:
 
 
 def timers_in(rest: bytes, data: bytes) -> list[bytes]:
-    """Key and expiry of each timer in an entry of either layout, as the digest hashes them. ``rest``: the stored key without key
-    group and state id. CorruptFile if the entry is of neither."""
+    """Key and expiry of each timer in an entry of either layout, as the digest hashes them. ``rest``: the stored key
+    without key group and state id.
+
+    Raises: CorruptFile if the entry is of neither.
+    """
     if len(data) % 8 or (not data and len(rest) < 8):
         raise CorruptFile(f"the timers under {rest.hex()} are not times of 8 bytes each: {data[:16].hex()}")
     return [rest + data[at : at + 8] for at in range(0, len(data), 8)] if data else [rest]

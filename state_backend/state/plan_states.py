@@ -41,7 +41,9 @@ def plan_states(
 
     An expiry may change; it counts for what is written from now on. A state that is not declared is kept, so that a
     deploy that is rolled back finds it again. ``deleted``: names given to ``deleteIfExists``; one that is declared too
-    starts anew. StateSchemaError, with every field that is in the way, if older entries can't be read as declared.
+    starts anew.
+
+    Raises: StateSchemaError, with every field that is in the way, if older entries can't be read as declared.
     """
     by_name = {d.name: d for d in recorded if d.name not in deleted}
     taken = max((d.state_id for d in recorded), default=0)

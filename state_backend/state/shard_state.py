@@ -33,20 +33,23 @@ from state_backend.values.records import KeyGroupState, StateDescriptor
 UNREAD: Any = object()
 _FLUSH_ENTRIES = 10_000
 MIB = 1024 * 1024
-# Read ahead for a round; read on demand or changed until a flush; taken into Arrow at once.
+# Bytes in memory: read ahead for a round; read on demand or changed until a flush; taken into Arrow in one go.
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
-# Written at once: RocksDB has it twice until it is.
+# Bytes of one write batch. RocksDB holds a batch twice until it is written.
 _WRITE_BYTES = 8 * MIB
 # What Python needs for one changed entry, beside the entry.
 _CHANGE_BYTES = 400
-# Timers that fire in one round. One key's, that are read ahead where the processor lists timers.
+# Timers that fire in one round; timers of one key that are read ahead where the processor lists timers.
 _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
-# The first chunk of a scan of one key's entries; of a map with more changes than that, they are written before the scan.
+# Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many. A map with more unwritten changes than _SCANNED_CHANGES
+# has them written before it is scanned, so that the scan need not merge them.
 _FIRST_SCAN_ROWS, _SCANNED_CHANGES = 32, 1024
 _GET_ROWS = 1024
-# From here on, calls into Arrow and NumPy cost less than a loop; of larger entries, the copies that they make cost more.
+# From so many rows on, calls into Arrow and NumPy cost less than a loop. For entries larger than MAX_COLUMN_BYTES their copies cost
+# more than the loop.
 MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
-# An entry that is passed by in a scan costs about a quarter of one that is looked for; to begin a scan costs some of those.
+# Passing by an entry in a scan costs about a quarter of looking one up. For fewer than MIN_SCAN_ROWS wanted entries it does not pay to
+# begin a scan.
 SCAN_SHARE = 4
 MIN_SCAN_ROWS = 16
 
@@ -90,7 +93,7 @@ class ShardState:
     """State of the key groups of one shard, over a store that holds nothing else.
 
     ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. The states of
-    ``keyed_states`` act on the key that ``set_key`` chose last. ``zone``: of naive datetimes in timestamps.
+    ``state_variables`` act on the key that ``set_key`` chose last. ``zone``: of naive datetimes in timestamps.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class ShardState:
         self.key = b""
 
     def descriptor(self, name: str, kind: str) -> StateDescriptor:
-        """What the driver planned for the state; StateSchemaError if there is none of this kind."""
+        """What the driver planned for the state. Raises: StateSchemaError if there is none of this kind."""
         descriptor = self._descriptors.get(name)
         if descriptor is None or descriptor.kind != kind:
             raise StateSchemaError(
@@ -515,7 +518,8 @@ class ShardState:
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
     def _changes_to_scan(self, prefix: bytes) -> set[bytes]:
-        """The keys under a map's prefix that are not written yet; few, since a scan looks at all of them."""
+        """The changed keys under a map's prefix that are not written yet. Writes them if there are more than _SCANNED_CHANGES, since a
+        scan looks at each."""
         changed = self._changed_maps.get(prefix, _NO_CHANGES)
         if len(changed) <= _SCANNED_CHANGES:
             return changed

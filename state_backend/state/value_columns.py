@@ -72,8 +72,10 @@ class ValueColumns:
         return pc.replace_with_mask(entries, mask, rows)
 
     def write(self, rows: pa.Table, cleared: Mask | None = None) -> None:
-        """Replaces the state of every key that was read last; where ``cleared``, removes it. StateTypeError if the rows do
-        not fit the schema."""
+        """Replaces the state of every key that was read last; where ``cleared``, removes it.
+
+        Raises: StateTypeError if the rows do not fit the schema.
+        """
         new = self._codec.encode(rows)
         ttl_ms = self._descriptor.ttl_ms
         if ttl_ms is not None:

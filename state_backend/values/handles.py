@@ -40,7 +40,10 @@ class FileInfo:
 
 def check_path(path: str) -> str:
     """The path, if it names a file inside a root: printable non-empty segments between ``/``, none of them ``.``,
-    ``..`` or the adapters' ``.tmp``, no backslash. UsageError otherwise: a path from a record must never lead out."""
+    ``..`` or the adapters' ``.tmp``, no backslash.
+
+    Raises: UsageError for any other path: one from a record must never lead out.
+    """
     segments = path.split("/")
     if not path.isprintable() or "\\" in path or any(s in ("", ".", "..", TEMP_FOLDER) for s in segments):
         raise UsageError(

@@ -58,7 +58,7 @@ def range_of(shard: int, parallelism: int, max_parallelism: int) -> KeyGroupRang
 
 
 def check_whole(ranges: Iterable[KeyGroupRange], max_parallelism: int) -> None:
-    """That the shards of a checkpoint cover every key group exactly once; StateUnusable otherwise."""
+    """Raises: StateUnusable unless the shards of a checkpoint cover every key group exactly once."""
     at = 0
     for shard in sorted(ranges, key=lambda r: r.first):
         if shard.first != at:

@@ -154,16 +154,33 @@ class InSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRef:
-    """A shard of a checkpoint: its manifest inline, or where it is and what has changed since, so that a changelog's interval
-    need not write the whole again. ``in_segment``: that file is a segment's, so that a shard writes one object, not two.
-    ``manifest.manifest_of`` puts it together."""
+class InlineShard:
+    """A shard whose manifest lies in the record. The fields that are None are in the JSON, beside those of `FiledShard`."""
 
     shard: int
-    manifest: Handle | None
-    inline: ShardManifest | None
+    inline: ShardManifest
+    manifest: None = None
+    changes: None = None
+    in_segment: None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiledShard:
+    """A shard whose manifest lies in the file ``manifest``, which several checkpoints may share.
+
+    ``changes``: what differs from that file; None: nothing. ``in_segment``: the file is a changelog segment with the manifest at
+    its end; None: it holds the manifest alone.
+    """
+
+    shard: int
+    manifest: Handle
     changes: ShardChanges | None = None
     in_segment: InSegment | None = None
+    inline: None = None
+
+
+# A shard of a checkpoint, as its record names it. `manifest.manifest_of` reads either form.
+ShardRef = InlineShard | FiledShard
 
 
 # --- what an attempt did -----------------------------------------------------------------------------------------------------
@@ -440,10 +457,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """A checkpoint that validation found right: its files, or its restored state too. RetentionPolicy keeps the newest one."""
+    """A checkpoint that validation found right: its files, or its restored state too. Retention keeps the newest usable one of
+    each mode."""
 
     id: int
     mode: ValidationMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Somebody reads this checkpoint, and its files stay for ``seconds`` after the lease was last written, or until it is given back.
+    ``lease``: a uuid. ``holder``: for people, what reads it and where."""
+
+    id: int
+    lease: str
+    seconds: int
+    holder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

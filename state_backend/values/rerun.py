@@ -35,5 +35,6 @@ class Rerun:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Rerun:
+        """The inverse of ``as_json``."""
         first, last = datetime.fromisoformat(fields["first"]), datetime.fromisoformat(fields["last"])
         return cls(first=first, last=last, replace_overlapping=fields["replace_overlapping"])

@@ -139,7 +139,7 @@ def _span(age: timedelta) -> str:
 
 
 def check_retention(retention: object, what: str) -> None:
-    """UsageError if that is no policy that can be recorded."""
+    """Raises: UsageError if that is no policy that can be recorded."""
     if not isinstance(retention, RetentionPolicy):
         raise UsageError(
             f"{what}: expected KeepLast, KeepPerDay, KeepYounger, AnyOf or AllOf, since checkpoints record it; found {retention!r}"

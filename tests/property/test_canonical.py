@@ -21,8 +21,8 @@ from state_backend.shard import canonical_files as canonical
 from state_backend.shard.canonical_files import read_canonical, write_canonical
 from state_backend.shard.consolidation import counted
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import (
     KeyGroupState,

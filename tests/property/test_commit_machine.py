@@ -45,15 +45,7 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.transfer import copy_all
 from state_backend.values.errors import CairnError, UnknownOutcome
 from state_backend.values.intervals import Interval
-from state_backend.values.records import (
-    OutputFile,
-    Permissions,
-    Prepared,
-    Record,
-    RunRef,
-    Savepoint,
-    ShardRef,
-)
+from state_backend.values.records import InlineShard, OutputFile, Permissions, Prepared, Record, RunRef, Savepoint
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
@@ -434,7 +426,7 @@ class Pipelines(RuleBasedStateMachine):
         old = manifest_of(begun.base.content.shards[0], house.storage).handles if inherited else ()
         if stops == "before it prepared":
             return None
-        ref = ShardRef(shard=0, manifest=None, inline=manifest([*old, new]))
+        ref = InlineShard(shard=0, inline=manifest([*old, new]))
         made_content = content(
             interval,
             name,
@@ -725,7 +717,7 @@ class Pipelines(RuleBasedStateMachine):
         handles = copy_all(
             house.storage, folder, [(h, paths.shared(name, 0, 0, n, "sst")) for n, h in enumerate(made.handles)]
         )
-        ref = ShardRef(shard=0, manifest=None, inline=manifest(handles))
+        ref = InlineShard(shard=0, inline=manifest(handles))
         saved = replace(record.content, shards=(ref,), outputs=())
         savepoint = Savepoint(savepoint=name, format="native", checkpoint_id=record.id, content=saved)
         self.savepoints.append((folder, savepoint, house.model.entry(record.id).made))

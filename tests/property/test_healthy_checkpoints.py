@@ -19,8 +19,8 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import Content, Record, SchemaVersion, StateDescriptor
 from tests.support.chains import Chain

@@ -39,7 +39,7 @@ from state_backend.shard.restore import restore_shard
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateSchemaError, UsageError
 from state_backend.values.handles import Handle, check_path
 from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import ShardRef
+from state_backend.values.records import FiledShard
 from tests.support.chains import Chain
 from tests.support.shards import KEY_SCHEMA, STATES
 from tests.unit.test_record_codec import ALL, VALUES
@@ -249,7 +249,7 @@ def test_any_path_is_ours_or_not(path: str) -> None:
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryStorage, Any]:
     """A real shard of a few entries whose files all lie inline."""
-    from state_backend.state.keyed_states import ValueState
+    from state_backend.state.state_variables import ValueState
     from tests.support.shards import KEYS
 
     storage = MemoryStorage()
@@ -312,7 +312,7 @@ def test_a_manifest_that_is_not_what_its_handle_says(data: bytes, more: int, rig
     size_bytes = max(0, len(data) + (0 if right else more or 1))
     handle = Handle(path="shared/a/m", size_bytes=size_bytes, crc32c=google_crc32c.value(data))
     with pytest.raises(CorruptFile):
-        manifest_of(ShardRef(shard=0, manifest=handle, inline=None), storage)
+        manifest_of(FiledShard(shard=0, manifest=handle), storage)
 
 
 # --- segments ------------------------------------------------------------------------------------------------------------------------

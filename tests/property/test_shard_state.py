@@ -27,10 +27,10 @@ from state_backend.shard.snapshot import (
     Snapshot,
     take_snapshot,
 )
-from state_backend.state import keyed_states, shard_state
+from state_backend.state import shard_state, state_variables
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.value_columns import ValueColumns
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import ShardManifest
@@ -50,7 +50,7 @@ BOUNDS = shard_state.PREFETCH_BYTES, shard_state.GATHERED_BYTES, shard_state.PAR
 
 def _bound(prefetch_bytes: int, gathered_bytes: int, part_bytes: int) -> None:
     shard_state.PREFETCH_BYTES, shard_state.PART_BYTES = prefetch_bytes, part_bytes
-    shard_state.GATHERED_BYTES = keyed_states.GATHERED_BYTES = gathered_bytes
+    shard_state.GATHERED_BYTES = state_variables.GATHERED_BYTES = gathered_bytes
 
 
 Model = dict[str, dict[Any, tuple[tuple[Any, ...], int | None]]]

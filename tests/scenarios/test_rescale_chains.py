@@ -16,8 +16,8 @@ from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Mode
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES

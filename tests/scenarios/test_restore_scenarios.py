@@ -12,8 +12,8 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.shard.restore import restore_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import CorruptFile, StorageUnavailable
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from tests.support.chains import Chain, Change

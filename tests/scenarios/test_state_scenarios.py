@@ -10,8 +10,8 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import KeyGroupRange
 from tests.support.chains import Chain, Mode
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES

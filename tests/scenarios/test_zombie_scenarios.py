@@ -14,8 +14,8 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
-from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import AttemptLost, BaseMoved, Fenced, StaleStateError, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange

@@ -27,10 +27,10 @@ from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
-from state_backend.state.entries import read_entries, read_timers
 from state_backend.values.intervals import from_ms
 from state_backend.values.records import Record
 from state_backend.values.zones import zone_of
+from tests.support.reading import read_entries, read_timers
 from tests.support.spark_streaming import Case, Outcome, States, ddl, run_under_spark, write_batches
 
 if TYPE_CHECKING:

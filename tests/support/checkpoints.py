@@ -17,7 +17,9 @@ from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
     Content,
+    FiledShard,
     InlineFile,
+    InlineShard,
     KeyGroupState,
     LocalFile,
     LogicalTime,
@@ -30,7 +32,6 @@ from state_backend.values.records import (
     SchemaVersion,
     Segment,
     ShardManifest,
-    ShardRef,
     StateDescriptor,
     Totals,
 )
@@ -169,10 +170,10 @@ class Folder:
         output = self.storage.create(paths.output(interval, attempt, 0, 0), f"output of {attempt}".encode())
         made = manifest([*old, new])
         if self.inline:
-            ref = ShardRef(shard=0, manifest=None, inline=made)
+            ref = InlineShard(shard=0, inline=made)
         else:
             handle = self.storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
-            ref = ShardRef(shard=0, manifest=handle, inline=None)
+            ref = FiledShard(shard=0, manifest=handle)
         changes.setdefault("shards", (ref,))
         changes.setdefault("outputs", (OutputFile(handle=output, rows=1),))
         made_content = content(interval, attempt, base_id, **changes)

@@ -18,16 +18,26 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
 from state_backend.checkpoint.retention import DEFAULT_POLICY, KeepLast, RetentionPolicy
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import AttemptLost, CairnError, StateUnusable, UnknownOutcome, UsageError
+from state_backend.values.errors import (
+    AttemptLost,
+    CairnError,
+    CheckpointDropped,
+    StateUnusable,
+    UnknownOutcome,
+    UsageError,
+)
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
+    FiledShard,
+    InlineShard,
     OutputFile,
     Permissions,
     Prepared,
@@ -126,10 +136,10 @@ def prepare(
     old = [h for ref in (begun.base.content.shards if begun.base else ()) for h in _manifest(ref, storage.read).handles]
     new = storage.create(sst(attempt), f"state of {attempt}".encode())
     made = manifest([*old, new])
-    ref = ShardRef(shard=0, manifest=None, inline=made)
+    ref = InlineShard(shard=0, inline=made)
     if not inline:
         file = storage.create(paths.shared(attempt, 0, 0, 0, "manifest"), record_codec.encode(made))
-        ref = ShardRef(shard=0, manifest=file, inline=None)
+        ref = FiledShard(shard=0, manifest=file)
     options: dict[str, Any] = {} if digest is None else {"digest": digest}
     options |= {"permissions": permissions, "output_schema": None if column is None else one_column(column)}
     base_id = begun.base.id if begun.base else None
@@ -158,6 +168,28 @@ def sweeper(name: str = "sweep") -> Actor:
         sweep(storage, PIPELINE, now_ms=NOW_MS, min_age=timedelta(milliseconds=NOW_MS // 2))
 
     return Actor(name=name, stages=(work,), may=(UnknownOutcome,))
+
+
+def cleaner(policy: RetentionPolicy, name: str = "cleaner") -> Actor:
+    """A clean-up of a process that commits nothing."""
+    return Actor(name=name, stages=after_commit(policy)[1:], may=(UnknownOutcome,))
+
+
+def reader(checkpoint_id: int, name: str = "reader") -> Actor:
+    """Reads all files of a checkpoint under a lease."""
+
+    def work(storage: Storage) -> str:
+        record = coordinator(storage, DEFAULT_POLICY).record(checkpoint_id)
+        lease = take_lease(storage, checkpoint_id, "a test")
+        if lease is None:
+            return "without a lease"
+        for ref in record.content.shards:
+            for handle in [*([ref.manifest] if ref.manifest else []), *_manifest(ref, storage.read).handles]:
+                must(storage.stat(handle.path) is not None, "what a lease is on stays", handle.path)
+        give_back(storage, lease)
+        return "read"
+
+    return Actor(name=name, stages=(work,), may=(CheckpointDropped, StateUnusable, UnknownOutcome))
 
 
 def quarantiner(checkpoint_id: int, name: str = "quarantine") -> Actor:
@@ -480,7 +512,7 @@ def check_recovery(contents: Contents, history: History) -> None:
     for path, (data, _) in sorted(contents.items()):
         if path.startswith("sink/"):
             storage.sink[path] = data
-        elif not path.startswith(GHOST):
+        elif not path.startswith((GHOST, paths.LEASES)):  # those of the dead have ended by then
             storage.create(path, data)
     made = coordinator(storage, KeepLast(1))
     try:

@@ -42,7 +42,6 @@ from state_backend.shard.canonical_files import read_canonical
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.entries import read_entries
 from state_backend.values.errors import RetryableError, StorageUnavailable
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import Content, Savepoint
@@ -51,6 +50,7 @@ from tests.support.checkpoints import PIPELINE, START, day
 from tests.support.faulty_storage import Fault as Planned
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.in_process import run_here
+from tests.support.reading import read_entries
 from tests.support.real_shards import MAX_PARALLELISM, RealPipeline
 
 When = Literal["before", "after"]

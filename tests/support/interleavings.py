@@ -26,12 +26,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from unittest import mock
+from uuid import UUID
 
 import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import clean_up as cleaning
 from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import dropped as dropping
+from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import past as pasts
 from state_backend.checkpoint import rewind as rewinding
@@ -511,13 +515,14 @@ def _deterministic() -> Iterator[None]:
     """Sweeps one file at a time and under one name; records are decoded once; a log that was read is one answer."""
     decode = lru_cache(maxsize=100_000)(record_codec.decode)
     with ExitStack() as stack:
-        for module in (coordinating, sweeping, rewinding):
+        for module in (coordinating, dropping, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
-        for module in (appending, logs, pasts, sweeping):
+        for module in (appending, cleaning, logs, pasts, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )
         stack.enter_context(mock.patch.object(pasts.Past, "_list", _list_settled))
         stack.enter_context(mock.patch.object(sweeping, "uuid4", lambda: "the-sweep"))
+        stack.enter_context(mock.patch.object(leasing, "uuid4", lambda: UUID(int=1)))
         stack.enter_context(mock.patch.object(record_codec, "decode", decode))
         yield

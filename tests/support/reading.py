@@ -1,21 +1,23 @@
-"""What a committed checkpoint holds, read without Spark: files, restore, decode."""
+"""What a committed checkpoint or an open store holds, read without Spark and entry by entry."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from state_backend.adapters.open_storage import open_storage
-from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
-from state_backend.state.entries import read_entries
-from state_backend.values.records import Record
+from state_backend.state import layout
+from state_backend.state.entries import StoredEntry, decode_entry
+from state_backend.values.records import Record, StateDescriptor
 
 
 def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -41,3 +43,35 @@ def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[
 def read_output(root: Path, record: Record) -> list[dict[str, Any]]:
     """The rows that a checkpoint's interval put out, file by file."""
     return [row for f in record.content.outputs for row in pq.read_table(root / f.handle.path).to_pylist()]
+
+
+def read_entries(
+    store: RocksStore, descriptor: StateDescriptor, keys: KeyCodec, user_keys: KeyCodec | None
+) -> Iterator[StoredEntry]:
+    """All entries of one state, expired ones too, by key group and key."""
+    for key_group in key_groups_in(store):
+        start = layout.prefix(key_group, descriptor.state_id)
+        for stored_key, entry in store.scan(start, layout.after(start)):
+            decoded = decode_entry(descriptor, stored_key, entry, keys, user_keys)
+            if decoded is not None:
+                yield decoded
+
+
+def read_timers(store: RocksStore) -> Iterator[tuple[int, bytes, int]]:
+    """(key group, encoded key, expiry) of all timers, by key group and key, then ascending."""
+    for key_group in key_groups_in(store):
+        start = layout.prefix(key_group, layout.TIMERS)
+        for stored_key, packed in store.scan(start, layout.after(start)):
+            for timer in layout.timers_in(stored_key[3:], packed):
+                yield key_group, timer[:-8], layout.unpack_time(timer[-8:])
+
+
+def key_groups_in(store: RocksStore) -> Iterator[int]:
+    """The key groups that have anything stored, ascending."""
+    start = b""
+    while (found := next(iter(store.scan(start, None)), None)) is not None:
+        key_group = int.from_bytes(found[0][:2], "big")
+        yield key_group
+        if key_group == 0xFFFF:
+            return
+        start = (key_group + 1).to_bytes(2, "big")

@@ -20,11 +20,11 @@ from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ValueState
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import OutputFile, Permissions, Prepared, ShardRef
+from state_backend.values.records import FiledShard, InlineShard, OutputFile, Permissions, Prepared
 from tests.support.checkpoints import PIPELINE, content, day, run, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 
@@ -119,13 +119,13 @@ class RealPipeline:
                 manifests.append(snapshot.manifest)
         shutil.rmtree(work)
         if self.inline:
-            refs = [ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests]
+            refs = [InlineShard(shard=m.shard, inline=m) for m in manifests]
         else:
             handles = [
                 self.storage.create(paths.shared(attempt, m.shard, 0, 0, "manifest"), record_codec.encode(m))
                 for m in manifests
             ]
-            refs = [ShardRef(shard=n, manifest=h, inline=None) for n, h in enumerate(handles)]
+            refs = [FiledShard(shard=n, manifest=h) for n, h in enumerate(handles)]
         outputs = [
             OutputFile(
                 handle=self.storage.create(

@@ -19,10 +19,10 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import Content, Prepared, Record, RunRef, Savepoint, ShardManifest, ShardRef
+from state_backend.values.records import Content, InlineShard, Prepared, Record, RunRef, Savepoint, ShardManifest
 from tests.support.checkpoints import content, day, start_ms
 from tests.support.in_process import run_here
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, open_state
@@ -96,7 +96,7 @@ class SmallPipeline:
             key_schema=KEY_SCHEMA,
             states=STATES,
             digest=sum(m.digest for m in manifests) % 2**64,
-            shards=tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests),
+            shards=tuple(InlineShard(shard=m.shard, inline=m) for m in manifests),
         )
         made = replace(made, totals=replace(made.totals, entries=entries))
         self.coordinator.prepare(Prepared(h0=0, content=made))

@@ -17,11 +17,11 @@ from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.table import StateSource
 from state_backend.ports.storage import Storage
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.key_groups import KeyGroupRange, range_of
-from state_backend.values.records import Record, Retained, ShardRef
+from state_backend.values.records import InlineShard, Record, Retained
 from tests.support.chains import ENGINE, Chain
 from tests.support.checkpoints import content, day
 from tests.support.savepoints import Format, take
@@ -70,7 +70,7 @@ class StateChain:
             key_schema=KEY_SCHEMA,
             states=tuple(chain.states),
             digest=chain.digest,
-            shards=tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in chain.manifests),
+            shards=tuple(InlineShard(shard=m.shard, inline=m) for m in chain.manifests),
         )
         time, totals = replace(made.time, processing_time_ms=self.now_ms), replace(made.totals, entries=chain.entries)
         made = replace(made, time=time, totals=totals)

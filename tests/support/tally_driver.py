@@ -31,12 +31,12 @@ from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.state.keyed_states import ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ValueState
 from state_backend.values.errors import CairnError, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import LogicalTime, OutputFile, Permissions, Prepared, RunRef, ShardRef
+from state_backend.values.records import InlineShard, LogicalTime, OutputFile, Permissions, Prepared, RunRef
 from tests.support.checkpoints import START, content, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, descriptor
 
@@ -104,7 +104,7 @@ def prepare(
         states=STATES,
         time=LogicalTime(mode="processing", processing_time_ms=interval.end_ms, watermark_ms=None),
         digest=manifest.digest,
-        shards=(ShardRef(shard=0, manifest=None, inline=manifest),),
+        shards=(InlineShard(shard=0, inline=manifest),),
         outputs=(OutputFile(handle=output, rows=len(rows)),),
     )
     totals = replace(made.totals, entries=manifest.entries, keys=manifest.entries, output_rows=len(rows))

@@ -20,19 +20,20 @@ from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import CairnError
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
     CanonicalFile,
     Content,
+    FiledShard,
+    InlineShard,
     KeyGroupState,
     OutputFile,
     Prepared,
     Record,
     ShardManifest,
-    ShardRef,
     StateDescriptor,
 )
 from tests.support.chains import Chain, Mode
@@ -64,7 +65,7 @@ def with_totals(made: Content, manifests: Sequence[ShardManifest]) -> Content:
 
 def content_of(chain: Chain, n: int, attempt: str, base_id: int | None) -> Content:
     """What an interval's driver would record of the chain's last checkpoint; manifests inline."""
-    refs = tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in chain.manifests)
+    refs = tuple(InlineShard(shard=m.shard, inline=m) for m in chain.manifests)
     made = content(
         day(n),
         attempt,
@@ -110,10 +111,9 @@ class Checkpointed:
             output = storage.create(paths.output(day(n), attempt, 0, 0), f"rows of day {n}".encode())
             content_n = content_of(chain, n, attempt, n - 1 or None)
             refs = [
-                ShardRef(
+                FiledShard(
                     shard=m.shard,
                     manifest=storage.create(paths.shared(attempt, m.shard, 0, 99, "manifest"), record_codec.encode(m)),
-                    inline=None,
                 )
                 for m in chain.manifests[:2]
             ]
@@ -161,7 +161,7 @@ class Checkpointed:
     def write_manifests(self, manifests: Sequence[ShardManifest], *, sum_up: bool = True) -> None:
         """These manifests, inline, as the checkpoint's, and what they sum up to unless the record shall stay as it is."""
         made = self.record().content
-        refs = tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in manifests)
+        refs = tuple(InlineShard(shard=m.shard, inline=m) for m in manifests)
         made = replace(made, shards=refs)
         self.write(with_totals(made, manifests) if sum_up else made)
 

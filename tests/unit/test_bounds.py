@@ -16,8 +16,8 @@ import pytest
 
 from state_backend.adapters.rocks import RocksStore
 from state_backend.state import shard_state
-from state_backend.state.keyed_states import MapState, ValueState
 from state_backend.state.shard_state import ShardState, Stride
+from state_backend.state.state_variables import MapState, ValueState
 from tests.support.shards import KEYS, STATES, open_state
 
 MIB = 1024 * 1024

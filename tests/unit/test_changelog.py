@@ -29,13 +29,14 @@ from state_backend.values.errors import CorruptFile, InvariantViolated
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
+    FiledShard,
     InlineFile,
+    InlineShard,
     KeyGroupState,
     LocalFile,
     Segment,
     ShardChanges,
     ShardManifest,
-    ShardRef,
 )
 
 ALL = KeyGroupRange(first=0, last=7)
@@ -127,15 +128,15 @@ def test_each_shard_has_its_part_of_the_record() -> None:
     may, the record has room for them."""
     handle = Handle(path="shared/a/0-0-0.manifest", size_bytes=1, crc32c=1)
     small, large = replace(NOTHING, key_group_states=groups(10)), replace(NOTHING, key_group_states=groups(200))
-    kept = ShardRef(shard=0, manifest=handle, inline=None)
+    kept = FiledShard(shard=0, manifest=handle)
     few = replace(kept, changes=ShardChanges(segments=(), key_group_states=groups(10)))
     many = replace(kept, changes=ShardChanges(segments=(), key_group_states=groups(200)))
-    assert plan_ref(small, None, 8) == ShardRef(shard=0, manifest=None, inline=small)
+    assert plan_ref(small, None, 8) == InlineShard(shard=0, inline=small)
     assert plan_ref(large, None, 8) is None
     assert plan_ref(large, kept, 8) == kept
     assert plan_ref(large, few, 8) == few
     assert plan_ref(large, many, 8) is None
-    assert plan_ref(small, many, 8) == ShardRef(shard=0, manifest=None, inline=small)
+    assert plan_ref(small, many, 8) == InlineShard(shard=0, inline=small)
     for parallelism in (1, 3, 8, 40):
         most = (
             bisect(
@@ -165,7 +166,7 @@ def test_a_segment_takes_the_manifest_along_if_the_record_has_no_room(shard: Sha
     assert (
         len(record_codec.encode(asked)) >= len(record_codec.encode(taken.manifest)) - len("manifest") + len("log") - 1
     )
-    ref = ShardRef(shard=0, manifest=last.handle, inline=None, in_segment=taken.in_segment)
+    ref = FiledShard(shard=0, manifest=last.handle, in_segment=taken.in_segment)
     assert manifest_of(ref, shard.storage) == taken.manifest
     assert shard.content(shard.base)[b"\x00\x00a"] == b"3"
     shard.interval({b"\x00\x00b": b"4"}, inline_budget_bytes=0)
@@ -190,7 +191,7 @@ def test_a_manifest_in_a_segment_that_is_not_what_it_should_be_is_named(shard: S
         data = data[:-1] if damage == "shorter" else data + b"\x00"
     shard.storage.create(handle.path, data)
     with pytest.raises(CorruptFile, match=handle.path):
-        manifest_of(ShardRef(shard=0, manifest=handle, inline=None, in_segment=where), shard.storage)
+        manifest_of(FiledShard(shard=0, manifest=handle, in_segment=where), shard.storage)
 
 
 @pytest.fixture

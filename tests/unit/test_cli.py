@@ -27,7 +27,7 @@ from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint, describe_log
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import SinkFailed, UsageError
-from state_backend.values.records import LogicalTime, ShardRef
+from state_backend.values.records import InlineShard, LogicalTime
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.real_shards import RealPipeline
@@ -425,7 +425,7 @@ def test_state_that_is_whole_but_not_the_recorded_one_is_found_by_a_deep_look_on
     manifests = [manifest_of(ref, pipeline.storage) for ref in prepared.content.shards]
     changed, *rest = manifests[1].key_group_states
     wrong = replace(manifests[1], key_group_states=(replace(changed, digest=(changed.digest + 1) % 2**64), *rest))
-    shards = tuple(ShardRef(shard=m.shard, manifest=None, inline=m) for m in (manifests[0], wrong))
+    shards = tuple(InlineShard(shard=m.shard, inline=m) for m in (manifests[0], wrong))
     digest = (prepared.content.digest + 1) % 2**64
     pipeline.storage.delete(paths.prepared("other"))
     pipeline.coordinator.prepare(replace(prepared, content=replace(prepared.content, shards=shards, digest=digest)))

@@ -11,18 +11,23 @@ from unittest import mock
 import pytest
 
 from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import clean_up as cleaning
 from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
+from state_backend.checkpoint.clean_up import Needed, files_of
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
 from state_backend.values.records import Published, Record, SweepRecord
 from state_backend.values.retention import KeepLast
+from tests.support import commit_world
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario
 from tests.support.interleavings import Replay, Violation
 
@@ -197,7 +202,18 @@ def whose_base_moved_deletes() -> Iterator[None]:
 
 @bug("a zombie, its retry, and the next")
 def what_others_need_is_deleted() -> Iterator[None]:
-    with mock.patch.object(Coordinator, "_needed", lambda self, now: (set(), now)):
+    with mock.patch.object(cleaning, "_needed", lambda storage, now: Needed(paths=set(), attempts=frozenset())):
+        yield
+
+
+@bug("after a later one was quarantined")
+def what_an_interval_wrote_itself_is_looked_for_at_its_base() -> Iterator[None]:
+    real = cleaning._needed
+
+    def needed(storage: Any, now: Log) -> Needed:
+        return replace(real(storage, now), attempts=frozenset())
+
+    with mock.patch.object(cleaning, "_needed", needed):
         yield
 
 
@@ -384,6 +400,44 @@ def a_rewind_takes_the_schemas_back() -> Iterator[None]:
         yield
 
 
+@bug("after its first result was quarantined")
+def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
+    with mock.patch.object(summaries, "_refused", lambda log, new, asked_of: ()):
+        yield
+
+
+@bug("an attempt that drops what it reads")
+def leases_are_listed_before_the_log_is_read() -> Iterator[None]:
+    real = Coordinator.clean_up
+
+    def clean_up(self: Coordinator) -> Any:
+        early = [*self.storage.list(paths.LEASES)]
+        with mock.patch.object(cleaning, "plan_leases", lambda leases, newest: plan_leases(early, newest)):
+            return real(self)
+
+    with mock.patch.object(Coordinator, "clean_up", clean_up):
+        yield
+
+
+@bug("an attempt that drops what it reads")
+def a_reader_looks_at_the_log_before_its_lease_is_there() -> Iterator[None]:
+    real, looks = leasing.take_lease, leasing.check_retained
+
+    def take_lease(storage: Any, checkpoint_id: int, what: str) -> str | None:
+        looks(storage, checkpoint_id)
+        with mock.patch.object(leasing, "check_retained", lambda storage, checkpoint_id: None):
+            return real(storage, checkpoint_id, what)
+
+    with mock.patch.object(commit_world, "take_lease", take_lease):
+        yield
+
+
+@bug("an attempt that drops what it reads")
+def a_clean_up_asks_nobody_who_reads() -> Iterator[None]:
+    with mock.patch.object(cleaning, "leased_checkpoints", lambda storage, now: ({}, [])):
+        yield
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(name: str) -> None:
     """Without the check some interleaving breaks a rule: the checker can fail, and the check is needed."""
@@ -412,7 +466,7 @@ def own_files_whoever_needs_them() -> Iterator[None]:
     log, dropped or not, is not fenced."""
 
     def delete_own(self: Coordinator, now: Log, content: Any) -> None:
-        files = {h.path for h in self._files(content, gone_before=True)}
+        files = {h.path for h in files_of(content, self.storage, gone_before=True)}
         for path in sorted(p for p in files if paths.attempt_of(p) == content.attempt):
             self._storage.delete(path)
         self._storage.delete(paths.prepared(content.attempt))

@@ -30,6 +30,7 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import FileInfo
 from state_backend.values.records import (
+    FiledShard,
     OutputFile,
     Permissions,
     Prepared,
@@ -123,7 +124,7 @@ def test_a_commit_of_a_thousand_shards_makes_few_requests() -> None:
         1,
         parallelism=1000,
         max_parallelism=4096,
-        shards=tuple(ShardRef(shard=n, manifest=manifests[n], inline=None) for n in shards),
+        shards=tuple(FiledShard(shard=n, manifest=manifests[n]) for n in shards),
         outputs=tuple(outputs),
     )
     written = (*state, *manifests, *(o.handle for o in outputs))
@@ -671,7 +672,7 @@ def test_segments_over_an_older_manifest_file_are_counted_too() -> None:
         segments = tuple(Segment(handle=folder.handle(p), data=None, changes=1, content_bytes=7) for p in logs)
         changes = ShardChanges(segments=segments, key_group_states=())
         manifest = folder.handle(paths.shared("a1", 0, 0, 0, "manifest"))
-        return ShardRef(shard=0, manifest=manifest, inline=None, changes=changes)
+        return FiledShard(shard=0, manifest=manifest, changes=changes)
 
     for n in (2, 3):
         folder.run(day(n), f"a{n}", shards=(over_a1(n),))

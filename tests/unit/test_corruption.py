@@ -20,6 +20,7 @@ from state_backend.checkpoint.savepoints import check_unclaimed, claim_savepoint
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_sound, verify_pipeline
+from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
 from state_backend.values.records import Claim
 from state_backend.values.retention import KeepLast
@@ -317,21 +318,33 @@ def test_going_back_to_the_one_that_is_offered_mends_it(root: Path) -> None:
 
 
 def test_a_manifest_that_is_damaged_stops_deleting_until_its_checkpoint_is_dropped(root: Path) -> None:
-    """In doubt nothing is deleted; intervals go on being committed, and when retention drops that checkpoint all is cleaned up."""
+    """In doubt nothing is deleted; intervals go on being committed, and when retention drops that checkpoint all is cleaned up. A
+    clean-up reads the manifests of those whose base was dropped, and tells by the names of the files what the others need."""
     manifest = root / PIPELINE / paths.shared("a4", 0, 0, 0, "manifest")
     flip(manifest, manifest)
     made = RealPipeline(root, policy=KeepLast(2))
     made.prepare(6, "six", values_of(6))
     made.coordinator = Coordinator(made.storage, PIPELINE, policy=KeepLast(6))
     assert made.coordinator.commit("six").outcome == "committed"
-    with pytest.raises(CorruptFile, match=manifest.name):
-        made.coordinator.clean_up()
+    made.coordinator.publish(None)
+    made.coordinator.clean_up()
+    for record in made.coordinator.log().completed():
+        for handle in (
+            h for ref in record.content.shards if record.id != 4 for h in manifest_of(ref, made.storage).handles
+        ):
+            assert made.storage.stat(handle.path) is not None
     with pytest.raises(CorruptFile, match=manifest.name):
         sweep_all(root)
     made.coordinator = Coordinator(made.storage, PIPELINE, policy=KeepLast(1))
     made.prepare(7, "seven", values_of(7))
     made.coordinator.commit("seven")
     made.coordinator.publish(None)
+    seven = root / PIPELINE / paths.shared("seven", 0, 0, 0, "manifest")
+    sound = seven.read_bytes()
+    flip(seven, seven)
+    with pytest.raises(CorruptFile, match=seven.name):
+        made.coordinator.clean_up()
+    seven.write_bytes(sound)
     assert 4 in made.coordinator.clean_up().shrunk
     sweep_all(root)
     assert {info.path for info in made.storage.list("")} == live_files(made.storage)

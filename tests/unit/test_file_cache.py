@@ -63,6 +63,14 @@ class Host:
         return sorted(self.folder.iterdir())
 
 
+def sound_files(folder: Path) -> list[Path]:
+    """The cached files, each of which is what its name says."""
+    cached = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    for path in cached:
+        assert path.name.endswith(f"-{google_crc32c.value(path.read_bytes()):08x}")
+    return cached
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
@@ -116,18 +124,6 @@ def test_a_file_that_was_written_to_is_a_miss_and_goes(host: Host, damage: str) 
             file.truncate(5 if damage == "truncate" else 0)
     assert host.get(handle) is None
     assert host.entries() == []
-
-
-def test_scrub_finds_what_times_and_sizes_do_not_tell(host: Host) -> None:
-    good, bad = host.keep(b"good"), host.keep(b"bad!", "shared/b/0-0-0.sst")
-    (entry,) = [e for e in host.entries() if e.read_bytes() == b"bad!"]
-    times = entry.stat()
-    entry.write_bytes(b"BAD!")
-    os.utime(entry, ns=(times.st_atime_ns, times.st_mtime_ns))
-    found = host.cache.scrub()
-    assert (found.files, found.damaged) == (2, (entry.name,))
-    assert (host.get(good), host.get(bad)) == (b"good", None)
-    assert host.cache.scrub().damaged == ()
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
@@ -302,9 +298,7 @@ def test_processes_share_it_without_a_lock(tmp_path: Path) -> None:
     hits = [int(racer.communicate(timeout=60)[0]) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     assert min(hits) > 0
-    cache = FileCache(tmp_path / "cache", 4000)
-    assert cache.scrub().damaged == ()
-    assert 0 < cache.scrub().files <= 9
+    assert 0 < len(sound_files(tmp_path / "cache")) <= 9
 
 
 # --- as restore and snapshot use it ---------------------------------------------------------------------------------------
@@ -374,8 +368,7 @@ def test_work_on_a_restored_shard_leaves_the_cache_as_it_was(tmp_path: Path, sto
         shard.store.compact()
         assert entries_in(shard.store) == 0
         shutil.rmtree(tmp_path / f"db-{n}")
-    assert cache.scrub().files == 1
-    assert cache.scrub().damaged == ()
+    assert len(sound_files(tmp_path / "cache")) == 1
 
 
 def test_a_file_that_the_disk_damaged_is_found_and_forgotten(tmp_path: Path, storage: FaultyStorage) -> None:

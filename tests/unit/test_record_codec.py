@@ -20,6 +20,9 @@ from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
     CanonicalFile,
     Claim,
+    FiledShard,
+    InlineShard,
+    InSegment,
     OutputFile,
     Prepared,
     Published,
@@ -43,11 +46,10 @@ SEGMENTS = (
 )
 MANIFEST = replace(manifest([HANDLE], digest=2**64 - 1), segments=SEGMENTS)
 SHARDS = (
-    ShardRef(shard=0, manifest=None, inline=MANIFEST),
-    ShardRef(
+    InlineShard(shard=0, inline=MANIFEST),
+    FiledShard(
         shard=1,
         manifest=replace(HANDLE, path="shared/a/1-0-0.manifest"),
-        inline=None,
         changes=ShardChanges(segments=SEGMENTS, key_group_states=MANIFEST.key_group_states),
     ),
 )
@@ -119,6 +121,52 @@ def test_round_trip(value: Any) -> None:
     assert decoded == value
     assert type(decoded) is type(value)
     assert record_codec.encode(decoded) == data
+
+
+FILE = Handle(path="shared/a/1-0-0.manifest", size_bytes=7, crc32c=9)
+FILE_JSON = '{"crc32c":9,"path":"shared/a/1-0-0.manifest","size_bytes":7}'
+CHANGES = ShardChanges(segments=(), key_group_states=())
+CHANGES_JSON = '{"key_group_states":[],"segments":[]}'
+WHERE = InSegment(offset=1, changes=2, content_bytes=3)
+WHERE_JSON = '{"changes":2,"content_bytes":3,"offset":1}'
+EMPTY = ShardManifest(
+    shard=1, key_groups=KeyGroupRange(first=0, last=7), files=(), inline_files=(), segments=(), key_group_states=()
+)
+EMPTY_JSON = (
+    '{"files":[],"inline_files":[],"key_group_states":[],"key_groups":{"first":0,"last":7},"segments":[],"shard":1}'
+)
+
+
+@pytest.mark.parametrize(
+    ("ref", "inline", "manifest", "changes", "in_segment"),
+    [
+        (InlineShard(shard=1, inline=EMPTY), EMPTY_JSON, "null", "null", "null"),
+        (FiledShard(shard=1, manifest=FILE), "null", FILE_JSON, "null", "null"),
+        (FiledShard(shard=1, manifest=FILE, changes=CHANGES), "null", FILE_JSON, CHANGES_JSON, "null"),
+        (FiledShard(shard=1, manifest=FILE, in_segment=WHERE), "null", FILE_JSON, "null", WHERE_JSON),
+        (
+            FiledShard(shard=1, manifest=FILE, changes=CHANGES, in_segment=WHERE),
+            *("null", FILE_JSON, CHANGES_JSON, WHERE_JSON),
+        ),
+    ],
+    ids=["inline", "file", "changes", "segment", "segment-changes"],
+)
+def test_the_json_of_a_shard(ref: ShardRef, inline: str, manifest: str, changes: str, in_segment: str) -> None:
+    """All forms have the same five fields; older releases wrote the first three forms without the last two."""
+    filed = record(1, day(1), parallelism=2, shards=(InlineShard(shard=0, inline=replace(EMPTY, shard=0)), ref))
+    now = (
+        f'{{"changes":{changes},"in_segment":{in_segment},"inline":{inline},"manifest":{manifest},"shard":1}}'.encode()
+    )
+    data = record_codec.encode(filed)
+    assert data.count(now) == 1
+    assert record_codec.decode(data, "p", Record) == filed
+
+    def as_before(body: dict[str, Any]) -> None:
+        for name in ("changes", "in_segment"):
+            if body["content"]["shards"][1][name] is None:
+                del body["content"]["shards"][1][name]
+
+    assert record_codec.decode(resealed(as_before, filed), "p", Record) == filed
 
 
 @pytest.mark.parametrize("value", [v for v in VALUES if isinstance(v, Record | Tombstone | Savepoint)])
@@ -203,7 +251,12 @@ def test_no_truncation_goes_unnoticed() -> None:
             lambda b: b["content"]["shards"][0]["inline"]["segments"][0].update(data="AA=="),
             "either in a file or inline",
         ),
-        (lambda b: b["content"]["shards"][0]["inline"].pop("segments"), "segments"),
+        (lambda b: b["content"]["shards"][0]["inline"].pop("segments"), "inline.segments"),
+        (lambda b: b["content"]["shards"][0].pop("inline"), "shards.0"),
+        (lambda b: b["content"]["shards"][0].update(inline=None), "shards.0"),
+        (lambda b: b["content"]["shards"][0].update(changes={"segments": [], "key_group_states": []}), "shards.0"),
+        (lambda b: b["content"]["shards"][1].update(inline=b["content"]["shards"][0]["inline"]), "shards.1"),
+        (lambda b: b["content"]["shards"][1]["manifest"].pop("crc32c"), "manifest.crc32c"),
         (
             lambda b: b["content"]["shards"][0]["inline"]["key_group_states"][0].update(size_bytes=-1),
             "size_bytes is -1",
@@ -288,7 +341,7 @@ def test_a_record_of_a_thousand_shards_stays_small() -> None:
         day(1),
         parallelism=1000,
         max_parallelism=4096,
-        shards=tuple(ShardRef(shard=n, manifest=file, inline=None) for n, file in enumerate(files)),
+        shards=tuple(FiledShard(shard=n, manifest=file) for n, file in enumerate(files)),
         outputs=tuple(
             OutputFile(handle=handle(paths.output(day(1), attempts[-1], n, 7)), rows=chance.randrange(10**4))
             for n in range(1000)

@@ -175,17 +175,19 @@ def test_a_fork_leaves_the_pipeline_as_it_is(folder: Folder, asked: list[Any]) -
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("of", "ids"), [("saved", [2, 3, 4]), ("a2", [3, 4])])
 def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
-    driver: list[Any], asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    driver: list[Any], asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, of: str, ids: list[int]
 ) -> None:
-    """It holds the state at the end of day 2: what the pipeline has for days 2 to 4 would be discarded."""
-    saved = SimpleNamespace(content=content(day(2), "saved", kind="restore"))
+    """It holds the state at the end of day 2: what the pipeline has for days 3 and 4 would be discarded, and for day 2 if that is
+    another state."""
+    saved = SimpleNamespace(content=content(day(2), of, kind="restore"))
     monkeypatch.setattr("state_backend.checkpoint.savepoints.read_savepoint", lambda storage: saved)
     made, where = operator("/savepoints/day2", claim="CLAIM"), context()
     parked = park(made, where)
-    assert "It discards 3 checkpoint(s): 2, 3, 4." in asked[0]["body"]
+    assert f"It discards {len(ids)} checkpoint(s): {', '.join(map(str, ids))}." in asked[0]["body"]
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
-    assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": [2, 3, 4]}
+    assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": ids}
     assert driver == [
         ("validate", "--savepoint", "/savepoints/day2"),
         ("restore", "--savepoint", "/savepoints/day2", "--claim", "CLAIM", "--attempt", made._attempt(where)),

@@ -11,6 +11,7 @@ import pytest
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.leases import take_lease
 from state_backend.checkpoint.rewind import Discarded, fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -28,7 +29,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.handles import handles_in
-from state_backend.values.records import Permissions, Record, Segment, ShardChanges, ShardRef, Tombstone
+from state_backend.values.records import FiledShard, Permissions, Record, Segment, ShardChanges, Tombstone
 from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
@@ -331,7 +332,7 @@ def test_a_fork_of_a_changelog_takes_what_changed_since_the_manifest(tmp_path: P
     inline = Segment(handle=None, data=b"small", changes=1, content_bytes=5)
     segments = (Segment(handle=log_file, data=None, changes=1, content_bytes=9), inline)
     changes = ShardChanges(segments=segments, key_group_states=())
-    ref = ShardRef(shard=0, manifest=first.manifest, inline=None, changes=changes)
+    ref = FiledShard(shard=0, manifest=first.manifest, changes=changes)
     folder.run(day(2), "a2", shards=(ref,))
     into = MemoryStorage("memory://other")
     split(folder, 2, into)
@@ -487,6 +488,9 @@ def test_a_source_that_retention_drops_meanwhile() -> None:
                     tight.coordinator.clean_up()
             return super().copy_from(source, handle, path)
 
+    split(folder, 3, Meanwhile(into, {}), parallelism=1)
+    assert folder.coordinator.log().retained.keys() == {5}  # the lease kept its files and not the checkpoint
+    folder.coordinator.clean_up()
+    assert folder.paths(paths.LEASES) == set()
     with pytest.raises(CheckpointDropped, match=r"checkpoint 3, .* is no longer retained.* the newest, 5, "):
-        split(folder, 3, Meanwhile(into, {}), parallelism=1)
-    assert not list(into.list(""))
+        take_lease(folder.storage, 3, "a fork")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from state_backend.formats.row_codec import RowCodec, schema_version_of
+from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import DecimalType, parse_struct, walk
 from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError
 
@@ -143,7 +143,6 @@ def test_layout(json, row, expected):
     data = bytes.fromhex(expected.replace(" ", ""))
     assert coder.encode(row).hex() == data.hex()
     assert coder.decode(data) == row
-    assert schema_version_of(data) == 3
 
 
 def test_every_type_round_trips():
@@ -458,10 +457,6 @@ def test_other_headers_are_refused(fields):
         codec(4, **fields).decode(data)
     with pytest.raises(CorruptFile, match=r"state 'x': .* unknown format 02, expected 1"):
         codec(3, **fields).decode(b"\x02" + data[1:])
-    with pytest.raises(CorruptFile, match="not an encoded row: expected format 1, found 02"):
-        schema_version_of(b"\x02\x03")
-    with pytest.raises(CorruptFile):
-        schema_version_of(b"\x01")
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ from state_backend.formats.canonical_tables import state_schema
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.state.keyed_states import ListState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
 from state_backend.values.records import Claim, Permissions, Record, Savepoint
 from state_backend.values.retention import KeepLast

@@ -21,8 +21,8 @@ from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import EntryChange, diff_states, merged, plan_groups
 from state_backend.inspection.table import StateSource
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import UsageError
 from state_backend.values.records import KeyGroupState
 from tests.support.checkpoints import PIPELINE

@@ -29,7 +29,7 @@ from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import manifests_of
 from state_backend.inspection.table import Part, StateSource, needed_for, read_table, table_schema
 from state_backend.inspection.verify import offering_sound
-from state_backend.state.keyed_states import ListState, ValueState
+from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
 from state_backend.values.records import SchemaVersion

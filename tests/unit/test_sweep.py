@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
+from state_backend.adapters import local_storage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -30,7 +33,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
-from state_backend.values.handles import FileInfo
+from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.records import Record, Savepoint, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
@@ -481,3 +484,49 @@ def test_stale_marks_and_retained_are_carried_on_by_a_sweep() -> None:
     assert any(r.stale_by is not None for r in before.values())
     assert make(folder.storage, clock).record is not None
     assert folder.coordinator.log().retained == before
+
+
+class SmallDisk(LocalStorage):
+    """A disk of so many bytes: whoever writes beyond that is told that it is full, as the system tells it."""
+
+    def __init__(self, root: Path, size_bytes: int) -> None:
+        super().__init__(root)
+        self.size_bytes = size_bytes
+
+    @contextmanager
+    def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[Path, Handle]]:
+        data = b"".join(chunks)
+        used = sum(f.stat().st_size for f in self._root.rglob("*") if f.is_file())
+        if used + len(data) > self.size_bytes:
+            with local_storage.os_errors(doing, may_be_absent=False):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with super()._written(path, (data,), doing) as written:
+            yield written
+
+
+def test_a_full_disk_is_swept(tmp_path: Path) -> None:
+    """What a sweep has to write before it deletes fits into the room that commits keep."""
+    disk = SmallDisk(tmp_path, 12 << 20)
+    folder = Folder(disk, inline=False, policy=KeepLast(1))
+    folder.run(day(1), "a1")
+    folder.coordinator.publish(None)
+    disk.create(sst("crashed"), bytes(5 << 20))
+    with pytest.raises(StorageUnavailable, match=r"No space left .*free some space \(a sweep needs none\)"):
+        disk.create(sst("too-much"), bytes(6 << 20))
+    used = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+    disk.size_bytes = used  # not a byte more
+    with pytest.raises(StorageUnavailable):
+        disk.create("attempts/x/prepared.json", b"x")
+    result = sweep(disk, PIPELINE, now_ms=2**52, min_age=timedelta(0))
+    assert result.record is not None and result.deleted_bytes == 5 << 20
+    assert folder.run(day(2), "a2", keep=(sst("a1"),)).outcome == "committed"
+    folder.coordinator.publish(None)
+    assert folder.coordinator.clean_up().shrunk == (1,)
+    # The room is kept anew, and once: full again, it is swept again, unless somebody took the room meanwhile.
+    disk.size_bytes = 12 << 20
+    disk.create(sst("again"), bytes(5 << 20))
+    disk.size_bytes = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+    assert disk.free_room() and not disk.free_room()
+    disk.size_bytes -= 2 << 20
+    with pytest.raises(StorageUnavailable):
+        sweep(disk, PIPELINE, now_ms=2**52, min_age=timedelta(0))

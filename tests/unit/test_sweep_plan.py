@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from state_backend.checkpoint.coordinator import tombstone_of
-from state_backend.checkpoint.log import Log
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.clean_up import tombstone_of
+from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.sweep import SweepPlan, plan_sweep
-from state_backend.formats import paths
+from state_backend.formats import paths, record_codec
+from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import FileInfo, Handle, handles_in
-from state_backend.values.records import OutputFile, Quarantine, Retained, ShardRef, SweepRecord
+from state_backend.values.records import FiledShard, InlineShard, OutputFile, Quarantine, Retained, SweepRecord
 from tests.support.checkpoints import day, manifest, record
 
 NOW_MS = 1_000_000
@@ -122,12 +124,19 @@ def test_a_mark_of_another_interval_under_a_known_id_stays() -> None:
     assert deleted(plan([info(paths.published(day(9), 1))], log)) == []
 
 
-def test_a_log_that_lost_its_newest_record_stops_the_sweep() -> None:
-    log = Log({1: record(1, day(1))})
-    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing"):
-        plan([info(SST), info(paths.published(day(2), 2))], log)
-    with pytest.raises(CorruptRecord, match=f"{paths.record(3)} is missing"):
-        plan([info(SST), info(paths.quarantine(3))], Log(log.entries, {3: Quarantine(id=3, reason="wrong")}))
+@pytest.mark.parametrize("mark", [paths.published(day(2), 2), paths.quarantine(2), paths.validated(2, "full")])
+def test_a_log_that_lost_its_newest_record_is_noticed_by_any_mark(mark: str) -> None:
+    """By all who look at the whole log: a sweep, verify, and a read without ``HEAD.json``."""
+    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} speaks of"):
+        plan([info(SST), info(mark)], Log({1: record(1, day(1))}))
+    storage = MemoryStorage()
+    storage.create(paths.record(1), record_codec.encode(record(1, day(1))))
+    storage.create(mark, b"")
+    with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} speaks of"):
+        read_log(storage)
+    assert any(f"{paths.record(2)} is missing: {mark}" in finding for finding in verify_pipeline(storage).findings)
+    storage.delete(mark)
+    assert read_log(storage).head_id == 1
 
 
 def test_a_quarantine_mark_that_came_after_the_listing_is_no_reason_to_stop() -> None:
@@ -136,8 +145,8 @@ def test_a_quarantine_mark_that_came_after_the_listing_is_no_reason_to_stop() ->
 
 def test_handles_are_found_wherever_a_record_holds_them() -> None:
     a, b, c, d = (Handle(path=p, size_bytes=1, crc32c=1) for p in "abcd")
-    inline = ShardRef(shard=0, manifest=None, inline=manifest([a, b]))
-    filed = ShardRef(shard=1, manifest=c, inline=None)
+    inline = InlineShard(shard=0, inline=manifest([a, b]))
+    filed = FiledShard(shard=1, manifest=c)
     made = record(1, day(1), shards=(inline, filed), outputs=(OutputFile(handle=d, rows=1, late=True),))
     assert sorted(h.path for h in handles_in(made)) == ["a", "b", "c", "d"]
     assert list(handles_in(tombstone_of(made))) == []

@@ -15,12 +15,12 @@ from state_backend.inspection.table import StateSource, read_table
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard
-from state_backend.state.entries import read_timers
-from state_backend.state.keyed_states import ListState, MapState, ValueState
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import StateTypeError
 from state_backend.values.key_groups import range_of
 from tests.support.chains import ENGINE
+from tests.support.reading import read_timers
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES, lay_timers_together, open_state
 from tests.support.state_sources import StateChain
 

@@ -68,8 +68,11 @@ class AirflowRest:
         )
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer, None for an empty one; RestError for a refusal, OSError if nobody answers. A refusal of the moment changed
-        nothing, so it is asked again, for ten seconds."""
+        """The JSON answer, None for an empty one. A refusal of the moment changed nothing, so it is asked again, for
+        ten seconds.
+
+        Raises: RestError for a refusal, OSError if nobody answers.
+        """
         for tries_left in range(20, -1, -1):
             try:
                 return self.call_once(method, path, body)
@@ -99,13 +102,16 @@ class AirflowRest:
     # --- what a backfill needs ------------------------------------------------------------------------------------------------
 
     def pause(self, dag_id: str, paused: bool) -> None:
+        """Pauses a DAG, or lets it go on."""
         self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
     def active_backfills(self, dag_id: str) -> list[dict[str, Any]]:
+        """The backfills of a DAG that are not completed, as Airflow lists them."""
         found = self.call("GET", f"/api/v2/backfills?dag_id={dag_id}&limit=100")["backfills"]
         return [backfill for backfill in found if backfill["completed_at"] is None]
 
     def cancel_backfill(self, backfill_id: int) -> None:
+        """Cancels a backfill; runs that have begun go on."""
         self.call("PUT", f"/api/v2/backfills/{backfill_id}/cancel")
 
     def runs_between(self, dag_id: str, first: str, last: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -276,7 +277,10 @@ def _entry_diff(
     """Counts by state, and the first changes."""
     counts: dict[str, dict[str, int]] = {}
     listed: list[dict[str, Any]] = []
-    with work_folder("diff") as work:
+    with ExitStack() as stack:
+        work = stack.enter_context(work_folder("diff"))
+        for source in sources:
+            stack.enter_context(source.held("a comparison"))
         for change in diff_states(sources[0], sources[1], work, states=states or None):
             of_state = counts.setdefault(change.state, dict.fromkeys(("added", "removed", "changed"), 0))
             of_state[change.change] += 1
@@ -476,8 +480,10 @@ app.command()(_exit_codes(new_pipeline.run))
 
 def _open(root: str, pipeline: str) -> tuple[Storage, Log]:
     storage = open_storage(join_url(root, pipeline))
-    _refuse_nothing(storage)
-    return storage, Coordinator(storage, pipeline).log()
+    log = Coordinator(storage, pipeline).log()
+    if not log.head_id:
+        _refuse_nothing(storage)
+    return storage, log
 
 
 def _refuse_nothing(storage: Storage) -> None:

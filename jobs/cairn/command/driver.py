@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
         again = error.rerun if isinstance(error, CairnError) else None
         result = {"error": {"type": name, "message": str(error), "rerun": again and again.as_json()}}
-    # Whole or not at all: the operator takes a missing file for a killed driver.
+    # The result appears whole or not at all. If it is missing, the operator concludes that the driver was killed.
     partial = options.result.with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.replace(options.result)

@@ -62,6 +62,7 @@ class NewPipeline:
 
     @property
     def every(self) -> timedelta:
+        """The length of an interval."""
         return timedelta(hours=1) if self.schedule == "hourly" else timedelta(days=1)
 
     def files(self) -> dict[str, str]:

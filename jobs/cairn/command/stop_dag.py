@@ -146,7 +146,7 @@ class AirflowCli:
         self._timeout_s = timeout_s
 
     def is_paused(self, dag_id: str) -> bool:
-        """UsageError if there is no such DAG."""
+        """Raises: UsageError if there is no such DAG."""
         (details,) = self._rows("dags", "details", dag_id)
         return str(details["is_paused"]) == "True"
 

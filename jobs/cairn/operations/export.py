@@ -60,6 +60,7 @@ def export_state(
     for state in chosen:
         _check_fits(source, state)
     with ExitStack() as stack:
+        stack.enter_context(source.held("an export"))
         shards = range(source.content.parallelism)
         write = partial(_export_shard, source, chosen, to)
         done: Iterator[list[ExportedFile]] = map(write, shards)

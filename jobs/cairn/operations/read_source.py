@@ -70,7 +70,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
 
 
 def check_types(schema: StructType, what: str) -> None:
-    """SourceError for a column that can't be handed to Python."""
+    """Raises: SourceError for a column that can't be handed to Python."""
     for field in schema.fields:
         found = next(_not_for_python(field.dataType), None)
         if found is not None:
@@ -94,7 +94,10 @@ def arrow_schema_json(data_type: Any) -> Any:
 
 @contextmanager
 def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
-    """Around what reads the rows: SourceError for files and values that Spark could not read, seen only when it computes."""
+    """Around what reads the rows.
+
+    Raises: SourceError for files and values that Spark could not read, which it sees only when it computes.
+    """
     try:
         yield
     except CairnError:

@@ -11,7 +11,7 @@ from cairn.shard_jobs.job import run_on_shards
 from cairn.shard_jobs.restore_savepoint import RestoreJob
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.lineage import stale_marks
+from state_backend.checkpoint.lineage import discarded_by
 from state_backend.checkpoint.rewind import begun_before
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
@@ -128,9 +128,7 @@ def plan_restore_savepoint(
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
     job = _plan(pipeline, coordinator, owner, savepoint_path, savepoint, str(uuid.uuid4()), 0)
-    content, now = savepoint.content, coordinator.log()
-    stale = stale_marks(now, content, now.head_id + 1).keys()
-    replaced = {c.id for c in now.completed() if c.content.interval == content.interval}
+    content = savepoint.content
     return {
         "dry_run": True,
         "savepoint": savepoint_path,
@@ -140,9 +138,7 @@ def plan_restore_savepoint(
         "entries": content.totals.entries,
         "parallelism": job.parallelism,
         "max_parallelism": job.max_parallelism,
-        "discards": [
-            {"id": c.id, "interval": str(c.content.interval)} for c in now.completed() if c.id in stale | replaced
-        ],
+        "discards": [{"id": d.id, "interval": str(d.interval)} for d in discarded_by(coordinator.log(), content)],
         "deletes_savepoint": claim == "CLAIM",
     }
 

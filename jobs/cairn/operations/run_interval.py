@@ -386,7 +386,7 @@ def coordinator_of(pipeline: Pipeline, root: str) -> Coordinator:
 
 
 def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
-    """A DDL schema, parsed by Spark; UsageError quotes one that can't be."""
+    """A DDL schema, parsed by Spark. Raises: UsageError, quoting one that can't be."""
     parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)
@@ -417,7 +417,7 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
 def _check_output(
     pipeline: Pipeline, coordinator: Coordinator, so_far: dict[str, Any] | OutputFile | None, declared: StructType
 ) -> None:
-    """UsageError if output that is there could not be read with what is declared now."""
+    """Raises: UsageError if output that is there could not be read with what is declared now."""
     if isinstance(so_far, OutputFile):
         with work_folder("schema") as work:
             so_far = schema_of_file(coordinator.storage, so_far.handle, work / "file.parquet")

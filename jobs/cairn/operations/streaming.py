@@ -359,7 +359,7 @@ class _Remembering:
         return state
 
     def put_back(self, held: Any, types: Types) -> None:
-        """Writes what one key had; UsageError for a state that the processor does not declare."""
+        """Writes what one key had. Raises: UsageError for a state that the processor does not declare."""
         for at_ms in held[TIMERS_NAME] or ():
             self._handle.registerTimer(at_ms)
         for name, (value, user_key) in types.items():

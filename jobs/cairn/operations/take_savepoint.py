@@ -12,6 +12,7 @@ from cairn.shard_jobs.job import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
@@ -61,7 +62,8 @@ def take_savepoint(
         engine=pipeline.engine,
     )
     try:
-        with offering_sound(open_storage(pipeline_root), record):
+        owner = open_storage(pipeline_root)
+        with holding(owner, record.id, "a savepoint"), offering_sound(owner, record):
             job.finish(run_on_shards(spark, job))
     except AlreadyExists:  # another try of this call was faster
         if (taken := _taken(destination, record, format)) is not None:
@@ -71,7 +73,7 @@ def take_savepoint(
 
 
 def _taken(destination: Storage, record: Record, format: str) -> Savepoint | None:
-    """The savepoint of this checkpoint that is there already, or None for none; UsageError for another one."""
+    """The savepoint of this checkpoint that is there already, or None for none. Raises: UsageError for another one."""
     if destination.stat(paths.SAVEPOINT_RECORD) is None:
         return None
     there = read_savepoint(destination)
@@ -84,8 +86,9 @@ def _taken(destination: Storage, record: Record, format: str) -> Savepoint | Non
 
 
 def check_destination(pipeline_root: str, to: str, format: str) -> None:
-    """UsageError if savepoints can't be written there: inside the pipeline's own folder one would not outlive the pipeline, and no
-    sweep would know it."""
+    """Raises: UsageError if savepoints can't be written there: inside the pipeline's own folder one would not outlive
+    the pipeline, and no sweep would know it.
+    """
     if format not in FORMATS:
         raise UsageError(f"savepoint format {format!r} is not one of {', '.join(FORMATS)}")
     destination, owner = open_storage(to), open_storage(pipeline_root)
@@ -96,7 +99,7 @@ def check_destination(pipeline_root: str, to: str, format: str) -> None:
 
 
 def check_free(to: str) -> None:
-    """UsageError if a savepoint lies there already."""
+    """Raises: UsageError if a savepoint lies there already."""
     if open_storage(to).stat(paths.SAVEPOINT_RECORD) is not None:
         raise UsageError(f"{to} holds a savepoint already; choose another folder, savepoints are never overwritten")
 
@@ -108,31 +111,31 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
 
     Only intervals that begin after it start from the rewritten files.
 
-    Raises, before anything is rewritten: UsageError if a re-run of the interval has taken the checkpoint's place already;
-    StateUnusable if it is quarantined. Afterwards: Fenced or BaseMoved if one of these happens meanwhile, CheckpointDropped if
-    retention drops it while it is read.
+    Raises: UsageError if a re-run of the interval has taken the checkpoint's place already; StateUnusable if it is quarantined.
+    Nothing is rewritten then. Fenced or BaseMoved if one of these happens meanwhile; CheckpointDropped if retention drops it
+    while it is read.
     """
     coordinator = coordinator_of(pipeline, root)
-    now = coordinator.log()
-    if record.id not in now.retained or is_superseded(now, record):
+    checkpoints = coordinator.log()
+    if record.id not in checkpoints.retained or is_superseded(checkpoints, record):
         raise UsageError(
             f"checkpoint {record.id} of {pipeline.name!r} was dropped, or another run of {record.content.interval} took its "
             "place: consolidated it would be the newest again\nLeave consolidate out, or choose the newest one"
         )
-    refused = now.quarantine_above(record.id)
+    refused = checkpoints.quarantine_above(record.id)
     if refused is not None:  # its commit would refuse it, after everything was rewritten
         raise StateUnusable(
             f"checkpoint {record.id} of {pipeline.name!r} is quarantined, or descends from checkpoint {refused}, which is "
-            f"({now.quarantined[refused].reason})\nLeave consolidate out, or choose a usable checkpoint"
+            f"({checkpoints.quarantined[refused].reason})\nLeave consolidate out, or choose a usable checkpoint"
         )
-    earlier = [c for c in now.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
-    if earlier and now.quarantine_above(earlier[-1].id) is None:
+    earlier = [c for c in checkpoints.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
+    if earlier and checkpoints.quarantine_above(earlier[-1].id) is None:
         return earlier[-1]  # a try before this one got so far
     attempt = str(uuid.uuid4())
     job = ConsolidationJob(
         root=join_url(root, pipeline.name),
         attempt=attempt,
-        h0=now.head_id,
+        h0=checkpoints.head_id,
         checkpoint_id=record.id,
         content=record.content,
         run=RunRef(run_id=f"consolidate__{attempt}", clear_number=0, try_number=1),

@@ -26,6 +26,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.dropped import check_retained, telling_drops
+from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
 from state_backend.inspection.verify import verify_files
@@ -116,8 +117,11 @@ def validate_checkpoint(
         options,
         checkpoint_id=record.id,
     )
-    found = replace(_validate(spark, pipeline, target, mode, docs, with_expectations), checkpoint_id=record.id)
-    coordinator = Coordinator(open_storage(target.folder), pipeline.name)
+    storage, before = open_storage(target.folder), target.before
+    with holding(storage, record.id, "a validation"), holding(storage, before.id if before else None, "a validation"):
+        found = _validate(spark, pipeline, target, mode, docs, with_expectations)
+    found = replace(found, checkpoint_id=record.id)
+    coordinator = Coordinator(storage, pipeline.name)
     if found.success:
         coordinator.mark_validated(record.id, mode)
     elif quarantine:
@@ -136,7 +140,10 @@ def validate_attempt(
     with_expectations: bool = True,
 ) -> Validation:
     """Examines a prepared attempt before it is committed; if it is wrong, its commit is refused from then on. Errors as
-    ``validate_checkpoint``; StateUnusable if the attempt never got as far as prepared."""
+    ``validate_checkpoint``.
+
+    Raises: StateUnusable if the attempt never got as far as prepared.
+    """
     folder = join_url(root, pipeline.name)
     coordinator = Coordinator(open_storage(folder), pipeline.name)
     content = coordinator.load_prepared(attempt).content
@@ -158,8 +165,10 @@ def validate_savepoint(
     docs: Path | None = None,
     with_expectations: bool = True,
 ) -> Validation:
-    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``; UsageError
-    if the folder holds no savepoint."""
+    """Examines a savepoint of either format. Nothing is marked: the caller decides. Errors as ``validate_checkpoint``.
+
+    Raises: UsageError if the folder holds no savepoint.
+    """
     savepoint = read_savepoint(open_storage(folder))
     target = _Target(
         f"savepoint {savepoint.savepoint}", folder, savepoint.content, None, {"checkpoint": folder}, savepoint.files
@@ -187,9 +196,9 @@ def _before(pipeline: Pipeline, root: str, record: Record) -> Record | None:
     base_id = record.content.base_id
     if base_id is None or pipeline.expectations_over_time is None:
         return None
-    now = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
-    entry = now.entries.get(base_id)
-    if base_id in now.retained and isinstance(entry, Record):
+    checkpoints = Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name).log()
+    entry = checkpoints.entries.get(base_id)
+    if base_id in checkpoints.retained and isinstance(entry, Record):
         return entry
     log.info("checkpoint %d, which this one started from, was dropped: nothing is compared over time", base_id)
     return None
@@ -275,14 +284,9 @@ def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataF
     return spark.read.format("keyed_state").options(**options).option("state", state).load()
 
 
-def flat_state(spark: SparkSession, pipeline: Pipeline, root: str, record: Record, state: str) -> DataFrame:
-    """A state with one column per field, as expectations want it: value fields by their names, key fields as ``key_<name>``,
-    user key fields as ``user_key_<name>``, and ``expires_at``, ``key_group``, ``shard``."""
-    options = {"root": root, "pipeline": pipeline.name, "checkpoint": str(record.id)}
-    return _flat(_state(spark, options, state))
-
-
 def _flat(table: DataFrame, value_prefix: str = "") -> DataFrame:
+    """A state with one column per field, as expectations want it: key fields as ``key_<name>``, user key fields as
+    ``user_key_<name>``, value fields as ``<value_prefix><name>``."""
     from pyspark.sql import functions as F
 
     columns = []
@@ -437,7 +441,7 @@ class _Suites:
         self._source = self._context.data_sources.add_spark("restored_state")
 
     def run(self, state: str, *tables: _Table) -> None:
-        """The tables of one state. UsageError for an expectation that can't be evaluated."""
+        """The tables of one state. Raises: UsageError for an expectation that can't be evaluated."""
         evaluated = failed = 0
         for table in tables:
             if not table.expectations:

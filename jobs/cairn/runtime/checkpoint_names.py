@@ -31,7 +31,7 @@ def parse_checkpoint(text: str) -> str | int | datetime:
 
 
 def parse_duration(text: str) -> timedelta:
-    """``90s``, ``30m``, ``12h`` or ``3d``; UsageError otherwise."""
+    """``90s``, ``30m``, ``12h`` or ``3d``. Raises: UsageError for any other text."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
         raise UsageError(f"not a duration: {text!r}; expected a number and one of s, m, h, d, like 12h")

@@ -44,7 +44,7 @@ class ColumnNames:
         return name
 
     def find_key(self, key: Sequence[str]) -> list[str]:
-        """The key columns' own names. SourceError for one that is missing or named twice."""
+        """The key columns' own names. Raises: SourceError for one that is missing or named twice."""
         own = [self.find(name) for name in key]
         missing = [name for name in own if name not in self.names]
         if missing:

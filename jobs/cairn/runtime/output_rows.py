@@ -43,7 +43,7 @@ class OutputRows:
         return len(self._pending) >= _ROWS_PER_BATCH
 
     def flush(self) -> None:
-        """Writes what has been collected. ProcessorError names the column and the row that do not fit."""
+        """Writes what has been collected. Raises: ProcessorError, naming column and row, if one does not fit."""
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(field, values) for field, values in zip(self._file.schema, columns, strict=True)]
@@ -64,7 +64,7 @@ class OutputRows:
 
 
 def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.Array:
-    """Values as a column of the output; ProcessorError names the column that they do not fit."""
+    """Values as a column of the output. Raises: ProcessorError, naming the column, if one does not fit."""
     try:
         array = pa.array(values, type=field.type, from_pandas=from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -75,7 +75,7 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
 
 
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
-    """The array; ProcessorError if it holds nulls and the column may not."""
+    """The array. Raises: ProcessorError if it holds nulls and the column may not."""
     if not field.nullable and array.null_count:
         raise ProcessorError(f"output column {field.name!r} is NOT NULL, but a row has no value for it")
     return array

@@ -172,7 +172,10 @@ class OutputFrames:
         return [_values(frame.iloc[:, at]) for at in range(len(self._names))]
 
     def flush(self) -> None:
-        """Writes what has been collected. ProcessorError names the column, and the frame's first row, that do not fit."""
+        """Writes what has been collected.
+
+        Raises: ProcessorError, naming the column and the frame's first row, if a frame does not fit.
+        """
         if self._pending:
             columns = zip(*self._pending, strict=True)
             arrays = [self._column(at, parts) for at, parts in enumerate(columns)]

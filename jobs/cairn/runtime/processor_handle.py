@@ -17,7 +17,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
-from state_backend.state import keyed_states
+from state_backend.state import state_variables
 from state_backend.state.layout import MAX_TIME_MS
 from state_backend.state.shard_state import ShardState
 from state_backend.state.value_columns import ValueColumns
@@ -50,16 +50,16 @@ def row_maker(names: Sequence[str]) -> Callable[[Iterable[Any]], Row]:
     return partial(new, row_class)
 
 
-class RowValueState(keyed_states.ValueState, spark_api.ValueState):
+class RowValueState(state_variables.ValueState, spark_api.ValueState):
     """PySpark's ``ValueState``. Parameters have PySpark's names, here and below: they may be passed by name."""
 
 
-class RowListState(keyed_states.ListState, spark_api.ListState):
+class RowListState(state_variables.ListState, spark_api.ListState):
     """PySpark's ``ListState``."""
 
     def put(self, newState: Any) -> None:
         """As Spark's: replaces the list; an empty one is refused."""
-        keyed_states.ListState.put(self, _not_empty(self._name, newState))
+        state_variables.ListState.put(self, _not_empty(self._name, newState))
 
     def appendValue(self, newState: Any) -> None:
         """As Spark's."""
@@ -70,7 +70,7 @@ class RowListState(keyed_states.ListState, spark_api.ListState):
         self.append_list(_not_empty(self._name, newState))
 
 
-class RowMapState(keyed_states.MapState, spark_api.MapState):
+class RowMapState(state_variables.MapState, spark_api.MapState):
     """PySpark's ``MapState``. ``getValue`` gives a Row and the iterators plain tuples, as Spark's do."""
 
     _as_row: Callable[[tuple[Any, ...]], Row]
@@ -92,9 +92,9 @@ class RowMapState(keyed_states.MapState, spark_api.MapState):
         """As Spark's."""
         return (value for _, value in self.iterator())
 
-    containsKey = keyed_states.MapState.contains_key
-    updateValue = keyed_states.MapState.update_value
-    removeKey = keyed_states.MapState.remove_key
+    containsKey = state_variables.MapState.contains_key
+    updateValue = state_variables.MapState.update_value
+    removeKey = state_variables.MapState.remove_key
 
 
 def _not_empty(name: str, values: Any) -> list[Any]:
@@ -148,7 +148,7 @@ class ProcessorHandle(spark_api.StatefulProcessorHandle):
         self._unplanned.pop(stateName, None)
 
     def initialized(self) -> None:
-        """``init`` is over. StateSchemaError for a state that it declared here and not on the driver."""
+        """``init`` is over. Raises: StateSchemaError for a state that it declared here and not on the driver."""
         for error in self._unplanned.values():
             raise error
         self.state = HandleState.INITIALIZED

@@ -45,14 +45,14 @@ PART = "__part"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
-    """The key columns' part of the input's schema. KeyTypeError if a type can't be a key's."""
+    """The key columns' part of the input's schema. Raises: KeyTypeError if a type can't be a key's."""
     key_schema = StructType([schema[name] for name in key])
     check_key_schema(parse_struct(key_schema.jsonValue()))
     return key_schema
 
 
 def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
-    """UsageError for a column that the input lacks."""
+    """Raises: UsageError for a column that the input lacks."""
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
         raise UsageError(

@@ -47,7 +47,7 @@ def plan_read(
     key_groups: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
 ) -> ReadPlan:
-    """What is in all of these; None: not limited. UsageError for a key that none of the state can be."""
+    """What is in all of these; None: not limited. Raises: UsageError for a key that none of the state can be."""
     parallelism, max_parallelism = content.parallelism, content.max_parallelism
     chosen = {*range(parallelism)} if shards is None else {*shards} & {*range(parallelism)}
     groups = None if key_groups is None else {*key_groups} & {*range(max_parallelism)}
@@ -69,7 +69,7 @@ def plan_read(
 
 
 def parse_numbers(text: str, what: str) -> list[int]:
-    """``3`` or ``1,3``; UsageError otherwise."""
+    """``3`` or ``1,3``. Raises: UsageError for any other text."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
@@ -77,7 +77,10 @@ def parse_numbers(text: str, what: str) -> list[int]:
 
 
 def parse_keys(text: str, key_schema: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """A key as a JSON object with all its columns, or a list of them; as ``cairn diff --json`` writes them. UsageError otherwise."""
+    """A key as a JSON object with all its columns, or a list of them; as ``cairn diff --json`` writes them.
+
+    Raises: UsageError for any other text.
+    """
     schema = parse_struct(key_schema)
     try:
         given = json.loads(text)

@@ -22,15 +22,18 @@ class UserCode:
 
     @contextmanager
     def call(self, name: str, key: Any = None) -> Iterator[None]:
-        """Around one call; ProcessorError for what it raises. Too slow for every key: there, ``failed`` in an ``except``."""
+        """Around one call. Too slow for every key: there, ``failed`` in an ``except``.
+
+        Raises: ProcessorError for whatever the call raises.
+        """
         try:
             yield
         except BaseException as error:
             self.failed(name, key, error)
 
     def failed(self, name: str, key: Any, error: BaseException) -> NoReturn:
-        """Raises what user code raised as ProcessorError, which names pipeline, key and interval; its traceback comes along. The
-        engine's own errors pass as they are."""
+        """Raises: ProcessorError, naming pipeline, key and interval, with the traceback of what user code raised; the engine's own
+        errors as they are."""
         if isinstance(error, InvariantViolated | StateUnusable | RetryableError):
             raise error
         where = f"{name}, key {tuple(key)!r}" if key is not None else name

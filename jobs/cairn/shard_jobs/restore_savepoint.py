@@ -26,13 +26,7 @@ from state_backend.shard.canonical_files import read_canonical
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
 from state_backend.values.errors import CorruptFile, NotFound
 from state_backend.values.key_groups import range_of
-from state_backend.values.records import (
-    Permissions,
-    RunRef,
-    Savepoint,
-    ShardManifest,
-    ShardRef,
-)
+from state_backend.values.records import Permissions, RunRef, Savepoint, ShardManifest, ShardRef
 from state_backend.values.retention import RetentionPolicy
 
 
@@ -123,7 +117,10 @@ class RestoreJob:
             ).manifest
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Writes ``prepared.json``, if the state is the one that the savepoint records; CorruptFile otherwise."""
+        """Writes ``prepared.json``.
+
+        Raises: CorruptFile if the state is not the one that the savepoint records.
+        """
         recorded = self.savepoint.content
         digest, entries = digest_of(acks), entries_of(acks)
         if (digest, entries) != (recorded.digest, recorded.totals.entries):

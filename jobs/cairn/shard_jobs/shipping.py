@@ -285,7 +285,7 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """The task, in a worker. UsageError if the worker's runtime is another version."""
+    """The task, in a worker. Raises: UsageError if the worker's runtime is another version."""
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(

@@ -6,7 +6,6 @@ root is needed to restore it. Written last is ``savepoint.json``; without it the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from state_backend.shard.canonical_files import write_canonical
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.values.records import CanonicalFile, Savepoint, ShardManifest, ShardRef
+from state_backend.values.records import CanonicalFile, InlineShard, Savepoint, ShardManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,6 @@ class SavepointAck:
     shard: int
     manifest: ShardManifest | None
     files: tuple[CanonicalFile, ...]
-    duration_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,6 @@ class SavepointJob(JobOnContent):
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> SavepointAck:
         """Writes one shard. On disk if it stops: files that no savepoint.json names."""
         source, destination = open_storage(self.root), open_storage(self.destination)
-        started_ns = time.monotonic_ns()
         manifest = needed_manifest(self.refs_of(shard)[0], source)
         written: ShardManifest | None = None
         files: tuple[CanonicalFile, ...] = ()
@@ -66,8 +63,7 @@ class SavepointJob(JobOnContent):
                     written = self._native(restored.store, manifest, destination, work, task)
             finally:
                 restored.store.close()
-        duration_us = (time.monotonic_ns() - started_ns) // 1000
-        return SavepointAck(shard=shard, manifest=written, files=files, duration_us=duration_us)
+        return SavepointAck(shard=shard, manifest=written, files=files)
 
     def _canonical(
         self, store: RocksStore, manifest: ShardManifest, destination: Storage, work: Path, task: int
@@ -106,7 +102,7 @@ class SavepointJob(JobOnContent):
         """Writes the savepoint's record: from here on it is one."""
         storage = open_storage(self.destination)
         files = tuple(f for a in acks for f in a.files)
-        shards = tuple(ShardRef(shard=a.shard, manifest=None, inline=a.manifest) for a in acks if a.manifest)
+        shards = tuple(InlineShard(shard=a.shard, inline=a.manifest) for a in acks if a.manifest)
         # The outputs stay with the pipeline; a savepoint is state.
         content = replace(self.content, shards=shards, outputs=())
         record = Savepoint(

@@ -1,0 +1,211 @@
+"""Deletes what a dropped checkpoint leaves: files that no retained checkpoint, no current output and no reader needs.
+
+Records that are no longer retained stay whole until their files are gone; then they become tombstones. What is on disk if this stops:
+some files of a dropped checkpoint are gone, its record is still whole, and the next clean-up goes on. Nobody restores it meanwhile, since
+what the newest record does not retain no later one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from state_backend.checkpoint.append import create_settled
+from state_backend.checkpoint.leases import plan_leases
+from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, kind_of, vouched_base_of
+from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.past import Fact, Past, read_settled
+from state_backend.checkpoint.summary import summary_so_far
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
+from state_backend.values.errors import CorruptFile, NotFound, PreconditionFailed
+from state_backend.values.handles import FileInfo, Handle
+from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanUp:
+    """What a clean-up removed; ``shrunk`` are the ids that became tombstones."""
+
+    deleted_files: int
+    shrunk: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """Files that stay: these ``paths``, and every state file that one of these ``attempts`` wrote."""
+
+    paths: set[str]
+    attempts: frozenset[str]
+
+    def others(self, files: Iterable[str]) -> set[str]:
+        """Those of the files that may go."""
+        return {p for p in files if p not in self.paths and not self._is_state_of(p)}
+
+    def _is_state_of(self, path: str) -> bool:
+        return path.startswith(paths.SHARED) and paths.attempt_of(path) in self.attempts
+
+
+def clean_up(storage: Storage, now: Log, read: Callable[[Log], Log]) -> CleanUp:
+    """Deletes the files and shrinks the records. Continues what others began, and does nothing that a concurrent commit could miss.
+    ``read``: the log as it is then, given the one that was read.
+
+    Raises: CorruptFile if a manifest that says what is needed can't be read: nothing is deleted.
+    """
+    if now.past is None or not now.summary.dropping:
+        return CleanUp(deleted_files=0, shrunk=())
+    needed, now = needed_by_retained(storage, now, read)
+    # After the log was read: whoever holds a lease made sure, with the lease there, that the checkpoint was still retained.
+    leased, ended = leased_checkpoints(storage, now)
+    for lease in ended:
+        with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
+            storage.delete(lease.path, generation=lease.generation)
+    for record in leased.values():
+        needed.paths.update(h.path for h in _state_files(record.content, storage, gone_before=True))
+    waiting = [u for u in now.summary.unpublished if u.id in now.summary.dropping]
+    unpublished = {u.id for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None}
+    deleted, shrunk = 0, []
+    for checkpoint_id in now.summary.dropping:
+        # Before the deletes: the generation says that it is still what was judged.
+        info = storage.stat(paths.record(checkpoint_id))
+        entry = Past(storage, checkpoint_id).fresh(checkpoint_id)
+        if info is None or entry is None:
+            raise CorruptFile(f"{paths.record(checkpoint_id)} vanished from the log")
+        if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
+            continue  # its sink hook needs the whole record; whoever publishes it cleans up after
+        if checkpoint_id in leased:
+            continue  # a later clean-up finds it again
+        deleted += _collect(storage, now, entry, needed)
+        if isinstance(entry, Record):
+            with suppress(PreconditionFailed):  # somebody else shrank it
+                tombstone = record_codec.encode(tombstone_of(entry))
+                storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
+                shrunk.append(entry.id)
+    return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
+
+
+def leased_checkpoints(storage: Storage, now: Log) -> tuple[dict[int, Record], list[FileInfo]]:
+    """The dropped checkpoints that somebody still reads, by id, and the leases that have ended."""
+    leases = list(storage.list(paths.LEASES))
+    head = storage.stat(paths.record(now.head_id)) if leases else None
+    found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
+    dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(now).dropping}}
+    return {n: entry for n, entry in dropped.items() if isinstance(entry, Record)}, ended
+
+
+def needed_by_retained(storage: Storage, now: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:
+    """What the retained checkpoints need, and the log that says so: a newer one than ``now`` if a commit dropped a checkpoint
+    meanwhile and its manifest is gone."""
+    while True:
+        try:
+            return _needed(storage, now), now
+        except CorruptFile:
+            newer = read(now)
+            if newer.head_id == now.head_id:
+                raise
+            now = newer
+
+
+def _needed(storage: Storage, now: Log) -> Needed:
+    """Of an interval whose base is retained no manifest is read: it wrote each of its files itself, or has it from its base. What
+    it wrote itself, whoever has it has it from there."""
+    completed = now.completed()
+    intervals = {r.id for r in completed if r.content.kind == "interval" and r.content.base_id in now.retained}
+    named = {h.path for r in completed for ref in r.content.shards for h in _named(ref)}
+    beginnings = [r.content for r in completed if r.id not in intervals]
+    named |= {h.path for h in _manifests_files(beginnings, storage)}
+    own = frozenset(r.content.attempt for r in completed if r.id in intervals)
+    return Needed(paths=named, attempts=own)
+
+
+def _named(ref: ShardRef) -> Iterable[Handle]:
+    """What a record itself names of a shard's files."""
+    if ref.manifest is not None:
+        yield ref.manifest
+    if ref.changes is not None:
+        yield from (s.handle for s in ref.changes.segments if s.handle is not None)
+
+
+def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
+    """State files, manifests and outputs of a checkpoint. ``gone_before``: as a clean-up that stopped may have left it, which may
+    have taken a manifest, after all that it names; one that is damaged there hides nothing that anybody needs, only what the sweeper
+    finds. Anywhere else a manifest that can't be read hides what is needed. CorruptFile."""
+    yield from _state_files(content, storage, gone_before=gone_before)
+    yield from (o.handle for o in content.outputs)
+
+
+def _state_files(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
+    for ref in content.shards:
+        yield from _named(ref)
+    yield from _manifests_files([content], storage, gone_before=gone_before)
+
+
+def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
+    """What the manifests of these checkpoints name. One that several share is read once."""
+    refs = [(ref, c) for c in contents for ref in c.shards]
+    distinct = {
+        n if ref.manifest is None else (ref.manifest, ref.changes and ref.changes.segments): (ref, c)
+        for n, (ref, c) in enumerate(refs)
+    }
+
+    def files(of: tuple[ShardRef, Content]) -> list[Handle]:
+        ref, content = of
+        try:
+            return list(manifest_of(ref, storage).handles)
+        except (NotFound, CorruptFile) as error:
+            if gone_before:
+                return []
+            raise CorruptFile(
+                f"the manifest of shard {ref.shard} of {content.interval} can't be read: {error}"
+            ) from error
+
+    return [handle for found in at_once(files, distinct.values()) for handle in found]
+
+
+def _collect(storage: Storage, now: Log, entry: Record | Tombstone, needed: Needed) -> int:
+    """Deletes the files of a commit that nobody needs; how many. How its attempt ended is written first, since its
+    ``prepared.json`` goes, which leads there otherwise."""
+    doomed: set[str] = set()
+    if isinstance(entry, Record):
+        create_settled(storage, AttemptEnd(attempt=entry.content.attempt, id=entry.id))
+        doomed |= {h.path for h in _state_files(entry.content, storage, gone_before=True)}
+        doomed.add(paths.prepared(entry.content.attempt))
+    interval, path, settled = interval_of(entry), "", None
+    if kind_of(entry) == "interval" and interval is not None and now.publication_of(interval) != entry.id:
+        path = paths.settled(interval, entry.id, "interval")
+        info, settled = storage.stat(path), read_settled(storage, Fact(interval, entry.id, "interval"))
+        doomed |= {o.handle.path for o in settled.outputs}
+    deleted = delete_files(storage, needed.others(doomed))
+    if settled is not None and info is not None and settled.outputs:
+        with suppress(PreconditionFailed):  # somebody else did
+            collected = replace(settled, outputs=(), collected=True)
+            storage.replace(path, record_codec.encode(collected), generation=info.generation)
+    return deleted
+
+
+def delete_files(storage: Storage, doomed: set[str]) -> int:
+    """Deletes files, many at a time; how many were there. Manifests go last: they name the others, should this stop half-way."""
+    manifests = {path for path in doomed if path.endswith(".manifest")}
+    return sum(sum(at_once(storage.delete, sorted(some))) for some in (doomed - manifests, manifests))
+
+
+def tombstone_of(record: Record) -> Tombstone:
+    """What stays of a record that is no longer retained."""
+    content = record.content
+    return Tombstone(
+        id=record.id,
+        kind=content.kind,
+        interval=content.interval,
+        run=content.run,
+        attempt=content.attempt,
+        base_id=vouched_base_of(record),
+        digest=content.digest,
+        watermark_ms=content.time.watermark_ms,
+        late_watermark_ms=content.time.late_watermark_ms,
+        descriptors_hash=descriptors_hash(content),
+        reproduces=record.reproduces,
+        outputs=(),
+        replace_overlapping=content.permissions.replace_overlapping,
+    )

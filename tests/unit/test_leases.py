@@ -1,0 +1,200 @@
+"""A checkpoint that somebody reads for longer than retention keeps it. The order of the calls is in `test_commit_interleaved.py`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.operations import export as exporting
+from cairn.operations.export import export_state
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import leases as leasing
+from state_backend.checkpoint.leases import give_back, holding, plan_leases, take_lease
+from state_backend.checkpoint.sweep import sweep
+from state_backend.formats import paths
+from state_backend.inspection.table import StateSource
+from state_backend.inspection.verify import verify_pipeline
+from state_backend.values.errors import CheckpointDropped, CorruptFile, PermissionRefused, StateGapError
+from state_backend.values.handles import FileInfo
+from state_backend.values.retention import KeepLast
+from tests.support.checkpoints import PIPELINE, Folder, day, sst
+from tests.support.faulty_storage import Fault, FaultyStorage
+from tests.support.real_shards import RealPipeline
+
+
+def lease_at(ms: int, name: str) -> FileInfo:
+    return FileInfo(path=name, size_bytes=1, generation=1, modified_ms=ms, crc32c=None)
+
+
+A, B = (paths.lease(n, 10, f"00000000-0000-0000-0000-00000000000{n}") for n in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("leases", "newest_ms", "held", "ended"),
+    [
+        ([], 5, set(), []),
+        ([lease_at(0, A)], 10_000, {1}, []),
+        ([lease_at(0, A)], 10_001, set(), [A]),
+        # Renewed once: what counts is when it was last written.
+        ([lease_at(4_000, A)], 13_000, {1}, []),
+        ([lease_at(0, A), lease_at(9_000, B)], 15_000, {2}, [A]),
+        # Taken after the newest record was written.
+        ([lease_at(99_000, A)], 10_001, {1}, []),
+        ([lease_at(0, "leases/notes.txt")], 99_000, set(), []),
+    ],
+)
+def test_what_leases_say(leases: list[FileInfo], newest_ms: int, held: set[int], ended: list[str]) -> None:
+    found, over = plan_leases(leases, newest_ms)
+    assert (found, [info.path for info in over]) == (held, ended)
+
+
+class Clock:
+    """A folder in a storage whose time stands still between calls of ``commit``."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+        self.storage = MemoryStorage(now_ms=lambda: self.ms)
+        self.folder = Folder(self.storage, inline=False, policy=KeepLast(1))
+        self.days = 0
+
+    def commit(self, seconds: int = 0) -> int:
+        self.ms += 1000 * seconds
+        self.days += 1
+        self.folder.run(day(self.days), f"a{self.days}")
+        self.folder.coordinator.publish(None)
+        self.folder.coordinator.clean_up()
+        return self.days
+
+    def left(self) -> set[str]:
+        return {p for p in self.folder.paths("shared/") if p.endswith(".sst")}
+
+
+def test_files_stay_until_the_reading_is_over(tmp_path: Path) -> None:
+    made = Clock()
+    made.commit()
+    with holding(made.storage, 1, "a test"):
+        made.commit(seconds=60)
+        made.commit(seconds=60)
+        assert made.left() == {sst("a1"), sst("a3")}
+        assert made.folder.coordinator.record(1).content.attempt == "a1"
+        with pytest.raises(StateGapError, match="no usable checkpoint 2"):
+            made.folder.coordinator.record(2)
+        # Nobody else gets hold of it any more: a clean-up may be between its listing and its deletes.
+        with pytest.raises(CheckpointDropped, match=r"^checkpoint 1, .* is no longer retained"):
+            take_lease(made.storage, 1, "another")
+        swept = sweep(made.storage, PIPELINE, now_ms=2**52, min_age=timedelta(0))
+        assert (swept.deleted_files, swept.plan.unknown) == (0, ())
+        assert not [f for f in verify_pipeline(made.storage, work=tmp_path).findings if "lease" in f]
+    assert made.folder.paths(paths.LEASES) == set()
+    made.folder.coordinator.clean_up()
+    assert made.left() == {sst("a3")}
+
+
+def test_one_that_nobody_renews_ends_by_the_clock_of_the_storage() -> None:
+    made = Clock()
+    made.commit()
+    lease = take_lease(made.storage, 1, "killed", timedelta(seconds=100))
+    assert lease is not None
+    made.commit(seconds=60)
+    assert leasing.renew(made.storage, lease)
+    made.commit(seconds=100)
+    assert sst("a1") in made.left()
+    made.commit(seconds=1)
+    assert made.left() == {sst("a4")}
+    assert made.folder.paths(paths.LEASES) == set()
+    assert not leasing.renew(made.storage, lease)
+    give_back(made.storage, lease)
+
+
+def test_who_may_not_write_reads_without_one(caplog: pytest.LogCaptureFixture) -> None:
+    made = Clock()
+    made.commit()
+    refuses = FaultyStorage(made.storage, {0: Fault(error=PermissionRefused("read-only"), when="before")})
+    with holding(refuses, 1, "a test"):
+        pass
+    assert "checkpoint 1 is read without a lease: read-only" in caplog.text
+    # It is told that the checkpoint was dropped, as before there were leases; damage is told as damage.
+    with pytest.raises(CheckpointDropped), holding(refuses, 1, "a test"):
+        made.storage.delete(next(iter(made.folder.paths(paths.LEASES))))
+        made.commit(seconds=1)
+        raise CorruptFile("missing")
+    with pytest.raises(CorruptFile), holding(made.storage, 2, "a test"):
+        raise CorruptFile("damaged")
+
+
+def test_an_export_that_takes_longer_than_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = RealPipeline(tmp_path / "root", policy=KeepLast(1))
+    pipeline.run(1, "a1", {"a": 1, "b": 1})
+    source = StateSource.of_record(str(pipeline.root / PIPELINE), pipeline.coordinator.record(1))
+    real: Callable[..., Any] = exporting._export_shard
+
+    def slow(source: StateSource, states: Any, to: str, shard: int) -> Any:
+        if shard == 1:
+            for n in (2, 3, 4):
+                pipeline.run(n, f"a{n}", {"a": n, "b": n})
+        return real(source, states, to, shard)
+
+    monkeypatch.setattr(exporting, "_export_shard", slow)
+    assert sum(f.rows for f in export_state(source, str(tmp_path / "out"))) == 2
+    assert pipeline.coordinator.clean_up().shrunk == (1,)
+    monkeypatch.setattr("cairn.operations.export.StateSource.held", lambda self, what: holding(pipeline.storage, 0, ""))
+    source = StateSource.of_record(str(pipeline.root / PIPELINE), pipeline.coordinator.record(4))
+
+    def slower(source: StateSource, states: Any, to: str, shard: int) -> Any:
+        if shard == 1:
+            for n in (5, 6):
+                pipeline.run(n, f"a{n}", {"a": n, "b": n})
+        return real(source, states, to, shard)
+
+    monkeypatch.setattr(exporting, "_export_shard", slower)
+    with pytest.raises(CheckpointDropped):
+        export_state(source, str(tmp_path / "without"))
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from datetime import timedelta
+from state_backend.adapters.local_storage import LocalStorage
+from state_backend.checkpoint.leases import holding
+with holding(LocalStorage(Path(sys.argv[1])), 1, "a process", lasts=timedelta(seconds=1)):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_reader_that_is_killed(tmp_path: Path) -> None:
+    """Its lease is renewed while it lives, and ends after that."""
+    pipeline = RealPipeline(tmp_path, policy=KeepLast(1))
+    pipeline.run(1, "a1", {"a": 1})
+    storage = LocalStorage(tmp_path / PIPELINE)
+    reader = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / PIPELINE)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert reader.stdout is not None and reader.stdout.readline() == "held\n"
+        (lease,) = storage.list(paths.LEASES)
+        until = time.monotonic() + 30
+        while (now := next(iter(storage.list(paths.LEASES)))).modified_ms < lease.modified_ms + 2000:
+            assert time.monotonic() < until, "never renewed"
+            time.sleep(0.1)
+        pipeline.run(2, "a2", {"a": 2})
+        assert pipeline.coordinator.record(1).content.attempt == "a1"
+    finally:
+        reader.send_signal(signal.SIGKILL)
+        reader.wait()
+        reader.stdout.close()  # type: ignore[union-attr]
+    assert {info.path for info in storage.list(paths.LEASES)} == {now.path}
+    time.sleep(1.6)
+    pipeline.run(3, "a3", {"a": 3})
+    assert [*storage.list(paths.LEASES)] == []
+    with pytest.raises(StateGapError):
+        pipeline.coordinator.record(1)
+    assert {paths.attempt_of(info.path) for info in storage.list(paths.ATTEMPTS)} == {"a3"}
