@@ -75,7 +75,7 @@ def sessions_that_ended(clone: Path) -> list[tuple[str, datetime, datetime, int]
 
 @contextmanager
 def started(clone: Path, *command: str, **variables: str) -> Iterator[list[str]]:
-    """What stays in its terminal, once it has said its last line; ended as Ctrl-C does it, of make and of what it runs."""
+    """What stays in its terminal, once it has said its last line; ended as a terminal that is closed does it, with all that it runs."""
     env = {**os.environ, **variables}
     with subprocess.Popen(
         command, cwd=clone, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -89,7 +89,7 @@ def started(clone: Path, *command: str, **variables: str) -> Iterator[list[str]]
                 lines.append(line.rstrip())
             yield lines
         finally:
-            os.killpg(server.pid, signal.SIGINT)
+            os.killpg(server.pid, signal.SIGTERM)
             said, _ = server.communicate(timeout=120)
         assert "is stopped" in said
 
