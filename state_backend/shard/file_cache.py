@@ -24,15 +24,17 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import google_crc32c
 
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.values.errors import CorruptFile, DamagedCopy
 from state_backend.values.handles import Handle
+from state_backend.values.records import ShardManifest
 
 _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{40}-([0-9a-f]{8})")
@@ -163,6 +165,23 @@ def open_cache(options: EngineOptions) -> FileCache | None:
     """The cache of this host, or None where the options want none."""
     folder = options.cache_folder()
     return None if folder is None else FileCache(folder, options.cache_bytes)
+
+
+@contextmanager
+def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[ShardManifest]) -> Iterator[None]:
+    """What is found damaged in the block may be this host's copy only.
+
+    Raises: DamagedCopy in place of a CorruptFile if the cache had files of these manifests. They are dropped: another try fetches them
+    from the storage, and tells whether those are damaged too.
+    """
+    try:
+        yield
+    except CorruptFile as error:
+        handles = [f.handle for m in manifests for f in m.files]
+        handles += [s.handle for m in manifests for s in m.segments if s.handle is not None]
+        if cache is not None and cache.forget(url, handles):
+            raise DamagedCopy(str(error)) from error
+        raise
 
 
 def _sealed_ns(name: str) -> int:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import Row, StructType
 
 from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
-from cairn.operations.take_savepoint import take_savepoint
+from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.keyed_output import KeyedOutput
@@ -541,17 +541,27 @@ def test_a_damaged_copy_in_the_hosts_cache_costs_a_download(
     for root in ("sound", "disturbed"):
         run_interval(spark, pipeline, day(0), str(tmp_path / root))
     sound = run_interval(spark, pipeline, day(1), str(tmp_path / "sound"))
-    for entry in (tmp_path / "cache").iterdir():
-        times = entry.stat()
-        data = bytearray(entry.read_bytes())
-        data[len(data) // 4] ^= 1
-        entry.write_bytes(data)
-        os.utime(entry, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def damage() -> None:
+        for entry in (tmp_path / "cache").iterdir():
+            times = entry.stat()
+            data = bytearray(entry.read_bytes())
+            data[len(data) // 4] ^= 1
+            entry.write_bytes(data)
+            os.utime(entry, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    damage()
     with caplog.at_level("WARNING", "cairn"):
         record = run_interval(spark, pipeline, day(1), str(tmp_path / "disturbed"))
     assert "a host's copy of a file is damaged" in caplog.text
     assert record.content.digest == sound.content.digest
     assert record.content.totals.downloaded_bytes > 0
+    damage()
+    caplog.clear()
+    with caplog.at_level("WARNING", "cairn"):
+        consolidated = consolidate_checkpoint(spark, pipeline, str(tmp_path / "disturbed"), record)
+    assert "a host's copy of a file is damaged" in caplog.text
+    assert (consolidated.content.kind, consolidated.content.digest) == ("consolidate", sound.content.digest)
 
 
 def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(

@@ -43,7 +43,6 @@ from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
-    DamagedCopy,
     ProcessorError,
     SinkFailed,
     SourceError,
@@ -290,16 +289,7 @@ def _process_interval(
         on_begin(options)
     inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
-        try:
-            acks = on_shards(spark, job, inputs)
-        except DamagedCopy as error:
-            # On a cluster Spark runs the shard again by itself; a local master runs each task once.
-            log.warning(
-                "%s %s: a host's copy of a file is damaged; the interval is computed once more, with the storage's: %s",
-                *(pipeline.name, interval, error),
-            )
-            acks = on_shards(spark, job, inputs)
-        job.finish(acks)
+        job.finish(on_shards(spark, job, inputs))
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(

@@ -17,7 +17,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare import ShardAck, digest_of, prepare, summary_of
-from state_backend.shard.file_cache import open_cache
+from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import inline_budget_bytes, take_snapshot
@@ -41,12 +41,17 @@ class ConsolidationJob(JobOnContent):
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Rewrites one shard. On disk if it stops: files of the attempt that no record names.
 
-        Raises: CorruptFile if what was rewritten is not what the manifest counts; nothing is committed then.
+        Raises: DamagedCopy if a copy of this host was; CorruptFile if what was rewritten is not what the manifest counts; nothing is committed then.
         """
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
         before = needed_manifest(self.refs_of(shard)[0], storage)
-        with rare_garbage_collection(), clock.phase("consolidate"), work_folder(f"consolidate-{shard}") as work:
+        with (
+            rare_garbage_collection(),
+            clock.phase("consolidate"),
+            work_folder(f"consolidate-{shard}") as work,
+            damage_of_copies(cache, storage.url, [before]),
+        ):
             restored = restore_shard(before.key_groups, [before], storage, work / "db", self.engine, cache)
             snapshot = None
             with restored.store as store:

@@ -43,12 +43,12 @@ from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, counted, most_bytes
-from state_backend.shard.file_cache import open_cache
+from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import CorruptFile, DamagedCopy, InvariantViolated, SourceError
+from state_backend.values.errors import InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import KeyGroupRange, range_of
 from state_backend.values.records import (
@@ -131,22 +131,15 @@ class IntervalJob:
             rare_garbage_collection(),
             local_zone(zone_of(self.zone)),
             work_folder(f"{self.pipeline}-{shard}") as work,
+            damage_of_copies(cache, storage.url, manifests),
         ):
+            with clock.phase("restore"):
+                manifests += [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
+                restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
             try:
-                with clock.phase("restore"):
-                    manifests = [needed_manifest(ref, storage) for ref in self.refs_of(shard)]
-                    restored = restore_shard(owned, manifests, storage, work / "db", self.engine, cache)
-                try:
-                    return self._process(batches, shard, task, owned, restored, storage, work, clock)
-                finally:
-                    restored.store.close()
-            except CorruptFile as error:
-                # It may be this host's copy that is damaged; another try fetches the files, and tells.
-                handles = [f.handle for m in manifests for f in m.files]
-                handles += [s.handle for m in manifests for s in m.segments if s.handle is not None]
-                if cache is not None and cache.forget(storage.url, handles):
-                    raise DamagedCopy(str(error)) from error
-                raise
+                return self._process(batches, shard, task, owned, restored, storage, work, clock)
+            finally:
+                restored.store.close()
 
     def _process(
         self,

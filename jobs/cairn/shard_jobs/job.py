@@ -8,6 +8,7 @@ the acks of exactly the successful tasks. What is made of them happens in the dr
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import time
 import zlib
@@ -25,11 +26,13 @@ from cairn.runtime.first_cause import first_cause
 from cairn.runtime.routing import PART, ticks
 from cairn.shard_jobs.shipping import ship, unship
 from state_backend.checkpoint.prepare import OfShard, by_shard
-from state_backend.values.errors import InvariantViolated
+from state_backend.values.errors import DamagedCopy, InvariantViolated
 from state_backend.values.records import Content, ShardRef
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("cairn")
 
 Ack = TypeVar("Ack", bound=OfShard)
 Ack_co = TypeVar("Ack_co", bound=OfShard, covariant=True)
@@ -94,8 +97,15 @@ def run_on_shards(
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
     shipped = ship(job.with_refs(()))
-    with first_cause():
-        found = rows.mapInArrow(partial(_run_shard, shipped), "ack binary").collect()
+    acks = rows.mapInArrow(partial(_run_shard, shipped), "ack binary")
+    try:
+        with first_cause():
+            found = acks.collect()
+    except DamagedCopy as error:
+        # On a cluster Spark runs the shard again by itself; a local master runs each task once.
+        log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
+        with first_cause():
+            found = acks.collect()
     return by_shard([pickle.loads(row.ack) for row in found], job.parallelism)
 
 
