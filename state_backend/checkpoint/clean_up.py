@@ -129,9 +129,12 @@ def _named(ref: ShardRef) -> Iterable[Handle]:
 
 
 def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
-    """State files, manifests and outputs of a checkpoint. ``gone_before``: as a clean-up that stopped may have left it, which may
-    have taken a manifest, after all that it names; one that is damaged there hides nothing that anybody needs, only what the sweeper
-    finds. Anywhere else a manifest that can't be read hides what is needed. CorruptFile."""
+    """State files, manifests and outputs of a checkpoint. ``gone_before``: as a clean-up that stopped may have left it,
+    which may have taken a manifest, after all that it names; one that is damaged there hides nothing that anybody
+    needs, only what the sweeper finds.
+
+    Raises: CorruptFile if a manifest can't be read, since it hides what is needed, unless ``gone_before``.
+    """
     yield from _state_files(content, storage, gone_before=gone_before)
     yield from (o.handle for o in content.outputs)
 

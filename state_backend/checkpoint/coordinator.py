@@ -144,8 +144,11 @@ class Coordinator:
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
     ) -> Begun:
-        """Picks the base. Nothing durable. Raises as ``plan_base``; UsageError if ``start`` is not the recorded one;
-        CorruptRecord for a log that can't be read, or that marks of a later checkpoint show to have lost its end."""
+        """Picks the base. Nothing durable.
+
+        Raises: as ``plan_base``; UsageError if ``start`` is not the recorded one; CorruptRecord for a log that can't be read, or that
+        marks of a later checkpoint show to have lost its end.
+        """
         now = self.log()
         self._check_start(now, pipeline_start_ms)
         try:
@@ -168,8 +171,8 @@ class Coordinator:
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
                 f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "
-                f"there starts empty; what is restored is the state at {format_instant(content.interval.end)}, so that none "
-                "would start from it: set the pipeline's start to an earlier instant"
+                f"there starts empty; none would start from what is restored, the state at {format_instant(content.interval.end)}\n"
+                "Set the pipeline's start to an earlier instant"
             )
         for entry in now.completed()[-1:]:
             ours, theirs = parse_struct(entry.content.key_schema), parse_struct(content.key_schema)
@@ -199,7 +202,7 @@ class Coordinator:
                 raise StorageUnavailable(f"{path} exists with other content: two drivers share one attempt") from None
 
     def load_prepared(self, attempt: str) -> Prepared:
-        """What an attempt prepared; StateUnusable if it never got there."""
+        """What an attempt prepared. Raises: StateUnusable if it never got there."""
         path = paths.prepared(attempt)
         try:
             data = self._storage.read(path)
@@ -479,8 +482,10 @@ class Coordinator:
 
     def record(self, which: str | int | datetime) -> Record:
         """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
-        usable. An id may also be that of a dropped one on which somebody holds a lease. StateGapError names what there is if
-        that is not among it."""
+        usable. An id may also be that of a dropped one on which somebody holds a lease.
+
+        Raises: StateGapError, naming what there is, if that is not among it.
+        """
         now = self.log()
         fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
         if not fitting and isinstance(which, int) and which in summary_so_far(now).dropping:

@@ -187,8 +187,10 @@ class Log:
         return [e for e in (self.entries[n] for n in by) if not isinstance(e, SweepRecord)]
 
     def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
-        """The files of a commit whose output is current, also after its record was shrunk. StorageUnavailable if they were deleted
-        since this log was read."""
+        """The files of a commit whose output is current, also after its record was shrunk.
+
+        Raises: StorageUnavailable if they were deleted since this log was read.
+        """
         entry = self.entries[checkpoint_id]
         if isinstance(entry, Record):
             return entry.content.outputs
@@ -265,7 +267,7 @@ class Log:
 
     @property
     def summary(self) -> Summary:
-        """The newest record's. CorruptRecord where it has none."""
+        """The newest record's. Raises: CorruptRecord if it has none."""
         found = self.recorded_summary
         if found is None:
             raise CorruptRecord(f"{paths.record(self.head_id)} has no summary: an older release wrote it")
@@ -398,12 +400,14 @@ _READ_ROUNDS = 10
 
 
 def read_log(storage: Storage, before: Log | None = None) -> Log:
-    """Reads the newest record and the checkpoints that it retains. Raises CorruptRecord for one that can't be decoded or is missing:
-    a checkpoint that is left out silently would be an older state taken for the newest.
+    """Reads the newest record and the checkpoints that it retains.
 
     Others may commit and shrink meanwhile, so that the newest record seen retains what is a tombstone by now; then it reads
     again, until what it saw fits together. ``before``: what the same call has read already; checkpoints that are retained still are
     not read again.
+
+    Raises: CorruptRecord for one that can't be decoded or is missing: a checkpoint that is left out silently would be
+    an older state taken for the newest.
     """
     known = before.past.known if before is not None and before.past is not None else {}
     for attempt in range(_READ_ROUNDS):
@@ -428,8 +432,10 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
 
 
 def read_whole_log(storage: Storage) -> Log:
-    """Reads every record, for who looks at all of them, some at a time. Raises CorruptRecord as ``read_log``, and for any id that is
-    missing."""
+    """Reads every record, for who looks at all of them, some at a time.
+
+    Raises: CorruptRecord as ``read_log``, and for any id that is missing.
+    """
     log = read_log(storage)
     if log.past is not None:
         log.past.load(range(1, log.head_id + 1))

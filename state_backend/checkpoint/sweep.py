@@ -204,7 +204,10 @@ def _agreed_plan(
 
 
 def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
-    """Every path that a record names. NotFound if a retained checkpoint's manifest is gone, which hides what it needs."""
+    """Every path that a record names.
+
+    Raises: NotFound if a retained checkpoint's manifest is gone, which hides what it needs.
+    """
     named = {o.handle.path for _, outputs in now.current_outputs().values() for o in outputs}
     near = now.entries if now.past is None else {n: now.entries[n] for n in {*now.retained, *now.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
@@ -276,6 +279,6 @@ def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
     last, path = last_marked(f.path for f in files)
     if last > now.head_id:
         raise CorruptRecord(
-            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}; nothing is "
-            "deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
+            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}\n"
+            "Nothing is deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,23 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
-from state_backend.state.shard_state import ShardState
-from state_backend.state.state_variables import ValueState
-from state_backend.values.errors import AttemptLost, BaseMoved, Fenced, StaleStateError, StateUnusable, UsageError
+from state_backend.values.errors import (
+    AttemptLost,
+    BaseMoved,
+    CorruptRecord,
+    Fenced,
+    StaleStateError,
+    StateUnusable,
+    UsageError,
+)
 from state_backend.values.handles import Handle
-from state_backend.values.key_groups import KeyGroupRange
-from state_backend.values.records import Record
+from state_backend.values.records import Permissions, Record, Tombstone
 from state_backend.values.retention import KeepLast
-from tests.support.chains import Chain
-from tests.support.checkpoints import PIPELINE, day
+from tests.support.checkpoints import PIPELINE, Folder, day, run, start_ms
 from tests.support.crash_matrix import FAR_MS, HOME, SAVED, Surveyor, Try, Values, live_files, take
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.real_shards import RealPipeline
-from tests.support.shards import KEYS
+from tests.support.savepoints import Format, SmallPipeline, findings, restore
 
 
 class Paused(BaseException):
@@ -57,6 +61,14 @@ class Late(FaultyStorage):
     def land(self) -> None:
         for write in self._hanging:
             write()
+
+
+def begins_from(folder: Folder, n: int) -> int | None:
+    """The id of the checkpoint that the n-th day starts from."""
+    begun = folder.coordinator.begin(
+        day(n), run=run("looks"), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="looks"
+    )
+    return begun.base.id if begun.base else None
 
 
 def values(storage: Storage, work: Path) -> list[Values]:
@@ -126,52 +138,6 @@ def test_back_to_an_older_version_and_on_along_another_branch(tmp_path: Path) ->
     assert read(made.coordinator.record(day(4).end)) == {"common": 20, "old-1": 1, "new-2": 2, "new-3": 3}
 
 
-def test_an_attempt_whose_base_is_not_the_intervals_any_more_is_refused(tmp_path: Path) -> None:
-    """S34: what a try read and what its interval starts from must be the same checkpoint when it commits."""
-    storage = MemoryStorage()
-    made = RealPipeline(tmp_path, storage=storage)
-    made.run(1, "a1", {"a": 1})
-    made.prepare(2, "a2", {"b": 2})
-    made.run(1, "again", {"a": 10})
-    with pytest.raises(BaseMoved, match="started from checkpoint 1"):
-        made.coordinator.commit("a2")
-    assert values(storage, tmp_path)[-1] == {"a": 10}
-
-
-def test_merging_files_leaves_older_versions_and_the_next_ones_whole(tmp_path: Path) -> None:
-    """S17: files that a compaction replaced locally are still those that older checkpoints need, and no newer one names them by a
-    number that means another file now."""
-    chain = Chain(tmp_path, MemoryStorage(), max_parallelism=4)
-    versions = []
-    for n in range(6):
-
-        def change(state: ShardState, owned: KeyGroupRange, n: int = n) -> None:
-            if 0 in owned:
-                state.set_key(0, KEYS.encode(("a",)))
-                ValueState(state, "value").update((n, "x" * n))
-
-        # Compacted every third time: all files anew, under numbers that were used before.
-        versions.append((chain.step(1, "savepoint" if n % 3 == 2 else "incremental", change), chain.digest))
-    for manifests, digest in versions:
-        chain.manifests = manifests
-        chain.step(1, "incremental")
-        assert chain.digest == digest
-    chain.manifests = versions[1][0]
-    assert chain.step(1, "incremental")[0].entries == 1
-
-
-def test_a_savepoint_is_never_subsumed(tmp_path: Path) -> None:
-    """F56: its checkpoint is dropped and cleaned up, the pipeline's folder is removed, and it restores all the same."""
-    made = RealPipeline(tmp_path, policy=KeepLast(1))
-    made.run(1, "a1", {"a": 1})
-    saved = MemoryStorage()
-    take(Try({HOME: made.storage, SAVED: saved}, tmp_path, "take"), "native")
-    made.run(2, "a2", {"a": 2})
-    assert made.coordinator.log().retained.keys() == {2}
-    shutil.rmtree(tmp_path / PIPELINE)
-    assert Surveyor(tmp_path).see(saved).saved == {"a": 1}
-
-
 @pytest.mark.parametrize("format", ["native", "canonical"])
 def test_of_two_tries_at_one_savepoint_one_is_it_and_both_return_it(tmp_path: Path, format: Any) -> None:
     """S13: the slower one finds the record when it writes its own; what it wrote goes, and a later call finds the savepoint too."""
@@ -206,3 +172,37 @@ def test_an_attempt_that_was_fenced_and_swept_is_lost_for_good(tmp_path: Path) -
         with pytest.raises(AttemptLost):
             Coordinator(storage, PIPELINE).commit("slow")
     assert values(storage, tmp_path)[-1] == {"a": 2}
+
+
+@pytest.mark.parametrize("format", ["native", "canonical"])
+def test_savepoints_are_not_subsumed(tmp_path: Path, format: Format) -> None:
+    """F56: commits with tight retention and a sweep of the pipeline take its files, and none of the savepoint's."""
+    origin = SmallPipeline(tmp_path)
+    origin.take(tmp_path / "savepoint", format)
+    folder = Folder(origin.storage, policy=KeepLast(1))
+    for n in (2, 3, 4):
+        folder.run(day(n), f"a{n}", pipeline="p", key_schema=origin.coordinator.record("latest").content.key_schema)
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    sweep(folder.storage, PIPELINE, now_ms=FAR_MS, min_age=timedelta(0))
+    assert {paths.attempt_of(path) for path in folder.paths(paths.SHARED)} == {"a4"}
+    made = restore(tmp_path / "q", tmp_path / "savepoint")
+    assert origin.record is not None and made.content.digest == origin.record.content.digest
+    assert findings(tmp_path / "q", made.content, tmp_path) == []
+
+
+def test_lineage_goes_through_what_was_dropped() -> None:
+    """S34: ancestors are read from tombstones; one that is missing is named, and nothing older is taken in its place."""
+    folder = Folder(MemoryStorage(), policy=KeepLast(1))
+    for n in range(1, 5):
+        folder.run(day(n), f"a{n}")
+    folder.coordinator.publish(None)
+    folder.coordinator.clean_up()
+    log = folder.coordinator.log()
+    assert [type(log.entries[n]) for n in range(1, 5)] == [Tombstone, Tombstone, Tombstone, Record]
+    folder.coordinator.quarantine(2, "wrong")
+    with pytest.raises(StateUnusable, match="descends from checkpoint 2"):
+        begins_from(folder, 5)
+    folder.storage.delete(paths.record(3))
+    with pytest.raises(CorruptRecord, match=paths.record(3)):
+        begins_from(folder, 5)

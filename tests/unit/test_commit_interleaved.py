@@ -36,7 +36,7 @@ BY_NAME = {s.name: s for s in SCENARIOS}
 
 @pytest.mark.parametrize("scenario", [s for s in SCENARIOS if not s.big], ids=lambda s: s.name)
 def test_all_interleavings(scenario: Scenario) -> None:
-    """F36, F49, F53, F54, F55, S13: whoever crashes, sleeps or loses an answer, wherever."""
+    """F36, F49, F53, F54, F55, S13, S14: whoever crashes, sleeps or loses an answer, wherever."""
     figures = scenario.explore()
     print(f"{scenario.name}: {figures}")
     assert figures.interleavings > 1 and len(figures.outcomes) > 0

@@ -151,6 +151,7 @@ def test_a_commit_on_a_dead_branch_is_refused() -> None:
 
 
 def test_a_base_that_was_run_again_has_moved() -> None:
+    """S34: what an attempt started from is compared by id, not by position."""
     again = record(3, day(2), 1, {1: None, 2: 3, 3: None})
     with pytest.raises(BaseMoved, match="started from checkpoint 2, but the interval starts from checkpoint 3"):
         plan(log_of(C1, C2, again), mine(day(3), 2, 2))
@@ -158,10 +159,13 @@ def test_a_base_that_was_run_again_has_moved() -> None:
 
 @pytest.mark.parametrize("shrunk", [False, True])
 def test_a_dropped_base_has_moved(shrunk: bool) -> None:
-    """Failure 3: the base was there at begin; another commit dropped it."""
+    """Failure 3: the base was there at begin; another commit dropped it. S34: nor does any other take its place."""
     two = tombstone_of(C2) if shrunk else C2
     with pytest.raises(BaseMoved):
         plan(log_of(C1, two, record(3, day(5), None, {1: None, 3: None})), mine(day(3), 2, 2))
+    for other in (1, 99):
+        with pytest.raises(BaseMoved, match=f"started from checkpoint {other}"):
+            plan(log_of(C1, C2), mine(day(3), other, 2))
 
 
 @pytest.mark.parametrize("refused", [1, 2])

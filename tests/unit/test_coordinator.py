@@ -264,21 +264,6 @@ def test_failure_2_a_freed_id() -> None:
     assert log.current_outputs()[day(2)][0] == 2
 
 
-def test_failure_3_retention_takes_the_base_away_between_check_and_create() -> None:
-    folder = Folder(policy=KeepLast(1))
-    folder.run(day(1), "a1")
-    folder.run(day(2), "a2")
-    folder.prepare(day(3), "n")
-
-    def others() -> None:
-        folder.run(day(1), "one")
-        folder.coordinator.clean_up()
-
-    with pytest.raises(BaseMoved):
-        folder.over(Interleaved(memory(folder), others)).commit("n")
-    assert sst("n") in folder.paths()
-
-
 def test_failure_4_a_winner_that_does_not_find_its_record_whole_deletes_nothing() -> None:
     folder = Folder(policy=KeepLast(1))
     folder.run(day(1), "a1")
@@ -439,26 +424,6 @@ def test_a_lost_answer_of_the_create(when: When, ids: list[int]) -> None:
     assert folder.coordinator.log().head_id == 2
 
 
-def test_a_lost_answer_while_another_takes_the_id() -> None:
-    """The create never arrived, and somebody else has the id: look again, and take the next or lose."""
-    folder = Folder()
-    folder.run(day(1), "a1")
-    folder.prepare(day(2), "mine")
-    folder.prepare(day(2), "theirs")
-    at = _calls_of_commit(folder, "mine").index(("create", paths.record(2)))
-    inner = memory(folder)
-    inner_coordinator = folder.coordinator
-
-    class Race(FaultyStorage):
-        def create(self, path: str, data: bytes) -> Any:
-            if path == paths.record(2):
-                inner_coordinator.commit("theirs")
-            return super().create(path, data)
-
-    with pytest.raises(Fenced):
-        folder.over(Race(inner, lost_answer_at(at, "before"))).commit("mine")
-
-
 def scenario(inline: bool) -> Folder:
     """Three days, the second of them run again; the fourth is prepared. One is retained, so there is much to clean up."""
     folder = Folder(policy=KeepLast(1), inline=inline)
@@ -520,26 +485,6 @@ def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool) 
         check_restorable(storage)
         assert state_of(storage) == expected, f"call {at} {whole.calls[at]}"
         assert 4 in [r.id for r in ran]  # at least once
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_answer_at_any_write_is_recovered_by_the_next(when: When) -> None:
-    """F54: whoever catches an unknown outcome has deleted nothing that counts."""
-    folder = scenario(inline=True)
-    whole = FaultyStorage(copy_of(memory(folder)), {})
-    finish(folder.over(whole))
-    assert isinstance(whole.inner, MemoryStorage)
-    expected = state_of(whole.inner)
-    for at, (method, _) in enumerate(whole.calls):
-        if method not in ("create", "replace"):
-            continue
-        storage = copy_of(memory(folder))
-        try:
-            finish(folder.over(FaultyStorage(storage, lost_answer_at(at, when))))
-        except UnknownOutcome:
-            check_restorable(storage)
-            finish(folder.over(storage))
-        assert state_of(storage) == expected
 
 
 def test_a_storage_that_fails_at_any_call_leaves_the_log_old_or_new() -> None:
@@ -632,30 +577,6 @@ def test_a_re_run_is_published_again_under_its_own_id() -> None:
 
 
 # --- clean-up ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("inline", [True, False])
-@pytest.mark.parametrize("suffix", ["sst", "log"])
-def test_the_worked_example_of_reference_counting(inline: bool, suffix: str) -> None:
-    """SCENARIOS.md, F16, F26, F28, F34, F38, F40: num-retained 2, SSTs merged on the way; segments are counted as they are."""
-    folder = Folder(policy=KeepLast(2), inline=inline, suffix=suffix)
-    one = sst("cp1", suffix)
-    two = sst("cp2", suffix)
-    three = sst("cp3", suffix)
-
-    def step(n: int, attempt: str, keep: tuple[str, ...]) -> set[str]:
-        folder.run(day(n), attempt, keep=keep)
-        folder.coordinator.publish(None)
-        before = {p for p in folder.paths(paths.SHARED) if p.endswith(suffix)}
-        folder.coordinator.clean_up()
-        return before - folder.paths(paths.SHARED)
-
-    assert step(1, "cp1", ()) == set()
-    assert step(2, "cp2", (one,)) == set()
-    assert step(3, "cp3", (two,)) == set()  # cp1's file is still cp2's
-    assert step(4, "cp4", (three,)) == {one}  # nobody is left that needs it
-    assert step(5, "cp5", (three, sst("cp4", suffix))) == {two}
-    check_restorable(memory(folder))
 
 
 def test_segments_over_an_older_manifest_file_are_counted_too() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint.clean_up import tombstone_of
 from state_backend.checkpoint.dropped import explain_drop
 from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log

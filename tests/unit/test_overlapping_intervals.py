@@ -12,7 +12,7 @@ import pytest
 
 from cairn.pipeline import Pipeline
 from state_backend.checkpoint import lineage
-from state_backend.checkpoint.coordinator import tombstone_of
+from state_backend.checkpoint.clean_up import tombstone_of
 from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import rewind

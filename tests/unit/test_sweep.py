@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +23,6 @@ from state_backend.checkpoint.sweep import SweepPlan, SweepResult, sweep
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
-    CairnError,
     CorruptFile,
     CorruptRecord,
     StorageUnavailable,
@@ -33,7 +30,7 @@ from state_backend.values.errors import (
     UnknownOutcome,
     UsageError,
 )
-from state_backend.values.handles import FileInfo, Handle
+from state_backend.values.handles import Handle
 from state_backend.values.records import Record, Savepoint, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
@@ -168,41 +165,6 @@ def test_a_crash_at_any_call_loses_nothing_and_the_next_sweep_finishes(when: Whe
             over.commit("silent")
 
 
-class Aged(LocalStorage):
-    """A disk whose files are as old as ``os.utime`` says: a real file is never older than its last link."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self._folder = root
-
-    def list(self, prefix: str) -> Iterator[FileInfo]:
-        for info in super().list(prefix):
-            yield replace(info, modified_ms=(self._folder / info.path).stat().st_mtime_ns // 1_000_000)
-
-
-def test_a_crash_after_any_write_on_a_disk(tmp_path: Path) -> None:
-    """Between two writes it makes no difference where: what is on the disk is the same."""
-    clock = Clock()
-    folder, needed = scenario(clock, inline=False)
-    original = tmp_path / "original"
-    disk = LocalStorage(original)
-    for info in folder.storage.list(""):
-        disk.create(info.path, folder.storage.read(info.path))
-        os.utime(original / info.path, ns=(info.modified_ms * 1_000_000, info.modified_ms * 1_000_000))
-    whole = FaultyStorage(Aged(Path(shutil.copytree(original, tmp_path / "whole"))), {})
-    make(whole, clock)
-    writes = [at for at, (name, _) in enumerate(whole.calls) if name in ("create", "replace", "delete")]
-    assert len(writes) > 20
-    for at in writes:
-        copy = Path(shutil.copytree(original, tmp_path / f"call-{at}"))
-        with pytest.raises(StopHere):
-            make(FaultyStorage(Aged(copy), stop_at(at, "after")), clock)
-        assert needed <= {info.path for info in LocalStorage(copy).list("")}
-        make(Aged(copy), clock)
-        assert files_in(LocalStorage(copy)) == needed | {paths.record(7)}
-        shutil.rmtree(copy)
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_lost_answer_at_any_write_deletes_nothing_that_is_not_abandoned(when: When) -> None:
     clock = Clock()
@@ -266,18 +228,6 @@ def silent_attempt(clock: Clock, inline: bool = True) -> Folder:
     return folder
 
 
-def test_a_sweep_between_begin_and_commit() -> None:
-    """The attempt that slept is lost; the one that is made instead has all that it needs."""
-    clock = Clock()
-    folder = silent_attempt(clock)
-    make(folder.storage, clock)
-    assert not any("slow" in p for p in folder.paths())
-    with pytest.raises(Swept, match="slow"):
-        folder.coordinator.commit("slow")
-    assert folder.run(day(2), "next", keep=(sst("a1"),)).outcome == "committed"
-    assert {sst("a1"), sst("next")} <= folder.paths()
-
-
 def test_a_zombie_that_prepares_after_the_sweep_cannot_commit_and_is_swept_next_time() -> None:
     clock = Clock()
     folder = folder_with_clock(clock)
@@ -295,37 +245,6 @@ def test_a_zombie_that_prepares_after_the_sweep_cannot_commit_and_is_swept_next_
     clock.pass_hours(3)
     result = make(folder.storage, clock)
     assert (result.record, result.deleted_files) == (None, 3)
-
-
-@pytest.mark.parametrize(
-    ("method", "start", "outcome"),
-    [
-        ("read", paths.ATTEMPTS, Swept),  # between the log and prepared.json
-        ("list", paths.SHARED, Swept),  # between the decision and the look at the files
-        ("create", paths.CHECKPOINTS, Swept),  # between the look and the create
-    ],
-)
-def test_a_sweep_in_the_middle_of_a_commit(method: str, start: str, outcome: type[CairnError]) -> None:
-    clock = Clock()
-    folder = silent_attempt(clock)
-    storage = Before(folder.storage, method, start, lambda: make(folder.storage, clock))
-    with pytest.raises(outcome):
-        folder.over(storage).commit("slow")
-    assert sst("a1") in folder.paths()
-    assert folder.coordinator.record("latest").id == 1
-
-
-@pytest.mark.parametrize(("method", "start"), [("list", ""), ("list", paths.SETTLED), ("create", paths.CHECKPOINTS)])
-def test_a_commit_in_the_middle_of_a_sweep_wins(method: str, start: str) -> None:
-    """Whoever creates the next record first is right; the sweep looks again and leaves the files of the winner."""
-    clock = Clock()
-    folder = silent_attempt(clock, inline=False)
-    before = folder.paths()
-    storage = Before(folder.storage, method, start, lambda: folder.coordinator.commit("slow"))
-    result = make(storage, clock)
-    assert (result.record, result.deleted_files) == (None, 0)
-    assert folder.paths() == before | {paths.record(2)}
-    assert folder.coordinator.record("latest").content.attempt == "slow"
 
 
 def test_a_checkpoint_that_is_dropped_while_its_manifest_is_read() -> None:
