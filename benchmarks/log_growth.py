@@ -149,9 +149,9 @@ def made(storage: Storage, case: Case, number: int) -> Prepared:
         )
         ref: ShardRef = InlineShard(shard=shard, inline=manifest)
         if case.shards > 2:
-            handle_ = storage.create(paths.shared(name, shard, 0, 0, "manifest"), record_codec.encode(manifest))
-            ref = FiledShard(shard=shard, manifest=handle_)
-            written.append(handle_)
+            stored = storage.create(paths.shared(name, shard, 0, 0, "manifest"), record_codec.encode(manifest))
+            ref = FiledShard(shard=shard, manifest=stored)
+            written.append(stored)
         output = storage.create(paths.output(hour(number), name, shard, 0), f"output {number}".encode())
         written += [files[0], output]
         refs.append(ref)
@@ -423,7 +423,7 @@ def table(results: list[tuple[Case, dict[str, dict[str, list[Sample]]]]], where:
         cells = []
         for call in CALLS:
             samples = found[where][call]
-            figures = [
+            figures: list[list[float]] = [
                 [s.requests for s in samples],
                 [s.wall_ms for s in samples],
                 [s.cpu_ms for s in samples],
@@ -450,7 +450,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=("disk", "server"))
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    prove_past(*(40, 30) if options.small else (400, 300))
+    prove_past(*(40, 30) if options.small else (160, 120))
     work = Path(tempfile.mkdtemp(prefix="cairn-log-growth-"))
     results = []
     try:

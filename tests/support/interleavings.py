@@ -44,6 +44,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CairnError, NotFound, PreconditionFailed, UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
+from state_backend.values.records import AttemptEnd, Head, Published, Settled, Tombstone
 
 OLD_MS, NOW_MS, LATER_MS = 0, 10_000_000, 1_000_000_000
 """Times of files: from before the actors began, written by them, and when the last sweep looks."""
@@ -510,9 +511,16 @@ def _list_settled(past: pasts.Past, folder: str) -> list[pasts.Fact]:
     return [pasts._fact(info.path) for info in below]
 
 
+def _encoded_once() -> Callable[[object], bytes]:
+    """Of what has no dictionaries, and so is a key."""
+    plain, keys = record_codec.encode, AttemptEnd | Head | Published | Settled | Tombstone
+    remembered = lru_cache(maxsize=100_000)(plain)
+    return lambda value: remembered(value) if isinstance(value, keys) else plain(value)
+
+
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Sweeps one file at a time and under one name; records are decoded once; a log that was read is one answer."""
+    """Sweeps one file at a time and under one name; records are decoded once, marks encoded once, paths built once; a log that was read is one answer."""
     decode = lru_cache(maxsize=100_000)(record_codec.decode)
     with ExitStack() as stack:
         for module in (coordinating, dropping, sweeping, rewinding):
@@ -525,4 +533,8 @@ def _deterministic() -> Iterator[None]:
         stack.enter_context(mock.patch.object(sweeping, "uuid4", lambda: "the-sweep"))
         stack.enter_context(mock.patch.object(leasing, "uuid4", lambda: UUID(int=1)))
         stack.enter_context(mock.patch.object(record_codec, "decode", decode))
+        stack.enter_context(mock.patch.object(record_codec, "encode", _encoded_once()))
+        for name in ("interval_name", "settled", "settled_folders"):
+            once = lru_cache(maxsize=100_000)(getattr(paths, name))
+            stack.enter_context(mock.patch.object(paths, name, once))
         yield
