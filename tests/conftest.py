@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 os.environ["TZ"] = "UTC"
 # Before anything imports Airflow: its files belong neither into the repository nor into the user's home.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
+
+if os.environ.get("CAIRN_MESSAGES"):
+    from tests.support.messages import record_to
+
+    record_to(Path(os.environ["CAIRN_MESSAGES"]))
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ class Pipeline:
             )
         if not callable(self.processor) and not hasattr(self.processor, "init"):
             raise UsageError(
-                f"pipeline {self.name!r}: processor is a {type(self.processor).__name__}; it must be a StatefulProcessor's class, "
+                f"pipeline {self.name!r}: processor is a {type(self.processor).__name__}\nIt must be a StatefulProcessor's class, "
                 "an instance, a functools.partial of the class, or a function that returns one"
             )
         for name, value, known in (

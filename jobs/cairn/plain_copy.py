@@ -78,5 +78,5 @@ def _root_of(url: str) -> str:
     """The pipeline's folder that an output file's URL lies in."""
     root, output, _ = url.rpartition("/" + paths.OUTPUT)
     if not output:
-        raise UsageError(f"{url!r} is no output file of a pipeline")
+        raise UsageError(f"{url!r} is no output file of a pipeline; expected one below its output/")
     return root

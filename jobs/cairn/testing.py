@@ -275,7 +275,7 @@ class PipelineTester:
             def initial(session: Any) -> Any:
                 if self._initial is None:
                     raise UsageError(
-                        f"{self._where}: the pipeline starts with initial state, which is read by Spark; give its rows here: "
+                        f"{self._where}: the pipeline starts with initial state, which is read by Spark\nGive its rows here: "
                         "PipelineTester(..., initial_state=rows, initial_schema=schema)"
                     )
                 return self._initial

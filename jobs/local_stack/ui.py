@@ -41,7 +41,7 @@ def main() -> int:
                 flush=True,
             )
             if airflow.port != 8080:
-                print(f"For cairn backfill there: export CAIRN_AIRFLOW={airflow.client.url}", flush=True)
+                print(f"Where cairn finds it: export CAIRN_AIRFLOW={airflow.client.url}", flush=True)
             while True:
                 airflow.processes.check_alive()
                 time.sleep(1)

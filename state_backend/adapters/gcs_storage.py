@@ -190,9 +190,9 @@ class _Connections:
                 else:
                     return self._credentials
                 raise UsageError(
-                    f"can't log in to Google Cloud Storage ({problem}): expected application default credentials; "
-                    f"set GOOGLE_APPLICATION_CREDENTIALS to a key file, run `gcloud auth application-default login`, "
-                    f"or, for a test server, set {EMULATOR_VARIABLE}"
+                    f"can't log in to Google Cloud Storage ({problem}): expected application default credentials\n"
+                    "Set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run: gcloud auth application-default login\n"
+                    f"For a test server set {EMULATOR_VARIABLE}"
                 )
         return self._credentials
 

@@ -148,7 +148,9 @@ def _check_base(log: Log, prepared: Prepared) -> None:
     content = prepared.content
     if content.base_id is not None and content.base_id not in log.retained:
         # Also if an equal one took its place: this attempt shares files that go with the dropped one.
-        raise BaseMoved(f"{_who(content)}: it started from {_checkpoint(content.base_id)}, which was dropped meanwhile")
+        raise BaseMoved(
+            f"{_who(content)}: it started from {_checkpoint(content.base_id)}, which was dropped meanwhile; run the interval again"
+        )
     if content.kind == "restore" and content.base_id is None:
         return  # from a savepoint: nothing of the log is its base
     if content.kind != "interval":

@@ -171,8 +171,8 @@ class Coordinator:
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
                 f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "
-                f"there starts empty; what is restored is the state at {format_instant(content.interval.end)}, so that none "
-                "would start from it: set the pipeline's start to an earlier instant"
+                f"there starts empty; none would start from what is restored, the state at {format_instant(content.interval.end)}\n"
+                "Set the pipeline's start to an earlier instant"
             )
         for entry in now.completed()[-1:]:
             ours, theirs = parse_struct(entry.content.key_schema), parse_struct(content.key_schema)

@@ -103,8 +103,9 @@ def restorable(log: Log, target: int, permissions: Permissions) -> Record:
     stale_by = log.retained[target].stale_by
     if stale_by is not None and not permissions.allow_stale_base:
         raise StaleStateError(
-            f"checkpoint {target} is stale: checkpoint {stale_by} changed what it was made from. To go back to the state before "
-            f"that change: allow_stale_base; else run the intervals since then again. {there[0].upper()}{there[1:]}"
+            f"checkpoint {target} is stale: checkpoint {stale_by} changed what it was made from\n"
+            f"To go back to the state before that change: allow_stale_base; else run the intervals since then again.\n"
+            f"{there[0].upper()}{there[1:]}"
         )
     return entry
 
@@ -335,6 +336,6 @@ def _check_free(into: Coordinator, content: Content) -> None:
         newest = max(overlapping, key=lambda e: e.id)
         raise UsageError(
             f"pipeline {into.pipeline!r} has {len(overlapping)} checkpoint(s) at or after {content.interval} already, the newest "
-            f"is {newest.id} of {interval_of(newest)}; nothing was copied. Fork under another name, rewind this pipeline if it is "
-            "about its own past, or restore a savepoint to replace its state"
+            f"is {newest.id} of {interval_of(newest)}; nothing was copied\n"
+            "Fork under another name, rewind this pipeline if it is about its own past, or restore a savepoint to replace its state"
         )

@@ -279,6 +279,6 @@ def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
     last, path = last_marked(f.path for f in files)
     if last > now.head_id:
         raise CorruptRecord(
-            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}; nothing is "
-            "deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
+            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}\n"
+            "Nothing is deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
         )

@@ -34,7 +34,9 @@ def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
     if isinstance(entry, Tombstone):
         return row
     totals = entry.content.totals
-    return {**row, "keys": totals.keys, "bytes": totals.state_bytes, "files": totals.state_files}
+    # Keys are counted by the value states alone; without one nobody knows how many there are.
+    keys = totals.keys if any(state.kind == "value" for state in entry.content.states) else None
+    return {**row, "keys": keys, "bytes": totals.state_bytes, "files": totals.state_files}
 
 
 def _columns(

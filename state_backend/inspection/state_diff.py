@@ -82,7 +82,7 @@ def diff_states(
     """
     keys = [names_and_types(parse_struct(source.content.key_schema)) for source in (first, second)]
     if keys[0] != keys[1]:
-        raise UsageError(f"the keys of {first} are not those of {second}")
+        raise UsageError(f"the keys of {first} are not those of {second}; only states of one key can be compared")
     for state in states or ():
         if not any(state == d.name for s in (first, second) for d in s.content.states) and state != layout.TIMERS_NAME:
             first.descriptor(state)

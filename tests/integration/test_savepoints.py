@@ -434,6 +434,9 @@ def test_the_command_line_takes_and_restores(spark: SparkSession, tmp_path: Path
     assert (made.content.kind, made.content.digest) == ("consolidate", before.content.digest)
     assert not any(ref.inline.segments for ref in made.content.shards if ref.inline)
     assert validate_checkpoint(spark, counting(), str(root), made).success
+    tables = tmp_path / "tables"
+    said = cairn("savepoint", "--root", str(root), "--to", str(tables), "--format", "canonical", "--spark", "local[2]")
+    assert (said["format"], said["checkpoint"]) == ("canonical", 4) and list(tables.rglob("*.parquet"))
     again = CliRunner().invoke(app, [*take, *code])
     assert again.exit_code == 2 and "holds a savepoint already" in again.output
 

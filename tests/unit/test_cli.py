@@ -24,7 +24,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
-from state_backend.inspection.describe import describe_checkpoint
+from state_backend.inspection.describe import describe_checkpoint, describe_log
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.records import InlineShard, LogicalTime
@@ -131,6 +131,15 @@ def test_what_descends_from_a_quarantined_one_says_so(root: Path) -> None:
     assert {r["id"]: r["state"] for r in answer(root, "list")} == {
         7: "completed", 5: "quarantined", 4: "descends from quarantined 3", 3: "quarantined"
     }  # fmt: skip
+
+
+def test_keys_that_nobody_counted_are_not_shown_as_none_at_all(root: Path) -> None:
+    """They are counted by value states; a pipeline of lists and maps has keys too."""
+    log = read_log(open_storage(f"{root}/{PIPELINE}"))
+    newest = log.completed()[-1]
+    without = replace(newest, content=replace(newest.content, states=()))
+    shown = describe_log(replace(log, entries={newest.id: without}), [newest.id], {}, now_ms=0)
+    assert (newest.content.totals.keys, shown[0]["keys"]) == (8, None)
 
 
 def test_the_table_is_whole_in_a_pipe(root: Path) -> None:

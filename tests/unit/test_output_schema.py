@@ -121,7 +121,9 @@ REFUSED: list[tuple[Columns, Columns, str]] = [
 
 @pytest.mark.parametrize(("before", "after", "says"), REFUSED)
 def test_what_may_not_follow(before: Columns, after: Columns, says: str) -> None:
-    with pytest.raises(UsageError, match=r"output_schema can't follow .* cairn fork takes the state there") as refused:
+    with pytest.raises(
+        UsageError, match=r"(?s)output_schema can't follow .*cairn fork takes the state there"
+    ) as refused:
         check_output_schema("p", schema(before), schema(after))
     assert says in str(refused.value)
 

@@ -375,7 +375,7 @@ def test_the_same_fork_again_is_refused_and_says_what_can_be_done() -> None:
     assert split(folder, 3, into).outcome == "already"
     before = {info.path for info in into.list("")}
     for target in (1, 3):
-        with pytest.raises(UsageError, match=r"at or after.*another name"):
+        with pytest.raises(UsageError, match=r"(?s)at or after.*another name"):
             split(folder, target, into, "second")
     assert {info.path for info in into.list("")} == before
     assert split(folder, 4, into, "second").id == 2  # behind what is there: a fork may be followed by a later one

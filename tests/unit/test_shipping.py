@@ -257,7 +257,7 @@ def test_workers_refuse_another_version_of_what_the_users_modules_import(folder:
     newer = in_worker([shipped], [site])[0]
     for told, version in ((same_version, "1.0"), (newer, "1.1")):
         assert f"the package sold-goods on the worker {socket.gethostname()} is {version} (" in told
-        assert "and 1.0 (" in told and "on the driver; a module of the processor imports it" in told
+        assert "and 1.0 (" in told and "on the driver; the processor needs it: install" in told
 
 
 def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
@@ -379,7 +379,7 @@ def test_what_makes_no_processor_is_named(form: Any, says: str) -> None:
 def test_what_is_no_processor_is_refused_at_once() -> None:
     good: Pipeline = counting()
     with pytest.raises(
-        UsageError, match=r"'counting': processor is a dict; it must be a StatefulProcessor's class, an instance"
+        UsageError, match=r"'counting': processor is a dict\nIt must be a StatefulProcessor's class, an instance"
     ):
         dataclasses.replace(good, processor={})  # type: ignore[arg-type]
 

@@ -42,7 +42,7 @@ def backfill(
     """Runs a DAG's intervals again, in order: creates Airflow's backfill, and looks that none of its runs is missing."""
     first, last = _instant("--from", from_), _instant("--to", to)
     if last < first:
-        raise UsageError(f"--from {from_} is after --to {to}")
+        raise UsageError(f"--from {from_} is after --to {to}; both are starts of intervals, the first and the last one")
     made = AirflowRest(airflow).create_backfill(
         dag,
         first,

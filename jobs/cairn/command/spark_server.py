@@ -91,7 +91,9 @@ def spark(
                         f"the Spark server ended with code {server.returncode}; what it said is above"
                     )
                 if time.monotonic() > deadline_s:
-                    raise StorageUnavailable(f"the Spark server does not answer on port {port} after two minutes")
+                    raise StorageUnavailable(
+                        f"the Spark server does not answer on port {port} after two minutes; what it said is above, try again"
+                    )
                 time.sleep(0.3)
             connection = f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {port}}}'
             typer.echo(f"Spark Connect: sc://127.0.0.1:{port}   (Ctrl-C stops it)")

@@ -189,7 +189,9 @@ class AirflowCli:
         except OSError as error:
             raise UsageError(f"can't run {self._command[0]!r}: {error}; --stop needs Airflow's command line") from error
         except subprocess.TimeoutExpired as error:
-            raise StorageUnavailable(f"{what} did not end within {self._timeout_s:.0f} s") from error
+            raise StorageUnavailable(
+                f"{what} did not end within {self._timeout_s:.0f} s; try again, or look whether Airflow answers"
+            ) from error
         if done.returncode:
             raise self._refused(what, done.stdout, done.stderr)
         return done.stdout

@@ -364,8 +364,8 @@ def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | N
     zone = zone_of(session if wanted is None else wanted)
     if wanted is None and recorded not in (None, zone.name):
         raise UsageError(
-            f"pipeline {pipeline!r}: it ran in the time zone {recorded!r} so far, and this Spark session is in {zone.name!r}; set "
-            f"spark.sql.session.timeZone to {recorded!r}, or name a zone in the pipeline: Pipeline(time_zone={zone.name!r}, ...)"
+            f"pipeline {pipeline!r}: it ran in the time zone {recorded!r} so far, and this Spark session is in {zone.name!r}\n"
+            f"Set spark.sql.session.timeZone to {recorded!r}, or name a zone in the pipeline: Pipeline(time_zone={zone.name!r}, ...)"
         )
     return zone
 

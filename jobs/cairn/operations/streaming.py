@@ -223,7 +223,9 @@ def _check_states(
 
 def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> StructType:
     if not frames:
-        raise UsageError(f"pipeline {pipeline.name!r} and the query in {path} have no state in common")
+        raise UsageError(
+            f"pipeline {pipeline.name!r} and the query in {path} have no state in common; declare one of its states"
+        )
     found = frames[0].schema["key"].dataType
     if not isinstance(found, StructType) or [*map(str.lower, found.names)] != [*map(str.lower, pipeline.key)]:
         raise UsageError(
@@ -282,7 +284,9 @@ def initial_state_of(
     spark.dataSource.register(KeyedState)
     source = find_state(savepoint, root=root, pipeline=pipeline)
     if any(name == _HELD for name in (f["name"] for f in source.content.key_schema["fields"])):
-        raise UsageError(f"{source} has a key column {_HELD!r}, which is the name of the column with the state")
+        raise UsageError(
+            f"{source} has a key column {_HELD!r}, which is the name of the column with the state; rename the key's"
+        )
     kinds = {d.name: d.kind for d in source.content.states} | {TIMERS_NAME: "timers"}
     frames = []
     for n, (name, kind) in enumerate(kinds.items()):
@@ -376,7 +380,7 @@ class _Remembering:
                     state.updateValue(_as_state(user_key, entry["user_key"]), _as_state(value, entry["value"]))
             else:
                 raise UsageError(
-                    f"there is a state {name!r}, which the query's processor does not declare, or as something else"
+                    f"there is a state {name!r}, which the query's processor does not declare, or as something else; declare it as it was"
                 )
 
 

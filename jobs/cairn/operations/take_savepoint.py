@@ -120,13 +120,13 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     if record.id not in checkpoints.retained or is_superseded(checkpoints, record):
         raise UsageError(
             f"checkpoint {record.id} of {pipeline.name!r} was dropped, or another run of {record.content.interval} took its "
-            "place: consolidated it would be the newest again; leave consolidate out, or choose the newest one"
+            "place: consolidated it would be the newest again\nLeave consolidate out, or choose the newest one"
         )
     refused = checkpoints.quarantine_above(record.id)
     if refused is not None:  # its commit would refuse it, after everything was rewritten
         raise StateUnusable(
             f"checkpoint {record.id} of {pipeline.name!r} is quarantined, or descends from checkpoint {refused}, which is "
-            f"({checkpoints.quarantined[refused].reason}); leave consolidate out, or choose a usable checkpoint"
+            f"({checkpoints.quarantined[refused].reason})\nLeave consolidate out, or choose a usable checkpoint"
         )
     earlier = [c for c in checkpoints.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
     if earlier and checkpoints.quarantine_above(earlier[-1].id) is None:

@@ -26,7 +26,7 @@ def parse_checkpoint(text: str) -> str | int | datetime:
             f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
         ) from None
     if instant.tzinfo is None:
-        raise UsageError(f"checkpoint {text!r} has no time zone")
+        raise UsageError(f"checkpoint {text!r} has no time zone; write it as in {text}+00:00")
     return instant
 
 

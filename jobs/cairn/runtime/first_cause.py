@@ -34,9 +34,10 @@ def first_cause() -> Iterator[None]:
         if not found:
             if missing := _MISSING.search(text):
                 raise errors.UsageError(
-                    f"a Python worker of Spark lacks the package {missing[1]}; install what Cairn needs where executors run "
-                    "(pip install 'cairn[spark,gcs]'), or send a packed environment with spark.archives and have spark.pyspark.python "
-                    "name its Python. Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
+                    f"a Python worker of Spark lacks the package {missing[1]}\n"
+                    "Install what Cairn needs where executors run: pip install 'cairn[spark,gcs]'\n"
+                    "Or send a packed environment with spark.archives, and have spark.pyspark.python name its Python.\n"
+                    "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
                 ) from error
             raise
         # The last one is what reached Spark; what caused it stands above it.

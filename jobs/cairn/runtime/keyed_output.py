@@ -82,7 +82,7 @@ class KeyedOutput(DataSource):
         newest = max(self._files(log), key=lambda f: ids[f.handle], default=newest_output(log, late=self._late()))
         if newest is None:
             raise StateUnusable(
-                f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet"
+                f"pipeline {self._option('pipeline')!r} under {self._option('root')} has no published output yet; run an interval first"
             )
         storage = open_storage(self._root())
         with work_folder("schema") as work:

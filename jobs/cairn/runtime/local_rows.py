@@ -61,7 +61,7 @@ class LocalRows:
             if (found := _unordered(field.dataType)) is not None:
                 raise UsageError(
                     f"{what}: column {field.name!r} is {field.dataType.simpleString()}; rows with {found.simpleString()} are put in "
-                    "order by Spark only. Leave the column out here, or test this pipeline with run_interval and a Spark session"
+                    "order by Spark only\nLeave the column out here, or test this pipeline with run_interval and a Spark session"
                 )
         self.schema = schema
         self.zone = zone

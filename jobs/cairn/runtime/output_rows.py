@@ -77,7 +77,9 @@ def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.
 def no_nulls_if_none_may_be(field: pa.Field, array: pa.Array) -> pa.Array:
     """The array. Raises: ProcessorError if it holds nulls and the column may not."""
     if not field.nullable and array.null_count:
-        raise ProcessorError(f"output column {field.name!r} is NOT NULL, but a row has no value for it")
+        raise ProcessorError(
+            f"output column {field.name!r} is NOT NULL, but a row has no value for it; yield one, or declare it without NOT NULL"
+        )
     return array
 
 

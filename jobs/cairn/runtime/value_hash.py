@@ -298,8 +298,8 @@ def _resolve(code: Any) -> Any:
 
 def _refused(path: str, value: Any, why: str) -> UsageError:
     return UsageError(
-        f"{path} is a {_type_name(value)}, which can't be sent to the workers as a value that is the same every time ({why}); "
-        "give the processor what it is made from, and make it in init()"
+        f"{path} is a {_type_name(value)}, which can't be sent to the workers as a value that is the same every time ({why})\n"
+        "Give the processor what it is made from, and make it in init()"
     )
 
 

@@ -290,8 +290,8 @@ def unship(option: str) -> Any:
     if version != runtime_version():
         raise UsageError(
             f"the worker {socket.gethostname()} runs another version of Cairn than the driver: {runtime_version()}, from "
-            f"{Path(cairn.__path__[0]).parent}, and {version} on the driver. Install the driver's version there, and restart a Spark "
-            "Connect server that was started with another one"
+            f"{Path(cairn.__path__[0]).parent}, and {version} on the driver; install the driver's there, and restart a server that has "
+            "the other one"
         )
     return cloudpickle.loads(task)
 
@@ -370,8 +370,7 @@ def _check_distributions(wanted: Sequence[InstalledDistribution]) -> None:
         if found.version != package.version or (comparable and found.digest != package.digest):
             raise UsageError(
                 f"the package {package.name} on the worker {socket.gethostname()} is {_version(found)}, and {_version(package)} on "
-                "the driver; a module of the processor imports it, so install the same version on both, and restart a Spark server that ran "
-                "while it was installed"
+                "the driver; the processor needs it: install the same version on both, and restart a server that has the other one"
             )
 
 
