@@ -48,26 +48,26 @@ class Needed:
         return path.startswith(paths.SHARED) and paths.attempt_of(path) in self.attempts
 
 
-def clean_up(storage: Storage, now: Log, read: Callable[[Log], Log]) -> CleanUp:
+def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     """Deletes the files and shrinks the records. Continues what others began, and does nothing that a concurrent commit could miss.
     ``read``: the log as it is then, given the one that was read.
 
     Raises: CorruptFile if a manifest that says what is needed can't be read: nothing is deleted.
     """
-    if now.past is None or not now.summary.dropping:
+    if log.past is None or not log.summary.dropping:
         return CleanUp(deleted_files=0, shrunk=())
-    needed, now = needed_by_retained(storage, now, read)
+    needed, log = needed_by_retained(storage, log, read)
     # After the log was read: whoever holds a lease made sure, with the lease there, that the checkpoint was still retained.
-    leased, ended = leased_checkpoints(storage, now)
+    leased, ended = leased_checkpoints(storage, log)
     for lease in ended:
         with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
             storage.delete(lease.path, generation=lease.generation)
     for record in leased.values():
         needed.paths.update(h.path for h in _state_files(record.content, storage, gone_before=True))
-    waiting = [u for u in now.summary.unpublished if u.id in now.summary.dropping]
+    waiting = [u for u in log.summary.unpublished if u.id in log.summary.dropping]
     unpublished = {u.id for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None}
     deleted, shrunk = 0, []
-    for checkpoint_id in now.summary.dropping:
+    for checkpoint_id in log.summary.dropping:
         # Before the deletes: the generation says that it is still what was judged.
         info = storage.stat(paths.record(checkpoint_id))
         entry = Past(storage, checkpoint_id).fresh(checkpoint_id)
@@ -77,7 +77,7 @@ def clean_up(storage: Storage, now: Log, read: Callable[[Log], Log]) -> CleanUp:
             continue  # its sink hook needs the whole record; whoever publishes it cleans up after
         if checkpoint_id in leased:
             continue  # a later clean-up finds it again
-        deleted += _collect(storage, now, entry, needed)
+        deleted += _collect(storage, log, entry, needed)
         if isinstance(entry, Record):
             with suppress(PreconditionFailed):  # somebody else shrank it
                 tombstone = record_codec.encode(tombstone_of(entry))
@@ -86,33 +86,33 @@ def clean_up(storage: Storage, now: Log, read: Callable[[Log], Log]) -> CleanUp:
     return CleanUp(deleted_files=deleted, shrunk=tuple(shrunk))
 
 
-def leased_checkpoints(storage: Storage, now: Log) -> tuple[dict[int, Record], list[FileInfo]]:
+def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], list[FileInfo]]:
     """The dropped checkpoints that somebody still reads, by id, and the leases that have ended."""
     leases = list(storage.list(paths.LEASES))
-    head = storage.stat(paths.record(now.head_id)) if leases else None
+    head = storage.stat(paths.record(log.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
-    dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(now).dropping}}
+    dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(log).dropping}}
     return {n: entry for n, entry in dropped.items() if isinstance(entry, Record)}, ended
 
 
-def needed_by_retained(storage: Storage, now: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:
-    """What the retained checkpoints need, and the log that says so: a newer one than ``now`` if a commit dropped a checkpoint
+def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:
+    """What the retained checkpoints need, and the log that says so: a newer one than ``log`` if a commit dropped a checkpoint
     meanwhile and its manifest is gone."""
     while True:
         try:
-            return _needed(storage, now), now
+            return _needed(storage, log), log
         except CorruptFile:
-            newer = read(now)
-            if newer.head_id == now.head_id:
+            newer = read(log)
+            if newer.head_id == log.head_id:
                 raise
-            now = newer
+            log = newer
 
 
-def _needed(storage: Storage, now: Log) -> Needed:
+def _needed(storage: Storage, log: Log) -> Needed:
     """Of an interval whose base is retained no manifest is read: it wrote each of its files itself, or has it from its base. What
     it wrote itself, whoever has it has it from there."""
-    completed = now.completed()
-    intervals = {r.id for r in completed if r.content.kind == "interval" and r.content.base_id in now.retained}
+    completed = log.completed()
+    intervals = {r.id for r in completed if r.content.kind == "interval" and r.content.base_id in log.retained}
     named = {h.path for r in completed for ref in r.content.shards for h in _named(ref)}
     beginnings = [r.content for r in completed if r.id not in intervals]
     named |= {h.path for h in _manifests_files(beginnings, storage)}
@@ -167,7 +167,7 @@ def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_befo
     return [handle for found in at_once(files, distinct.values()) for handle in found]
 
 
-def _collect(storage: Storage, now: Log, entry: Record | Tombstone, needed: Needed) -> int:
+def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Needed) -> int:
     """Deletes the files of a commit that nobody needs; how many. How its attempt ended is written first, since its
     ``prepared.json`` goes, which leads there otherwise."""
     doomed: set[str] = set()
@@ -176,7 +176,7 @@ def _collect(storage: Storage, now: Log, entry: Record | Tombstone, needed: Need
         doomed |= {h.path for h in _state_files(entry.content, storage, gone_before=True)}
         doomed.add(paths.prepared(entry.content.attempt))
     interval, path, settled = interval_of(entry), "", None
-    if kind_of(entry) == "interval" and interval is not None and now.publication_of(interval) != entry.id:
+    if kind_of(entry) == "interval" and interval is not None and log.publication_of(interval) != entry.id:
         path = paths.settled(interval, entry.id, "interval")
         info, settled = storage.stat(path), read_settled(storage, Fact(interval, entry.id, "interval"))
         doomed |= {o.handle.path for o in settled.outputs}

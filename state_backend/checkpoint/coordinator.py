@@ -78,7 +78,7 @@ from state_backend.values.records import (
 )
 from state_backend.values.retention import RetentionPolicy
 
-log = logging.getLogger("cairn")
+logger = logging.getLogger("cairn")
 
 _COMMIT_ROUNDS = 100
 
@@ -149,16 +149,16 @@ class Coordinator:
         Raises: as ``plan_base``; UsageError if ``start`` is not the recorded one; CorruptRecord for a log that can't be read, or that
         marks of a later checkpoint show to have lost its end.
         """
-        now = self.log()
-        self._check_start(now, pipeline_start_ms)
+        log = self.log()
+        self._check_start(log, pipeline_start_ms)
         try:
-            base = plan_base(now, self._pipeline, interval, permissions, pipeline_start_ms)
+            base = plan_base(log, self._pipeline, interval, permissions, pipeline_start_ms)
         except StateUnusable:
-            further = read_on(self._storage, now)
-            if further is now:
+            further = read_on(self._storage, log)
+            if further is log:
                 raise
-            now, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
-        return Begun(attempt=attempt, h0=now.head_id, base=base, output=output_so_far(now))
+            log, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
+        return Begun(attempt=attempt, h0=log.head_id, base=base, output=output_so_far(log))
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
         """Begins to restore state with this content, a savepoint's or another pipeline's, as that at its interval's end. Nothing
@@ -166,24 +166,24 @@ class Coordinator:
 
         Raises: UsageError if no interval of this pipeline could start from it, or if the pipeline has state by another key.
         """
-        now = self.log()
-        self._check_start(now, pipeline_start_ms)
+        log = self.log()
+        self._check_start(log, pipeline_start_ms)
         if pipeline_start_ms >= content.interval.end_ms:
             raise UsageError(
                 f"pipeline {self._pipeline!r} starts at {format_instant(from_ms(pipeline_start_ms))}, and the interval that starts "
                 f"there starts empty; none would start from what is restored, the state at {format_instant(content.interval.end)}\n"
                 "Set the pipeline's start to an earlier instant"
             )
-        for entry in now.completed()[-1:]:
+        for entry in log.completed()[-1:]:
             ours, theirs = parse_struct(entry.content.key_schema), parse_struct(content.key_schema)
             if names_and_types(ours) != names_and_types(theirs):
                 raise UsageError(
                     f"pipeline {self._pipeline!r} has state by {ours}, what is restored by {theirs}; restore it under another name"
                 )
-        return Begun(attempt=attempt, h0=now.head_id, base=None)
+        return Begun(attempt=attempt, h0=log.head_id, base=None)
 
-    def _check_start(self, now: Log, pipeline_start_ms: int) -> None:
-        for entry in now.completed()[-1:]:
+    def _check_start(self, log: Log, pipeline_start_ms: int) -> None:
+        for entry in log.completed()[-1:]:
             if entry.content.pipeline_start_ms != pipeline_start_ms:
                 raise UsageError(
                     f"pipeline {self._pipeline!r} began at {entry.content.pipeline_start_ms} ms since the epoch, and its start is "
@@ -220,11 +220,11 @@ class Coordinator:
 
         Raises: CorruptRecord naming a ``prepared.json`` that can't be decoded. What else lies beside it is not read.
         """
-        listed, now = list(self._storage.list(paths.ATTEMPTS)), self.log()
+        listed, log = list(self._storage.list(paths.ATTEMPTS)), self.log()
         found = []
         for info in listed:
             attempt = paths.attempt_of(info.path)
-            if attempt is not None and info.path == paths.prepared(attempt) and now.of_attempt(attempt) is None:
+            if attempt is not None and info.path == paths.prepared(attempt) and log.of_attempt(attempt) is None:
                 with suppress(NotFound):  # fenced or swept meanwhile
                     found.append(record_codec.decode(self._storage.read(info.path), info.path, Prepared))
         return found
@@ -245,19 +245,19 @@ class Coordinator:
         Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
         there as it was acked; ValidationRefused; UnknownOutcome if it can't tell. Only Fenced deletes anything.
         """
-        now = self.log()
-        mine = now.of_attempt(attempt)
+        log = self.log()
+        mine = log.of_attempt(attempt)
         if mine is not None:  # its prepared.json may be gone by now
-            note_head(self._storage, now, now.head_id)
+            note_head(self._storage, log, log.head_id)
             return _already(mine)
         try:
             prepared = self.load_prepared(attempt)
         except StateUnusable:
-            now = self.log(now)
-            mine = now.of_attempt(attempt)
+            log = self.log(log)
+            mine = log.of_attempt(attempt)
             if mine is not None:  # committed by another process of this attempt, and dropped, since we looked
                 return _already(mine)
-            sweep = now.abandoned_by(attempt)
+            sweep = log.abandoned_by(attempt)
             if sweep is None:
                 raise
             raise Swept(
@@ -267,17 +267,17 @@ class Coordinator:
         self._check_not_refused(attempt)
         verified, known_id = False, prepared.h0
         for _ in range(_COMMIT_ROUNDS):
-            now = self.log(now)
-            if now.head_id < known_id:
-                now = read_on(self._storage, now)
+            log = self.log(log)
+            if log.head_id < known_id:
+                log = read_on(self._storage, log)
             try:
-                decision = plan_commit(now, prepared, self._policy, self._newest_validated(now))
+                decision = plan_commit(log, prepared, self._policy, self._newest_validated(log))
             except Fenced:
-                self._delete_own(now, prepared.content)
+                self._delete_own(log, prepared.content)
                 raise
             if isinstance(decision, AlreadyCommitted | Adopted):
-                entry = now.entries[decision.id]
-                note_head(self._storage, now, now.head_id)
+                entry = log.entries[decision.id]
+                note_head(self._storage, log, log.head_id)
                 return CommitResult(
                     id=decision.id,
                     record=entry if isinstance(entry, Record) else None,
@@ -287,12 +287,12 @@ class Coordinator:
                 try:
                     self._verify(prepared)
                 except CorruptFile:
-                    if self.log(now).head_id == now.head_id:
+                    if self.log(log).head_id == log.head_id:
                         raise
                     continue  # it may be a sweep that took the file, after saying so in the log
                 verified = True
             try:
-                record = append(self._storage, now, decision.record)
+                record = append(self._storage, log, decision.record)
             except (AlreadyExists, UnknownOutcome) as error:
                 # Lost the id to another, or can't tell: the log tells, unless a refused create is still under way.
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
@@ -315,10 +315,10 @@ class Coordinator:
             "Mend the cause and run the interval again"
         )
 
-    def _newest_validated(self, now: Log) -> frozenset[int]:
+    def _newest_validated(self, log: Log) -> frozenset[int]:
         """The newest usable checkpoint that was validated, of each mode."""
         marks = [mark for info in self._storage.list(paths.VALIDATED) if (mark := paths.validated_id(info.path))]
-        usable = [(n, mode) for n, mode in marks if n in now.retained and now.quarantine_above(n) is None]
+        usable = [(n, mode) for n, mode in marks if n in log.retained and log.quarantine_above(n) is None]
         return frozenset({mode: n for n, mode in sorted(usable)}.values())
 
     def _verify(self, prepared: Prepared) -> None:
@@ -343,13 +343,13 @@ class Coordinator:
                     "nothing is committed, run the interval again"
                 )
 
-    def _delete_own(self, now: Log, content: Content) -> None:
+    def _delete_own(self, log: Log, content: Content) -> None:
         """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
-        needed, now = needed_by_retained(self._storage, now, self.log)
-        for _, n in now.outputs_near(content.interval):
-            entry = now.entries[n]
+        needed, log = needed_by_retained(self._storage, log, self.log)
+        for _, n in log.outputs_near(content.interval):
+            entry = log.entries[n]
             if not isinstance(entry, SweepRecord) and attempt_of(entry) == content.attempt:
-                needed.paths.update(o.handle.path for o in now.outputs(n))
+                needed.paths.update(o.handle.path for o in log.outputs(n))
         files = {h.path for h in files_of(content, self._storage, gone_before=True)}
         own = {path for path in files if paths.attempt_of(path) == content.attempt}
         delete_files(self._storage, needed.others(own))
@@ -375,15 +375,15 @@ class Coordinator:
         code: where the pipeline is, for the commands of the error.
         Raises: SinkFailed, from the first error, when all that could be published is.
         """
-        now = self.log()
+        log = self.log()
         published: list[int] = []
         failed: list[tuple[Interval, int, Exception]] = []
-        waiting = sorted(self.unpublished(now), key=lambda told: (self._is_own(now, *told), told))
+        waiting = sorted(self.unpublished(log), key=lambda told: (self._is_own(log, *told), told))
         for interval, checkpoint_id in waiting:
             if only is not None and interval.start not in only:
                 continue
             try:
-                published += self._publish(now, interval, checkpoint_id, hook)
+                published += self._publish(log, interval, checkpoint_id, hook)
             except _HookRaised as raised:
                 failed.append((interval, checkpoint_id, raised.error))
                 if in_order:
@@ -395,9 +395,9 @@ class Coordinator:
             ) from failed[0][2]
         return published
 
-    def unpublished(self, now: Log | None = None) -> list[tuple[Interval, int]]:
+    def unpublished(self, log: Log | None = None) -> list[tuple[Interval, int]]:
         """The intervals whose newest output is not recorded as published, each with the commit that made it, or replaced it."""
-        waiting = summary_so_far(self.log() if now is None else now).unpublished
+        waiting = summary_so_far(self.log() if log is None else log).unpublished
         return [(u.interval, u.id) for u in waiting if self._storage.stat(paths.published(u.interval, u.id)) is None]
 
     def skip_publication(self, starts: Collection[datetime]) -> list[int]:
@@ -434,13 +434,13 @@ class Coordinator:
             ]
         )
 
-    def _is_own(self, now: Log, interval: Interval, checkpoint_id: int) -> bool:
+    def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
         """Whether the commit is of this interval, and not of one that replaced it."""
-        entry = now.entries[checkpoint_id]
+        entry = log.entries[checkpoint_id]
         return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
 
     def _publish(
-        self, now: Log, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None
+        self, log: Log, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None
     ) -> list[int]:
         """Runs the hook until what it ran for last is current. A newer output may have been published while this hook ran;
         then this one has written over it, and the newer one's hook has to run again."""
@@ -456,7 +456,7 @@ class Coordinator:
                     raise _HookRaised(error) from error
             self._mark_published(interval, checkpoint_id)
             published.append(checkpoint_id)
-            current = self.log(now).publication_of(interval)
+            current = self.log(log).publication_of(interval)
             if current is None or current == checkpoint_id:
                 return published
             checkpoint_id = current
@@ -474,9 +474,9 @@ class Coordinator:
 
     def clean_up(self) -> CleanUp:
         """Deletes what nobody needs any more of the records that are no longer retained (`checkpoint/clean_up.py`)."""
-        now = self.log()
-        note_head(self._storage, now, now.head_id)
-        return clean_up(self._storage, now, self.log)
+        log = self.log()
+        note_head(self._storage, log, log.head_id)
+        return clean_up(self._storage, log, self.log)
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
@@ -486,12 +486,12 @@ class Coordinator:
 
         Raises: StateGapError, naming what there is, if that is not among it.
         """
-        now = self.log()
-        fitting = _fitting(now, which) or _fitting(now := read_on(self._storage, now), which)
-        if not fitting and isinstance(which, int) and which in summary_so_far(now).dropping:
-            fitting = [entry for n, entry in leased_checkpoints(self._storage, now)[0].items() if n == which]
+        log = self.log()
+        fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
+        if not fitting and isinstance(which, int) and which in summary_so_far(log).dropping:
+            fitting = [entry for n, entry in leased_checkpoints(self._storage, log)[0].items() if n == which]
         if not fitting:
-            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in now.completed()[-10:])
+            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in log.completed()[-10:])
             raise StateGapError(
                 f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}"
             )
@@ -503,7 +503,7 @@ class Coordinator:
         try:
             self._storage.create(paths.quarantine(checkpoint_id), record_codec.encode(mark))
         except AlreadyExists:
-            log.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
+            logger.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
 
     def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
         """Marks a checkpoint as found right. Of the marked ones retention keeps the newest, of each mode."""
@@ -518,12 +518,12 @@ class Coordinator:
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 
-def _fitting(now: Log, which: str | int | datetime) -> list[Record]:
+def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
     """The completed checkpoints that ``Coordinator.record`` chooses from."""
-    completed = now.completed()
+    completed = log.completed()
     if isinstance(which, int):
         return [c for c in completed if c.id == which]
-    usable = [c for c in completed if now.quarantine_above(c.id) is None]
+    usable = [c for c in completed if log.quarantine_above(c.id) is None]
     if isinstance(which, datetime):
         return [c for c in usable if c.content.interval.end == which]
     if which != "latest":

@@ -38,7 +38,7 @@ from state_backend.values.errors import (
 from state_backend.values.handles import FileInfo
 from state_backend.values.records import Lease
 
-log = logging.getLogger("cairn")
+logger = logging.getLogger("cairn")
 
 LASTS = timedelta(minutes=15)
 """How long a lease stays behind after its reader was killed. It is renewed three times as often."""
@@ -75,7 +75,7 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
     except CairnError as error:
         if isinstance(error, UnknownOutcome):
             give_back(storage, path)
-        log.warning("%s: checkpoint %d is read without a lease: %s", storage.url, checkpoint_id, error)
+        logger.warning("%s: checkpoint %d is read without a lease: %s", storage.url, checkpoint_id, error)
         return None
     try:
         check_retained(storage, checkpoint_id)
@@ -130,7 +130,7 @@ def _renew_until(over: threading.Event, storage: Storage, path: str, lasts: time
     while not over.wait(lasts.total_seconds() / 3):
         try:
             if not renew(storage, path):
-                log.warning("%s: the lease %s had ended before it was renewed", storage.url, path)
+                logger.warning("%s: the lease %s had ended before it was renewed", storage.url, path)
                 return
         except CairnError as error:  # the next renewal may get through
-            log.warning("%s: the lease %s was not renewed: %s", storage.url, path, error)
+            logger.warning("%s: the lease %s was not renewed: %s", storage.url, path, error)

@@ -51,7 +51,7 @@ from state_backend.values.errors import (
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.records import Record, Savepoint, SweepRecord, Tombstone
 
-log = logging.getLogger("cairn")
+logger = logging.getLogger("cairn")
 
 MIN_AGE = timedelta(days=3)
 """An attempt that wrote nothing for so long is taken for dead: a weekend in which nobody cleared its tasks."""
@@ -93,7 +93,7 @@ class SweepResult:
 
 
 def plan_sweep(
-    files: Sequence[FileInfo], now: Log, needed: frozenset[str], *, now_ms: int, min_age_ms: int
+    files: Sequence[FileInfo], log: Log, needed: frozenset[str], *, now_ms: int, min_age_ms: int
 ) -> SweepPlan:
     """What may go of the files that were listed before the log was read.
 
@@ -101,11 +101,11 @@ def plan_sweep(
     when it is old and not needed; the files of any other attempt when all of them are old, and then the attempt has to be
     abandoned first. Raises: CorruptRecord if a mark speaks of a checkpoint behind the end of the log.
     """
-    _check_end_of_log(files, now)
+    _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
-    finished = now.ended_attempts()
+    finished = log.ended_attempts()
     alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
-    outdated = _outdated_marks(files, now)
+    outdated = _outdated_marks(files, log)
     abandon, delete, unknown = set(), [], []
     for file in files:
         attempt = _attempt_of(file.path)
@@ -139,7 +139,7 @@ def sweep(
     except StorageUnavailable as error:
         if dry_run or not isinstance(storage, KeepsRoom) or not storage.free_room():
             raise
-        log.warning("%s: %s; trying again with the room that was kept for that", pipeline, error)
+        logger.warning("%s: %s; trying again with the room that was kept for that", pipeline, error)
         return _sweep(storage, pipeline, now_ms, min_age, dry_run)
     finally:
         if not dry_run and isinstance(storage, KeepsRoom):
@@ -151,7 +151,7 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int, min_age: timedelta, dry
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
     if record is not None:
-        log.info("%s: sweep %d abandons %s", pipeline, record.id, ", ".join(record.abandoned))
+        logger.info("%s: sweep %d abandons %s", pipeline, record.id, ", ".join(record.abandoned))
     gone = [] if dry_run else _delete(storage, plan.delete)
     return SweepResult(
         plan=plan,
@@ -166,32 +166,32 @@ def _agreed_plan(
     storage: Storage, files: Sequence[FileInfo], now_ms: int, min_age_ms: int, dry_run: bool
 ) -> tuple[SweepPlan, SweepRecord | None]:
     """A plan whose abandoned attempts are in the log, and the record that says so if it is this sweep's."""
-    name, known_id, told, now = str(uuid4()), 0, 0, None
+    name, known_id, told, log = str(uuid4()), 0, 0, None
     for _ in range(_ROUNDS):
-        now = read_log(storage, now)
-        if now.head_id < max(known_id, last_marked(f.path for f in files)[0]):
-            now = read_on(storage, now)
+        log = read_log(storage, log)
+        if log.head_id < max(known_id, last_marked(f.path for f in files)[0]):
+            log = read_on(storage, log)
         try:
-            needed = _needed(now, files, storage)
+            needed = _needed(log, files, storage)
         except (NotFound, StorageUnavailable) as error:
-            if read_log(storage, now).head_id != now.head_id:
+            if read_log(storage, log).head_id != log.head_id:
                 continue  # a commit dropped that checkpoint or replaced that output meanwhile, and its files went
             if isinstance(error, StorageUnavailable):
                 raise
             raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
-        plan = plan_sweep(files, now, needed, now_ms=now_ms, min_age_ms=min_age_ms)
+        plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
             # Also after a lost answer: what this sweep abandoned is in the log by now, so there is nothing more to abandon.
-            mine = now.entry(told)
+            mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
-            id=now.head_id + 1,
-            retained=tuple(r for _, r in sorted(now.retained.items())),
+            id=log.head_id + 1,
+            retained=tuple(r for _, r in sorted(log.retained.items())),
             sweep=name,
             abandoned=plan.abandon,
         )
         try:
-            record = append(storage, now, record)
+            record = append(storage, log, record)
         except (AlreadyExists, UnknownOutcome) as error:
             # Another took the id, or we can't tell: the log tells, unless a refused create is still under way.
             if isinstance(error, UnknownOutcome) and storage.stat(paths.record(record.id)) is None:
@@ -203,23 +203,23 @@ def _agreed_plan(
     raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
 
 
-def _needed(now: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
+def _needed(log: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
     """Every path that a record names.
 
     Raises: NotFound if a retained checkpoint's manifest is gone, which hides what it needs.
     """
-    named = {o.handle.path for _, outputs in now.current_outputs().values() for o in outputs}
-    near = now.entries if now.past is None else {n: now.entries[n] for n in {*now.retained, *now.summary.dropping}}
+    named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
+    near = log.entries if log.past is None else {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
-    if now.past is not None:  # output that was replaced is a clean-up's to delete
-        shrunk = (e for n, e in near.items() if n in now.summary.dropping and isinstance(e, Tombstone))
+    if log.past is not None:  # output that was replaced is a clean-up's to delete
+        shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
         settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.interval is not None and e.kind == "interval")
         named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
-    retained = [r.content for r in whole if r.id in now.retained]
+    retained = [r.content for r in whole if r.id in log.retained]
     # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
-    dropped = [r.content for r in whole if r.id not in now.retained]
+    dropped = [r.content for r in whole if r.id not in log.retained]
     if any(f.path == paths.SAVEPOINT_RECORD for f in files):
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
         named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}
@@ -265,20 +265,20 @@ def _is_log(path: str) -> bool:
     return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED, paths.LEASES))
 
 
-def _outdated_marks(files: Sequence[FileInfo], now: Log) -> set[str]:
+def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:
     """Marks of outputs that a later commit replaced: what is published never goes back to them; and of validated checkpoints that
     are not there any more."""
-    told = now.publications()
+    told = log.publications()
     validated = {f.path: mark[0] for f in files if (mark := paths.validated_id(f.path)) is not None}
-    return {path for path, n in validated.items() if n <= now.head_id and n not in now.retained} | {
+    return {path for path, n in validated.items() if n <= log.head_id and n not in log.retained} | {
         paths.published(interval, n) for interval, n in {*told} - {*dict(told).items()}
     }
 
 
-def _check_end_of_log(files: Sequence[FileInfo], now: Log) -> None:
+def _check_end_of_log(files: Sequence[FileInfo], log: Log) -> None:
     last, path = last_marked(f.path for f in files)
-    if last > now.head_id:
+    if last > log.head_id:
         raise CorruptRecord(
-            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {now.head_id}\n"
+            f"{paths.record(last)} is missing: {path} speaks of checkpoint {last}, but the log ends at {log.head_id}\n"
             "Nothing is deleted, since what the missing record names can't be told from orphans. Put the record back from a copy"
         )
