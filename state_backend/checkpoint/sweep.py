@@ -98,8 +98,8 @@ def plan_sweep(
     """What may go of the files that were listed before the log was read.
 
     ``needed``: every path that a record or a savepoint names. A file of an attempt that was committed or abandoned before goes
-    when it is old and not needed; the files of any other attempt when all of them are old, and then the attempt has to be
-    abandoned first. Raises: CorruptRecord if a mark speaks of a checkpoint behind the end of the log.
+    when it is old and not needed, and a lease when it ended so long ago; the files of any other attempt when all of them are old,
+    and then the attempt has to be abandoned first. Raises: CorruptRecord if a mark speaks of a checkpoint behind the end of the log.
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
@@ -110,6 +110,11 @@ def plan_sweep(
     for file in files:
         attempt = _attempt_of(file.path)
         if file.path in needed:
+            continue
+        lease = paths.leased_id(file.path)
+        if lease is not None:  # of a pipeline that commits no more, so that no clean-up finds it
+            if file.modified_ms + lease[1] * 1000 < oldest_ms:
+                delete.append(file)
             continue
         if attempt is None and paths.published_id(file.path) is None and paths.validated_id(file.path) is None:
             if not _is_log(file.path):
@@ -262,7 +267,7 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED, paths.LEASES))
+    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
 
 
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:

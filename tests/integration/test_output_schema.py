@@ -122,7 +122,7 @@ def test_a_schema_that_changes(spark: SparkSession, tmp_path: Path) -> None:
     assert read(spark, tmp_path, end=hour(0).end.isoformat())[1] == [(1, "ann", None)]
 
     before = {info.path for info in open_storage(f"{root}/evolving").list("")}
-    with pytest.raises(UsageError, match=r"field 'n': recorded as bigint, declared as string; .* cairn fork"):
+    with pytest.raises(UsageError, match=r"(?s)field 'n': recorded as bigint, declared as string; .* cairn fork"):
         run_interval(spark, pipeline("n string"), hour(3), root)
     assert {info.path for info in open_storage(f"{root}/evolving").list("")} == before
 

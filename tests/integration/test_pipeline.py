@@ -556,12 +556,14 @@ def test_a_damaged_copy_in_the_hosts_cache_costs_a_download(
     assert "a host's copy of a file is damaged" in caplog.text
     assert record.content.digest == sound.content.digest
     assert record.content.totals.downloaded_bytes > 0
+    DAYS[day(2).start] = [(f"user-{n}", "fig", n) for n in range(300)]
+    record = run_interval(spark, pipeline, day(2), str(tmp_path / "disturbed"))
     damage()
     caplog.clear()
     with caplog.at_level("WARNING", "cairn"):
         consolidated = consolidate_checkpoint(spark, pipeline, str(tmp_path / "disturbed"), record)
     assert "a host's copy of a file is damaged" in caplog.text
-    assert (consolidated.content.kind, consolidated.content.digest) == ("consolidate", sound.content.digest)
+    assert (consolidated.content.kind, consolidated.content.digest) == ("consolidate", record.content.digest)
 
 
 def test_a_damaged_checkpoint_offers_the_one_before_and_its_command_mends_it(

@@ -91,7 +91,7 @@ def test_files_stay_until_the_reading_is_over(tmp_path: Path) -> None:
         # Nobody else gets hold of it any more: a clean-up may be between its listing and its deletes.
         with pytest.raises(CheckpointDropped, match=r"^checkpoint 1, .* is no longer retained"):
             take_lease(made.storage, 1, "another")
-        swept = sweep(made.storage, PIPELINE, now_ms=2**52, min_age=timedelta(0))
+        swept = sweep(made.storage, PIPELINE, now_ms=made.ms, min_age=timedelta(0))
         assert (swept.deleted_files, swept.plan.unknown) == (0, ())
         assert not [f for f in verify_pipeline(made.storage, work=tmp_path).findings if "lease" in f]
     assert made.folder.paths(paths.LEASES) == set()

@@ -234,7 +234,7 @@ def test_the_other_apis(change: dict[str, Any]) -> None:
 
 def test_initial_state_is_given_as_rows() -> None:
     starting = replace(VISITS, initial_state=no_source)
-    with pytest.raises(UsageError, match="give its rows here"):
+    with pytest.raises(UsageError, match="Give its rows here"):
         visiting(starting).run([("ann", 1, None)])
     tester = visiting(starting, initial_state=[("ann", 40), ("bob", 7)], initial_schema="user string, rows long")
     tester.run([("ann", 1, None)])

@@ -509,5 +509,5 @@ def _closing_over(value: Any) -> Callable[[], Plain]:
     ],
 )
 def test_what_has_no_lasting_value_is_named(form: Callable[[Any], Any], says: str) -> None:
-    with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}, which can't be sent .*; give the processor what"):
+    with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}, which can't be sent .*\nGive the processor what"):
         ship_processor(form(threading.Lock()), "p")

@@ -97,15 +97,18 @@ def run_on_shards(
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
     shipped = ship(job.with_refs(()))
-    acks = rows.mapInArrow(partial(_run_shard, shipped), "ack binary")
-    try:
-        with first_cause():
-            found = acks.collect()
-    except DamagedCopy as error:
-        # On a cluster Spark runs the shard again by itself; a local master runs each task once.
-        log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
-        with first_cause():
-            found = acks.collect()
+    for tries_left in range(job.parallelism, -1, -1):
+        try:
+            with first_cause():
+                # Made anew for each try: a plan that has failed answers with that failure ever after.
+                found = rows.mapInArrow(partial(_run_shard, shipped), "ack binary").collect()
+            break
+        except DamagedCopy as error:
+            # On a cluster Spark runs the shard again by itself; a local master runs each task once. The damaged copies of the shard that
+            # raised are gone; tasks that were ended for it may not have come to theirs.
+            if not tries_left:
+                raise
+            log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
     return by_shard([pickle.loads(row.ack) for row in found], job.parallelism)
 
 
