@@ -43,6 +43,8 @@ logger = logging.getLogger("cairn")
 LASTS = timedelta(minutes=15)
 """How long a lease stays behind after its reader was killed. It is renewed three times as often."""
 
+_JOIN_S = 10.0
+
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
     """The checkpoints that somebody reads, and the leases that have ended. ``newest_record_ms``: when the storage wrote the newest
@@ -113,21 +115,21 @@ def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: ti
     """
     path = take_lease(storage, checkpoint_id, what, lasts) if checkpoint_id else None
     over = threading.Event()
+    renewing = threading.Thread(target=_renew_until, args=(over, storage, path, lasts), name="cairn-lease", daemon=True)
     if path is not None:
-        threading.Thread(
-            target=_renew_until, args=(over, storage, path, lasts), name="cairn-lease", daemon=True
-        ).start()
+        renewing.start()
     try:
         with telling_drops(storage, checkpoint_id):
             yield
     finally:
         over.set()
         if path is not None:
+            renewing.join(_JOIN_S)  # else it might find the lease gone, and say that it had ended
             give_back(storage, path)
 
 
-def _renew_until(over: threading.Event, storage: Storage, path: str, lasts: timedelta) -> None:
-    while not over.wait(lasts.total_seconds() / 3):
+def _renew_until(over: threading.Event, storage: Storage, path: str | None, lasts: timedelta) -> None:
+    while path is not None and not over.wait(lasts.total_seconds() / 3):
         try:
             if not renew(storage, path):
                 logger.warning("%s: the lease %s had ended before it was renewed", storage.url, path)
