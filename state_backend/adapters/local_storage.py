@@ -41,7 +41,8 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
-# The record of a sweep has some 10 KiB, one of 1,000 shards 64; each file and folder takes a block.
+# What a sweep writes before it has deleted much: a record of 64 KiB at most, small files and folders of a block each, and one
+# tombstone at a time.
 _ROOM, _ROOM_BYTES = "room", 2 << 20
 
 _ADVICE = {

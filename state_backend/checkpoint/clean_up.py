@@ -148,6 +148,7 @@ def _state_files(content: Content, storage: Storage, *, gone_before: bool = Fals
 def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
     """What the manifests of these checkpoints name. One that several share is read once."""
     refs = [(ref, c) for c in contents for ref in c.shards]
+    # An inline one is no read. Of one that lies in a file, a record may say that it has other segments since.
     distinct = {
         n if ref.manifest is None else (ref.manifest, ref.changes and ref.changes.segments): (ref, c)
         for n, (ref, c) in enumerate(refs)

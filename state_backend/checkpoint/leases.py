@@ -30,7 +30,6 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     CairnError,
-    CheckpointDropped,
     NotFound,
     PreconditionFailed,
     UnknownOutcome,
@@ -81,7 +80,7 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
         return None
     try:
         check_retained(storage, checkpoint_id)
-    except CheckpointDropped:
+    except CairnError:  # also if the log can't be read: nobody would renew it
         give_back(storage, path)
         raise
     return path

@@ -176,7 +176,8 @@ def fork(
     parallelism: int = 8,
 ) -> CommitResult:
     """Makes a checkpoint of the pipeline in ``source``, or the native savepoint whose folder ``source`` is, the state of the
-    pipeline ``into``. Files are linked or copied by the storage, ``parallelism`` at a time; the source is only read.
+    pipeline ``into``. Files are linked or copied by the storage, ``parallelism`` at a time; of the source nothing
+    changes, but that a lease lies there meanwhile.
 
     ``pipeline_start_ms``: the start of the new pipeline; None: the source's. ``attempt``: as for ``rewind``.
 

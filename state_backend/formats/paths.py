@@ -62,7 +62,7 @@ _OF_SAVEPOINT = re.compile(
     r"shared/[^/]+/[0-9]+-[0-9]+-[0-9]+\.sst|[^/]+/(state-[^/]+|timers)/[0-9]{5,}-[0-9]+-[0-9]+\.parquet"
 )
 _VALIDATED = re.compile(r"validated/([0-9]{20})-(fast|full)\.json")
-_LEASE = re.compile(r"leases/([0-9]{20})-([0-9]{1,9})-[0-9a-f-]{36}\.json")
+_LEASE = re.compile(r"leases/([0-9]{20})-([0-9]{1,12})-[0-9a-f-]{36}\.json")
 _SETTLED = re.compile(
     r"settled/commits/[0-9]+d-[0-9-]+/([0-9]{8}T[0-9]{9}Z)_([0-9]{8}T[0-9]{9}Z)-([0-9]{1,20})"
     r"-(interval|consolidate|restore|replaced)\.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from cairn.operations import export as exporting
 from cairn.operations.export import export_state
+from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import leases as leasing
@@ -23,7 +26,14 @@ from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import verify_pipeline
-from state_backend.values.errors import CheckpointDropped, CorruptFile, PermissionRefused, StateGapError
+from state_backend.values.errors import (
+    CheckpointDropped,
+    CorruptFile,
+    PermissionRefused,
+    StateGapError,
+    StorageUnavailable,
+    UsageError,
+)
 from state_backend.values.handles import FileInfo
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day, sst
@@ -50,6 +60,8 @@ A, B = (paths.lease(n, 10, f"00000000-0000-0000-0000-00000000000{n}") for n in (
         # Taken after the newest record was written.
         ([lease_at(99_000, A)], 10_001, {1}, []),
         ([lease_at(0, "leases/notes.txt")], 99_000, set(), []),
+        # As long as a duration can be.
+        ([lease_at(0, paths.lease(3, 999_999 * 86_400, str(UUID(int=3))))], 99_000, {3}, []),
     ],
 )
 def test_what_leases_say(leases: list[FileInfo], newest_ms: int, held: set[int], ended: list[str]) -> None:
@@ -166,7 +178,7 @@ from pathlib import Path
 from datetime import timedelta
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.leases import holding
-with holding(LocalStorage(Path(sys.argv[1])), 1, "a process", lasts=timedelta(seconds=1)):
+with holding(LocalStorage(Path(sys.argv[1])), 1, "a process", lasts=timedelta(seconds=6)):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -182,7 +194,7 @@ def test_a_reader_that_is_killed(tmp_path: Path) -> None:
         assert reader.stdout is not None and reader.stdout.readline() == "held\n"
         (lease,) = storage.list(paths.LEASES)
         until = time.monotonic() + 30
-        while (now := next(iter(storage.list(paths.LEASES)))).modified_ms < lease.modified_ms + 2000:
+        while (now := next(iter(storage.list(paths.LEASES)))).modified_ms == lease.modified_ms:
             assert time.monotonic() < until, "never renewed"
             time.sleep(0.1)
         pipeline.run(2, "a2", {"a": 2})
@@ -192,9 +204,33 @@ def test_a_reader_that_is_killed(tmp_path: Path) -> None:
         reader.wait()
         reader.stdout.close()  # type: ignore[union-attr]
     assert {info.path for info in storage.list(paths.LEASES)} == {now.path}
-    time.sleep(1.6)
     pipeline.run(3, "a3", {"a": 3})
+    # As if the newest record had been written an hour later.
+    head, later_s = tmp_path / PIPELINE / paths.record(3), time.time() + 3600
+    os.utime(head, (later_s, later_s))
+    pipeline.coordinator.clean_up()
     assert [*storage.list(paths.LEASES)] == []
     with pytest.raises(StateGapError):
         pipeline.coordinator.record(1)
     assert {paths.attempt_of(info.path) for info in storage.list(paths.ATTEMPTS)} == {"a3"}
+
+
+def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = RealPipeline(tmp_path)
+    pipeline.run(1, "a1", {"a": 1})
+    options = {"path": str(tmp_path / PIPELINE), "state": "value", "hold": "2h"}
+    KeyedState(options).schema()
+    (lease,) = pipeline.storage.list(paths.LEASES)
+    assert paths.leased_id(lease.path) == (1, 7200)
+    monkeypatch.setattr("cairn.runtime.keyed_state.take_lease", lambda *args: None)
+    with pytest.raises(UsageError, match=r"no lease could be written to .*/leases; grant .* or leave hold out"):
+        KeyedState(options).schema()
+
+
+def test_a_log_that_cannot_be_read_leaves_no_lease() -> None:
+    made = Clock()
+    made.commit()
+    away = {1: Fault(error=StorageUnavailable("away"), when="before")}
+    with pytest.raises(StorageUnavailable):
+        take_lease(FaultyStorage(made.storage, away), 1, "a test")
+    assert made.folder.paths(paths.LEASES) == set()

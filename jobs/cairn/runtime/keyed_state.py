@@ -111,7 +111,11 @@ class KeyedState(DataSource):
             )
             if "hold" in options and self._found.savepoint is None and self._found.checkpoint_id:
                 lasts = parse_duration(str(options["hold"]))
-                take_lease(open_storage(self._found.url), self._found.checkpoint_id, "a query", lasts)
+                if take_lease(open_storage(self._found.url), self._found.checkpoint_id, "a query", lasts) is None:
+                    raise UsageError(
+                        f"hold: no lease could be written to {self._found.url}/leases; grant whoever reads permission to write "
+                        "there, or leave hold out and read within what retention keeps"
+                    )
         return self._found
 
     def _state(self) -> str:

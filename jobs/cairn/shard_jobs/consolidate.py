@@ -41,7 +41,8 @@ class ConsolidationJob(JobOnContent):
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
         """Rewrites one shard. On disk if it stops: files of the attempt that no record names.
 
-        Raises: DamagedCopy if a copy of this host was; CorruptFile if what was rewritten is not what the manifest counts; nothing is committed then.
+        Raises: DamagedCopy if this host's copy of a file is damaged; CorruptFile if what was rewritten is not what the manifest
+        counts; nothing is committed then.
         """
         clock = StopWatch()
         storage, cache, content = open_storage(self.root), open_cache(self.engine), self.content
