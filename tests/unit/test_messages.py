@@ -7,7 +7,7 @@ import re
 from state_backend.values import errors
 from tests.support.messages import CLASSES, sites
 
-SITES = list(sites())
+SITES = sites()
 # These group others, or are answers inside of this package that a caller turns into one of the others.
 GROUPS = {"CairnError", "RetryableError", "AttemptLost", "StorageError"}
 
