@@ -193,7 +193,7 @@ def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target:
 def _inside(directory: Path, name: str) -> Path:
     """A file of the folder by its name. Raises: CorruptRecord for a name that leads out of the folder."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
-        raise CorruptRecord(f"a manifest names a local file {name!r}")
+        raise CorruptRecord(f"a manifest names a local file {name!r}, which would lie outside of {directory}")
     return directory / name
 
 
