@@ -193,7 +193,7 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"the module {name} of the processor can't be parsed: {error}") from None
+        raise UsageError(f"the module {name} of the processor can't be parsed: {error}; mend it") from None
     names: list[str] = []
     pending: list[ast.AST] = [tree]
     while pending:
