@@ -47,7 +47,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def is_whole_run(config: pytest.Config, exitstatus: int) -> bool:
     """Whether every test was to run, and none failed."""
-    narrowed = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "last_failed", "stepwise", "collectonly")
+    narrowed = (
+        "keyword",
+        "markexpr",
+        "deselect",
+        "ignore",
+        "ignore_glob",
+        "lf",
+        "last_failed",
+        "stepwise",
+        "collectonly",
+    )
     return (
         exitstatus == pytest.ExitCode.OK
         and config.args_source == pytest.Config.ArgsSource.TESTPATHS

@@ -164,7 +164,9 @@ class Past(Mapping[int, Entry]):
         except NotFound:
             return None
         if end.attempt != attempt:
-            raise CorruptRecord(f"{path}: it says that it is of attempt {end.attempt}; put the right one back from a copy")
+            raise CorruptRecord(
+                f"{path}: it says that it is of attempt {end.attempt}; put the right one back from a copy"
+            )
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:

@@ -107,7 +107,9 @@ def read_canonical(
     by_state = {descriptor.name: descriptor for descriptor in states}
     for name in dict.fromkeys(f.state for f in files):
         if name != layout.TIMERS_NAME and name not in by_state:
-            raise InvariantViolated(f"a savepoint in {storage.url} has a file of state {name!r}, which it does not declare")
+            raise InvariantViolated(
+                f"a savepoint in {storage.url} has a file of state {name!r}, which it does not declare"
+            )
         rows = TimerRows(key_schema) if name == layout.TIMERS_NAME else StateRows(by_state[name], key_schema)
         last: tuple[int, bytes] | None = None
         for file in (f for f in files if f.state == name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -683,3 +684,34 @@ def test_an_object_without_a_size_is_empty(monkeypatch: pytest.MonkeyPatch) -> N
     (listed,) = storage.list("")
     assert listed.size_bytes == 0
     assert storage.read("empty") == b""
+
+
+def test_a_write_whose_end_is_not_known_is_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk over a network that answers with an error of input and output may have done it all the same."""
+    storage = LocalStorage(tmp_path)
+    storage.create("before", b"")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for name in ("link", "rename", "replace"):
+        monkeypatch.setattr(f"state_backend.adapters.local_storage.os.{name}", refuse)
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    with pytest.raises(UnknownOutcome, match=r"can't tell whether this was done: .*Input/output error"):
+        storage.create("a", b"data")
+
+
+def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n == "google.cloud.storage" or n.startswith("google.cloud.storage.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    monkeypatch.delitem(sys.modules, "state_backend.adapters.gcs_storage")
+    with pytest.raises(
+        UsageError, match=r"gs://bucket needs Google's client.*install it there: pip install 'cairn\[gcs\]'"
+    ):
+        open_storage("gs://bucket")
+
+
+def test_a_name_that_google_does_not_take_is_a_wrong_call() -> None:
+    with pytest.raises(UsageError, match="is longer than 1024 bytes; use a shorter name"):
+        gcs(Path()).stat("/".join(["n" * 200] * 6))

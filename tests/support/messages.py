@@ -171,7 +171,9 @@ def missing(found: Iterable[Site], every: Iterable[Site]) -> list[Site]:
 
 def reason_of(site: Site) -> str | None:
     """Why nobody sees it provoked."""
-    return next((why for (file, start), why in UNSEEN.items() if site.file == file and site.template.startswith(start)), None)
+    return next(
+        (why for (file, start), why in UNSEEN.items() if site.file == file and site.template.startswith(start)), None
+    )
 
 
 def main(arguments: list[str]) -> int:

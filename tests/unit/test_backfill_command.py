@@ -154,7 +154,9 @@ def test_the_call_is_checked(server: Callable[..., FakeAirflow]) -> None:
     assert "is no day or instant" in backfill("--from", "monday").stderr
 
 
-def test_dates_without_an_interval_are_told(server: Callable[..., FakeAirflow], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dates_without_an_interval_are_told(
+    server: Callable[..., FakeAirflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server("ok")
     monkeypatch.setattr(AirflowRest, "call_once", lambda *_: {"backfills": []})
     result = backfill()

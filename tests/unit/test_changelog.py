@@ -359,5 +359,7 @@ def test_a_manifest_that_is_none_is_named(blocks: bytes, says: str) -> None:
 
 def test_an_entry_that_no_segment_can_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     monkeypatch.setattr(changelog, "_MOST_BLOCK_BYTES", 1000)
-    with pytest.raises(UsageError, match="too large for a changelog.*keep less under one key, or checkpoint in mode inc"):
+    with pytest.raises(
+        UsageError, match=r"too large for a changelog.*keep less under one key, or checkpoint in mode inc"
+    ):
         shard.interval({b"\x00\x00a": b"1" * 2000})

@@ -1022,7 +1022,9 @@ def test_what_is_settled_must_be_what_its_name_says(damage: str) -> None:
         folder.storage.delete(path)
         if damage == "of another day":
             folder.storage.create(path, folder.storage.read(paths.settled(day(2), 2, "interval")))
-        says = "its content belongs to settled.*Put the right" if damage == "of another day" else "is missing; put it back"
+        says = (
+            "its content belongs to settled.*Put the right" if damage == "of another day" else "is missing; put it back"
+        )
         ask = lambda: read_settled(folder.storage, fact)  # noqa: E731
     with pytest.raises(CorruptRecord, match=f"(?s){says}"):
         ask()
@@ -1035,7 +1037,7 @@ def test_output_that_was_replaced_while_the_log_was_read_is_read_again() -> None
     there = record_codec.decode(folder.storage.read(path), path, Settled)
     folder.storage.delete(path)
     folder.storage.create(path, record_codec.encode(replace(there, outputs=(), collected=True)))
-    with pytest.raises(StorageUnavailable, match="checkpoint 1, in .* was replaced by a re-run while .*; read again"):
+    with pytest.raises(StorageUnavailable, match=r"checkpoint 1, in .* was replaced by a re-run while .*; read again"):
         Past(folder.storage, 5).outputs(fact)
 
 
@@ -1048,9 +1050,9 @@ def test_whoever_never_gets_an_id_gives_up(monkeypatch: pytest.MonkeyPatch) -> N
     folder = Folder()
     folder.prepare(day(1), "a1")
     monkeypatch.setattr(coordinator, "append", taken)
-    with pytest.raises(StorageUnavailable, match="lost the race for the next id .* times; try again"):
+    with pytest.raises(StorageUnavailable, match=r"lost the race for the next id .* times; try again"):
         folder.coordinator.commit("a1")
     monkeypatch.setattr("state_backend.checkpoint.sweep.append", taken)
     folder.storage.create(paths.shared("crashed", 0, 0, 0, "sst"), b"x")
-    with pytest.raises(StorageUnavailable, match="a sweep lost the race for the next id .* times; try again"):
+    with pytest.raises(StorageUnavailable, match=r"a sweep lost the race for the next id .* times; try again"):
         sweep(folder.storage, PIPELINE, now_ms=4_102_444_800_000)

@@ -295,7 +295,11 @@ def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() 
     ("log", "ask", "says"),
     [
         (log_of(*DAYS_1_TO_3, dropped=(3,)), lambda log: log.retained, "4.json is missing: .*3.json is a tombstone"),
-        (log_of(*DAYS_1_TO_3, dropped=(2,)), lambda log: log.completed(), "2.json: retained by the newest .* not there whole"),
+        (
+            log_of(*DAYS_1_TO_3, dropped=(2,)),
+            lambda log: log.completed(),
+            "2.json: retained by the newest .* not there whole",
+        ),
         (
             log_of(DAYS_1_TO_3[2], quarantined=(1,)),
             lambda log: log.quarantine_above(3),

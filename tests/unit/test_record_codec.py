@@ -372,5 +372,5 @@ def test_a_tombstone_stays_small() -> None:
 
 def test_what_is_much_larger_than_a_record_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_codec, "MAX_BYTES", 10)
-    with pytest.raises(CorruptRecord, match="checkpoints/1.json: 11 bytes; a record has at most 10"):
+    with pytest.raises(CorruptRecord, match=r"checkpoints/1.json: 11 bytes; a record has at most 10"):
         record_codec.decode(b"x" * 11, "checkpoints/1.json", Record)

@@ -686,7 +686,7 @@ def test_a_claim_that_is_given_back_meanwhile_is_tried_again() -> None:
         def stat(self, path: str) -> None:
             return None
 
-    with pytest.raises(UnknownOutcome, match="try again: claimed.json in .* was deleted just now"):
+    with pytest.raises(UnknownOutcome, match=r"try again: claimed.json in .* was deleted just now"):
         claim_savepoint(Released(storage, {}), claim("mine", "second"))
 
 

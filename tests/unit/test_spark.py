@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import time
+import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +21,18 @@ from typer.testing import CliRunner
 from cairn import spark_session
 from cairn.command import spark_server
 from cairn.command.cli import app
-from cairn.operations.read_source import read_source
+from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.first_cause import first_cause
-from cairn.spark_session import _properties, _session_url, check_running, connect, explain, interrupt_former, operation_tag
+from cairn.spark_session import (
+    _properties,
+    _session_url,
+    check_running,
+    connect,
+    explain,
+    interrupt_former,
+    operation_tag,
+)
 from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
 from tests.support.checkpoints import day
 from tests.support.counting import counting
@@ -155,8 +164,14 @@ class Frame:
         (None, "the source returned None; it must return a DataFrame"),
         (Frame(streaming=True), "a streaming DataFrame, which has no end; read the interval's rows by spark.read"),
         ((Frame(), "offset 5"), "the source's position must be a dict that is JSON, to be recorded: it is a str"),
-        ((Frame(), {"at": float("nan")}), "the source's position must be a dict that is JSON, to be recorded: Out of range"),
-        (Frame(StructField("m", YearMonthIntervalType(1, 1))), "column 'm' is interval month; interval month can't be handed to Python; drop it"),
+        (
+            (Frame(), {"at": float("nan")}),
+            "the source's position must be a dict that is JSON, to be recorded: Out of range",
+        ),
+        (
+            Frame(StructField("m", YearMonthIntervalType(1, 1))),
+            "column 'm' is interval month; interval month can't be handed to Python; drop it",
+        ),
     ],
 )
 def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
@@ -177,7 +192,11 @@ def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
             "does not let a session set spark.executor.memory: .*; set it where the server is started",
         ),
         ("UNAUTHENTICATED: Invalid authentication token", UsageError, "refuses a session without a token: .*password"),
-        ("Deadline exceeded\n\tat org.x", StorageUnavailable, r"no Spark Connect server answers at .*: Deadline exceeded; start it"),
+        (
+            "Deadline exceeded\n\tat org.x",
+            StorageUnavailable,
+            r"no Spark Connect server answers at .*: Deadline exceeded; start it",
+        ),
     ],
 )
 def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str, error: Any, says: str) -> None:
@@ -197,7 +216,9 @@ def test_a_server_that_is_not_there_is_told_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(StorageUnavailable, match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused"):
+    with pytest.raises(
+        StorageUnavailable, match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused"
+    ):
         connect(f"sc://127.0.0.1:{port}", "test")
 
 
@@ -246,7 +267,8 @@ def test_a_server_that_does_not_come_up(
     if "sleep" in program:
         clock = SimpleNamespace(monotonic=iter([0, 200]).__next__, sleep=time.sleep)
         monkeypatch.setattr(spark_server, "time", clock)
-    monkeypatch.setattr(spark_server, "answers", lambda _, given=iter(answers): next(given))
+    given = iter(answers)
+    monkeypatch.setattr(spark_server, "answers", lambda _: next(given))
     monkeypatch.setattr(spark_server, "server_command", lambda *_: [sys.executable, "-I", "-c", program])
     monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
@@ -259,3 +281,35 @@ def test_a_worker_without_our_packages_is_told_what_to_install() -> None:
     first, second, *_ = str(raised.value).splitlines()
     assert first == "a Python worker of Spark lacks the package rocksdict"
     assert second.startswith("Install what Cairn needs where executors run: pip install ")
+
+
+GARBAGE = """An error occurred while calling o161.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure
+\tat org.apache.spark.scheduler.DAGScheduler.failJob(DAGScheduler.scala:9)
+Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///x.json. SQLSTATE: KD001
+\tat org.apache.spark.sql.execution.FileScanRDD.next(FileScanRDD.scala:5)
+\t... 17 more
+"""
+
+
+def test_a_garbage_input_file_is_a_line_and_its_java_stack_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever calls it sees no cause with a hundred lines above; who wants those asks the logger."""
+    with caplog.at_level("DEBUG", "cairn.spark"), pytest.raises(SourceError) as raised, input_errors("clicks", day(1)):
+        raise RuntimeError(GARBAGE)
+    seen = "".join(traceback.format_exception(raised.value))
+    assert "FileScanRDD.scala" not in seen and "FileScanRDD.scala" in caplog.text
+    assert str(raised.value).startswith(
+        f"pipeline 'clicks', {day(1)}: an input file can't be read: Encountered error while reading file file:///x.json."
+    )
+    assert str(raised.value).endswith("Nothing was committed\nWrite it anew, or leave it out of the source")
+
+
+def test_a_source_that_met_garbage_is_told_without_java() -> None:
+    def source(*_: Any) -> Any:
+        raise RuntimeError(GARBAGE)
+
+    with pytest.raises(SourceError) as raised:
+        read_source(cast(Any, None), counting(source=source), day(1))
+    seen = "".join(traceback.format_exception(raised.value))
+    assert "an input file can't be read" in seen and "in source" in seen
+    assert ".scala" not in seen and "17 more" not in seen

@@ -335,5 +335,5 @@ def test_values_as_json() -> None:
 def test_states_of_other_keys_are_not_compared(tmp_path: Path) -> None:
     source = StateChain(tmp_path).step(1, "full")
     other = replace(source, content=replace(source.content, key_schema=struct(("device", "string"))))
-    with pytest.raises(UsageError, match="the keys of .* are not those of .*; only states of one key can be compared"):
+    with pytest.raises(UsageError, match=r"the keys of .* are not those of .*; only states of one key can be compared"):
         changes(source, other, tmp_path / "compared")

@@ -180,5 +180,7 @@ def test_without_airflow() -> None:
 def test_an_airflow_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     cli = airflow(tmp_path, "exec sleep 60")
     hasty = AirflowCli(cli._command, timeout_s=0.2)
-    with pytest.raises(StorageUnavailable, match="airflow dags details d --output json did not end within 0 s; try again"):
+    with pytest.raises(
+        StorageUnavailable, match="airflow dags details d --output json did not end within 0 s; try again"
+    ):
         hasty.is_paused("d")

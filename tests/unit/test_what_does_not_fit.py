@@ -25,7 +25,6 @@ from cairn.pipeline import Pipeline
 from cairn.runtime.column_names import ColumnNames, grouping_names
 from cairn.runtime.keyed_output import KeyedOutput
 from cairn.runtime.keyed_state import KeyedState
-from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.values.errors import (
     CairnError,
@@ -35,10 +34,8 @@ from state_backend.values.errors import (
     StateUnusable,
     UsageError,
 )
-from state_backend.values.intervals import Interval
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import START, Folder, content, day, run, start_ms
-from tests.support.in_process import run_here
+from tests.support.checkpoints import START, Folder, content, day, run
 from tests.support.savepoints import MAX_PARALLELISM, SmallPipeline
 from tests.support.shards import KEY_SCHEMA, STATES, struct
 
@@ -52,7 +49,11 @@ PIPELINE = Pipeline(
     output_schema="k string",
     max_parallelism=MAX_PARALLELISM,
 )
-EVENT: dict[str, Any] = {"time_mode": "event", "event_time": "at", "watermark_delay": datetime(2024, 1, 2) - datetime(2024, 1, 1)}
+EVENT: dict[str, Any] = {
+    "time_mode": "event",
+    "event_time": "at",
+    "watermark_delay": datetime(2024, 1, 2) - datetime(2024, 1, 1),
+}
 
 
 def fields(**types: t.DataType) -> t.StructType:
@@ -79,19 +80,29 @@ class FakeSpark:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ("int", "output_schema is not a schema of columns: 'int'; write each column as name and type, as in 'user string"),
+        (
+            "int",
+            "output_schema is not a schema of columns: 'int'; write each column as name and type, as in 'user string",
+        ),
         (5, "output_schema is a int; it must be DDL or a StructType"),
-        (t.StructType([t.StructField(n, t.LongType()) for n in "aba"]), "output_schema names a more than once; give each column"),
+        (
+            t.StructType([t.StructField(n, t.LongType()) for n in "aba"]),
+            "output_schema names a more than once; give each column",
+        ),
     ],
 )
 def test_an_output_schema_that_is_none(schema: Any, says: str) -> None:
     spark: Any = FakeSpark(t.IntegerType())
-    refused(UsageError, f"pipeline 'p': {says}", lambda: run_interval._output_schema(spark, replace(PIPELINE, output_schema=schema)))
+    refused(
+        UsageError,
+        f"pipeline 'p': {says}",
+        lambda: run_interval._output_schema(spark, replace(PIPELINE, output_schema=schema)),
+    )
 
 
 def test_a_mode_that_is_none() -> None:
     def process() -> object:
-        return run_interval._process(
+        return run_interval._process_interval(
             ANY, PIPELINE, day(1), "memory://m", "partial", attempt="a", run=run(), permissions=ANY, coordinator=None, earlier=None,
             on_begin=None, on_shards=ANY,
         )  # fmt: skip
@@ -141,7 +152,11 @@ def test_an_initial_state_by_another_key(rows: Any, error: type[CairnError], say
 
 def test_a_grouping_by_more_than_columns() -> None:
     rows = Rows(fields(k=t.StringType()), connect.upper("k"))
-    refused(UsageError, "the rows is grouped by something else than plain columns; add it", lambda: grouping_names(rows, "the rows"))
+    refused(
+        UsageError,
+        "the rows is grouped by something else than plain columns; add it",
+        lambda: grouping_names(rows, "the rows"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +200,10 @@ def test_an_init_that_raises_on_the_driver() -> None:
     [
         ({"key": ["device"]}, "key is ['device'], but the savepoint of 'p' was made with ['k']"),
         ({"time_mode": "none"}, "time_mode is none, but the savepoint of 'p' was made with processing"),
-        ({"max_parallelism": 8}, "max_parallelism is 8, but the native savepoint was made with 16, and its files are by key group"),
+        (
+            {"max_parallelism": 8},
+            "max_parallelism is 8, but the native savepoint was made with 16, and its files are by key group",
+        ),
     ],
 )
 def test_a_savepoint_of_another_pipeline(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -252,9 +270,7 @@ def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: py
         ("full", "a full validation restores the state, so it needs a Spark session; fast does not"),
     ],
 )
-def test_a_validation_that_can_not_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, says: str
-) -> None:
+def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, says: str) -> None:
     monkeypatch.setattr(validate, "verify_files", lambda *_, **__: SimpleNamespace(findings=(), files=1))
     record = SmallPipeline(tmp_path).record
     assert record is not None
@@ -285,7 +301,10 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"least_rows": 1.5, "most_rows": 1.0}, "least_rows=1.5 and most_rows=1.0: expected 0 <= least_rows <= most_rows"),
+        (
+            {"least_rows": 1.5, "most_rows": 1.0},
+            "least_rows=1.5 and most_rows=1.0: expected 0 <= least_rows <= most_rows",
+        ),
         ({"least_rows": -1.0}, "expected 0 <= least_rows"),
         ({"removable": "n > 1"}, "removable says which rows may be lost, so it needs no_row_lost=True"),
     ],
@@ -301,7 +320,9 @@ def test_what_the_data_sources_refuse(tmp_path: Path) -> None:
     made = SmallPipeline(tmp_path)
     made.take(tmp_path / "saved", "canonical")
     here = {"root": str(tmp_path / "root"), "pipeline": "p"}
-    refused(UsageError, 'format("keyed_output") needs the option \'pipeline\'', lambda: KeyedOutput({"root": "/r"}).schema())
+    refused(
+        UsageError, "format(\"keyed_output\") needs the option 'pipeline'", lambda: KeyedOutput({"root": "/r"}).schema()
+    )
     refused(StateUnusable, "has no published output yet; run an interval first", lambda: KeyedOutput(here).schema())
     refused(UsageError, 'needs the option "state": value, list, map', lambda: KeyedState(here).schema())
     check = KeyedState({"path": str(tmp_path / "saved"), "state": "$check"})
@@ -383,7 +404,9 @@ def test_state_of_a_query_that_can_not_be_read() -> None:
             "pipeline 'p' and the query in /c have no state in common; declare one of its states",
         ),
         (
-            lambda: streaming._key_schema(PIPELINE, "/c", [SimpleNamespace(schema={"key": SimpleNamespace(dataType=fields(b=t.LongType()))})]),  # type: ignore[list-item]
+            lambda: streaming._key_schema(
+                PIPELINE, "/c", [SimpleNamespace(schema={"key": SimpleNamespace(dataType=fields(b=t.LongType()))})]
+            ),  # type: ignore[list-item]
             UsageError,
             "key is ['k'], but the query in /c groups by struct<b:bigint>; declare the query's",
         ),
@@ -407,11 +430,17 @@ def test_a_key_column_of_the_name_that_the_state_has(monkeypatch: pytest.MonkeyP
     source = SimpleNamespace(content=content(day(1), "a", key_schema=struct((streaming._HELD, "string"))))
     monkeypatch.setattr(streaming, "find_state", lambda *_, **__: source)
     spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
-    refused(UsageError, "which is the name of the column with the state; rename the key's", lambda: streaming.initial_state_of(spark, "/s"))
+    refused(
+        UsageError,
+        "which is the name of the column with the state; rename the key's",
+        lambda: streaming.initial_state_of(spark, "/s"),
+    )
 
 
 def test_state_that_a_query_does_not_declare() -> None:
     held = {streaming.TIMERS_NAME: None, "v": (1,)}
     handle = streaming._Remembering(None)
-    says = "there is a state 'v', which the query's processor does not declare, or as something else; declare it as it was"
+    says = (
+        "there is a state 'v', which the query's processor does not declare, or as something else; declare it as it was"
+    )
     refused(UsageError, says, lambda: handle.put_back(held, {"v": (ANY, None)}))

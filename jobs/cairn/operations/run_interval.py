@@ -383,7 +383,9 @@ def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
     except Exception as error:
         raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error
     if not isinstance(schema, StructType):
-        raise UsageError(f"not a schema of columns: {ddl!r}; write each column as name and type, as in 'user string, n long'")
+        raise UsageError(
+            f"not a schema of columns: {ddl!r}; write each column as name and type, as in 'user string, n long'"
+        )
     return schema
 
 
@@ -400,7 +402,9 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
         )
     twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
     if twice:
-        raise UsageError(f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once; give each column a name of its own")
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once; give each column a name of its own"
+        )
     return schema
 
 

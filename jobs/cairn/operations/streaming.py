@@ -270,7 +270,9 @@ def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -
 def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any]) -> None:
     theirs, ours = parse_struct(found.jsonValue()), parse_struct(declared)
     if str(theirs) != str(ours):
-        raise StateSchemaError(f"state {what}: the query in {path} has {theirs}, init() declares {ours}; declare the query's")
+        raise StateSchemaError(
+            f"state {what}: the query in {path} has {theirs}, init() declares {ours}; declare the query's"
+        )
     if not fits_parquet(ours):
         raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
 
