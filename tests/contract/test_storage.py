@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import google_crc32c
 import pytest
 from google.cloud.storage import Blob
+from requests import ConnectionError
 
+from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -712,6 +716,50 @@ def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.Monk
         open_storage("gs://bucket")
 
 
-def test_a_name_that_google_does_not_take_is_a_wrong_call() -> None:
-    with pytest.raises(UsageError, match="is longer than 1024 bytes; use a shorter name"):
-        gcs(Path()).stat("/".join(["n" * 200] * 6))
+# --- answers that Google's server does not give, by its documentation ------------------------------------------------------------
+
+
+def google_answers(status: int, **headers: str) -> Any:
+    """A connection whose every request is answered so."""
+    answer = SimpleNamespace(status_code=status, headers=headers, close=lambda: None)
+    return SimpleNamespace(put=lambda *_, **__: answer, get=lambda *_, **__: answer)
+
+
+def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = gcs(Path())
+    storage.create("a", b"data")
+    monkeypatch.setattr("state_backend.adapters.gcs_storage.google_crc32c.value", lambda _: 5)
+    with pytest.raises(
+        StorageUnavailable, match="can't read 'a' of gs://.*: what arrived has crc32c 00000005, .*try again"
+    ):
+        storage.read("a")
+
+
+def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
+    """What was there before is gone, so that nothing can be taken back."""
+    storage: Any = gcs(Path())
+    handle = Handle(path="a", size_bytes=4, crc32c=1)
+    with pytest.raises(
+        UnknownOutcome, match="expected 4 bytes .*, the server has 3 bytes .*; read the file before going on"
+    ):
+        storage._compared(None, gcs_storage._Stored(3, 1, 8), handle, 7, "replace 'a'")
+
+
+def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
+    storage: Any = gcs(Path())
+    google, write = SimpleNamespace(session=google_answers(308, Range="bytes=0-1")), gcs_storage._Write()
+
+    def twice(_: str, request: Callable[[float], Any], __: Any) -> Any:
+        with pytest.raises(ConnectionError, match="took a part only"):
+            request(1.0)
+        return request(1.0)
+
+    storage._send = twice
+    with pytest.raises(StorageUnavailable, match="can't upload 'a': the server lost a part of the upload; try again"):
+        storage._push(google, "session", b"data", 4, None, write, "upload 'a'")
+
+
+def test_a_download_that_begins_anew_in_the_middle_is_refused() -> None:
+    body: Any = gcs_storage._Body(google_answers(200), "url", lambda request: request(1.0), offset=3)
+    with pytest.raises(StorageUnavailable, match="the server does not go on with a download where it broke; try again"):
+        next(iter(body))

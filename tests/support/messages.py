@@ -116,10 +116,11 @@ class Recorder:
         message = str(error.args[0]) if file.endswith(SECOND_HAND) else ""
         if (file, line, message) in self._seen:
             return
-        self._seen.add((file, line, message))
         within = file.removeprefix(f"{REPOSITORY}/")
         if within.startswith(("state_backend/", "jobs/", "plugins/")):
             self.made.append(Made(file=within, line=line, kind=type(error).__name__, message=str(error.args[0])))
+        # Last: at the end of Python's stack all of this may fail, and be tried again by a caller further up.
+        self._seen.add((file, line, message))
 
 
 def write_made(made: Iterable[Made], path: Path) -> None:
