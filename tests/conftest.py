@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.messages import Made, Recorder, Site, as_plain, from_plain, missing, provoked, sites, write_made
+from tests.support.messages import (
+    Made,
+    Recorder,
+    Site,
+    as_plain,
+    from_plain,
+    is_whole_run,
+    missing,
+    provoked,
+    sites,
+    write_made,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,29 +56,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def is_whole_run(config: pytest.Config, exitstatus: int) -> bool:
-    """Whether every test was to run, and none failed."""
-    narrowed = (
-        "keyword",
-        "markexpr",
-        "deselect",
-        "ignore",
-        "ignore_glob",
-        "lf",
-        "last_failed",
-        "stepwise",
-        "collectonly",
-    )
-    return (
-        exitstatus == pytest.ExitCode.OK
-        and config.args_source == pytest.Config.ArgsSource.TESTPATHS
-        and not any(config.getoption(name, None) for name in narrowed)
-    )
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for site in config.stash.get(WITHOUT, []):
-        terminalreporter.write_line(f"FAILED no test provokes {site}: {site.template}")
+    without = config.stash.get(WITHOUT, [])
+    for site in without:
+        terminalreporter.write_line(f"{site}\n    {site.template.replace(chr(10), chr(10) + '    ')}")
+    if without:
+        terminalreporter.write_line(
+            f"FAILED: no test provokes these {len(without)} errors; tests/support/messages.py says what to do"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         stale_by = log.retained[content.base_id].stale_by
         if content.kind == "restore" and not is_forgiven(stale_by, allowed, prepared.h0):
             raise BaseMoved(
-                f"{_who(content)}: checkpoint {stale_by} made {_checkpoint(content.base_id)} stale meanwhile"
+                f"{_who(content)}: checkpoint {stale_by} made {_checkpoint(content.base_id)} stale meanwhile; look at what is usable, then call again"
             )
         return
     try:

@@ -730,7 +730,7 @@ def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytes
     storage.create("a", b"data")
     monkeypatch.setattr("state_backend.adapters.gcs_storage.google_crc32c.value", lambda _: 5)
     with pytest.raises(
-        StorageUnavailable, match="can't read 'a' of gs://.*: what arrived has crc32c 00000005, .*try again"
+        StorageUnavailable, match=r"can't read 'a' of gs://.*: what arrived has crc32c 00000005, .*try again"
     ):
         storage.read("a")
 
@@ -740,7 +740,7 @@ def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
     storage: Any = gcs(Path())
     handle = Handle(path="a", size_bytes=4, crc32c=1)
     with pytest.raises(
-        UnknownOutcome, match="expected 4 bytes .*, the server has 3 bytes .*; read the file before going on"
+        UnknownOutcome, match=r"expected 4 bytes .*, the server has 3 bytes .*; read the file before going on"
     ):
         storage._compared(None, gcs_storage._Stored(3, 1, 8), handle, 7, "replace 'a'")
 

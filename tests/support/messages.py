@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from state_backend.values import errors
 from tests.support.layout import REPOSITORY
 
@@ -174,6 +176,26 @@ def reason_of(site: Site) -> str | None:
     """Why nobody sees it provoked."""
     return next(
         (why for (file, start), why in UNSEEN.items() if site.file == file and site.template.startswith(start)), None
+    )
+
+
+def is_whole_run(config: pytest.Config, exitstatus: int) -> bool:
+    """Whether every test was to run, and none failed."""
+    narrowed = (
+        "keyword",
+        "markexpr",
+        "deselect",
+        "ignore",
+        "ignore_glob",
+        "lf",
+        "last_failed",
+        "stepwise",
+        "collectonly",
+    )
+    return (
+        exitstatus == pytest.ExitCode.OK
+        and config.args_source == pytest.Config.ArgsSource.TESTPATHS
+        and not any(config.getoption(name, None) for name in narrowed)
     )
 
 
