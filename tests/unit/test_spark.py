@@ -248,6 +248,7 @@ def test_without_java(without_java: None) -> None:
 def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_server, "find_spec", lambda _: None)
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
+    monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
     assert (result.exit_code, "PySpark is not installed here; 'make setup' installs it" in result.stderr) == (2, True)
 
