@@ -23,11 +23,17 @@ import typer
 
 from cairn.command.new_pipeline_templates import PARTS, TEMPLATES
 from cairn.runtime.checkpoint_names import parse_duration
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import Interval
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SAMPLE_DAYS = 3
+
+
+class SparkLog(StrEnum):
+    """The least level of Spark's own log lines that are shown."""
+
+    OFF, ERROR, WARN, INFO = "off", "error", "warn", "info"
 
 
 class Schedule(StrEnum):
@@ -192,6 +198,9 @@ def run(
     spark: Annotated[
         str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
     ] = "local[2]",
+    spark_log: Annotated[
+        SparkLog, typer.Option(help="What a Spark of this process says; its stack traces are at error.")
+    ] = SparkLog.OFF,
 ) -> int:
     """Processes and commits intervals of a pipeline here and now, without Airflow.
 
@@ -212,10 +221,15 @@ def run(
     at = _instant(start) if start is not None else newest.end if newest is not None else pipeline.start
     session = connect(spark, f"cairn run {pipeline.name}")
     if not spark.startswith("sc://"):
-        session.sparkContext.setLogLevel("ERROR")
+        session.sparkContext.setLogLevel(spark_log.upper())
     for n in range(count):
         interval = Interval(at + n * length, at + (n + 1) * length)
-        record = run_interval(session, pipeline, interval, root)
+        try:
+            record = run_interval(session, pipeline, interval, root)
+        except (SourceError, ProcessorError) as error:
+            if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
+                error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
+            raise
         totals = record.content.totals
         late = sum(file.rows for file in record.content.outputs if file.late)
         typer.echo(
