@@ -113,8 +113,12 @@ class _HookRaised(Exception):
 
 
 class Coordinator:
-    """Checkpoints of one pipeline, over the storage of its own folder. Holds no state between calls; any number of
-    processes may use one pipeline at a time. ``policy``: None for the one that the pipeline's records say."""
+    """Checkpoints of one pipeline, over the storage of its own folder. Any number of processes may use one pipeline at a time.
+
+    policy: None for the one that the pipeline's records say.
+    remembers: each call takes over from the last one the records that are retained still, and reads only what is new. For a process
+        that makes several calls: a retained record is never changed, so it is read once. Without it nothing is kept between calls.
+    """
 
     def __init__(
         self,
@@ -122,10 +126,13 @@ class Coordinator:
         pipeline: str,
         *,
         policy: RetentionPolicy | None = None,
+        remembers: bool = False,
     ) -> None:
         self._storage = storage
         self._pipeline = pipeline
         self._policy = policy
+        self._remembers = remembers
+        self._last: Log | None = None
 
     @property
     def storage(self) -> Storage:
@@ -139,7 +146,10 @@ class Coordinator:
 
     def log(self, before: Log | None = None) -> Log:
         """The log as it is now. ``before``: what the same call has read already."""
-        return read_log(self._storage, before)
+        log = read_log(self._storage, self._last if before is None else before)
+        if self._remembers:
+            self._last = log
+        return log
 
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
