@@ -78,7 +78,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         try:
             url = join_url(self.root, self.pipeline_name)
             hook, in_order = _sink_hook(self.sink_of, url) if self.sink_of else (None, False)
-            coordinator = Coordinator(open_storage(url), self.pipeline_name)
+            coordinator = Coordinator(open_storage(url), self.pipeline_name, remembers=True)
             committed = coordinator.commit(self.attempt)
             failed: SinkFailed | None = None
             try:

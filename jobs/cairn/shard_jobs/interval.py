@@ -103,6 +103,7 @@ class IntervalJob:
     changelog: ChangelogOptions
     retention: RetentionPolicy
     plan_us: int
+    made_of: str | None = None
 
     @property
     def zone(self) -> str:
@@ -363,5 +364,6 @@ class IntervalJob:
             worker_pids=(),
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
+            made_of=self.made_of,
         )
         prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base)
