@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from cairn_operators import StatefulMicroBatchOperator, airflow_runs
+from cairn_operators import StatefulMicroBatchOperator, airflow_runs, previous_checkpoint_trigger
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from state_backend.adapters.open_storage import open_storage
@@ -327,6 +327,8 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     says: dict[str, Any] = {"states": {"day2": {"process": "running", "checkpoint": None}}, "ended": 0}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: says["states"]))
     monkeypatch.setattr(RuntimeTaskInstance, "get_dr_count", staticmethod(lambda **_: says["ended"]))
+    monkeypatch.setattr(previous_checkpoint_trigger, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 0.01)
     return says
 
 
@@ -402,6 +404,22 @@ def test_without_a_storage_airflow_is_asked_alone(airflow_says: dict[str, Any], 
         airflow_says["states"] = {"day2": {"process": "success", "checkpoint": "success"}}
 
     assert fires(made, commits).startswith("day2 has ended")
+
+
+def test_the_storage_is_asked_often_and_airflow_rarely(
+    folder: Folder, airflow_says: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    asked: list[str] = []
+    states = lambda **_: asked.append("airflow") or airflow_says["states"]  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 60.0)
+    made = trigger()
+    committed = made._committed
+    monkeypatch.setattr(made, "_committed", lambda url: asked.append("storage") or committed(url))  # type: ignore[func-returns-value]
+    assert fires(made, lambda: folder.run(day(2), "a2", run=run("day2", clear_number=1))) == "checkpoint 2 is there"
+    assert asked.count("airflow") == 1 and asked.count("storage") >= 3
 
 
 @pytest.mark.usefixtures("airflow_says", "folder")

@@ -21,10 +21,11 @@ _RECENT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """The interval stays as checkpoint ``checkpoint`` left it."""
+    """The interval stays as checkpoint ``checkpoint`` left it. ``ours``: an earlier try of the same run committed that."""
 
     checkpoint: int
     why: str
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ def plan_interval(there: Result | None, reprocess: Reprocess, run: RunRef) -> Ke
     if there.spoilt is not None:
         return Compute(why=f"checkpoint {there.id} does not count: {there.spoilt}")
     if there.run is not None and (there.run.run_id, there.run.clear_number) == (run.run_id, run.clear_number):
-        return Keep(checkpoint=there.id, why="an earlier try of this run has committed it")
+        return Keep(checkpoint=there.id, why="an earlier try of this run has committed it", ours=True)
     if reprocess == "all":
         return Compute(why=f"checkpoint {there.id} is computed again, as asked for")
     if reprocess == "none":

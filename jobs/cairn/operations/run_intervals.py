@@ -57,10 +57,12 @@ log = logging.getLogger("cairn")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of one interval. ``record``: what was committed; None: checkpoint ``checkpoint`` stays as it is, or in a dry run
-    nothing was done. ``checkpoint``: None in a dry run for what would be computed. ``why``: a sentence."""
+    nothing was done. ``checkpoint``: None in a dry run for what would be computed. ``ours``: this run committed it, now or in an earlier
+    try. ``why``: a sentence."""
 
     interval: Interval
     computed: bool
+    ours: bool
     checkpoint: int | None
     record: Record | None
     why: str
@@ -118,7 +120,8 @@ def run_intervals(
                 if on_outcome is not None:
                     on_outcome(outcome, progress)
         except Exception as error:
-            error.add_note(_how_far(outcomes, intervals))
+            if len(intervals) > 1:
+                error.add_note(_how_far(outcomes, intervals))
             raise
     return outcomes
 
@@ -156,11 +159,20 @@ def plan_intervals(
         if isinstance(decision, Keep):
             why = decision.why if again is None else f"{decision.why}; computed if the result of {again} differs"
             outcomes.append(
-                Outcome(interval=interval, computed=False, checkpoint=decision.checkpoint, record=None, why=why)
+                Outcome(
+                    interval=interval,
+                    computed=False,
+                    ours=decision.ours,
+                    checkpoint=decision.checkpoint,
+                    record=None,
+                    why=why,
+                )
             )
         else:
             again = again or (interval if result is not None else None)
-            outcomes.append(Outcome(interval=interval, computed=True, checkpoint=None, record=None, why=decision.why))
+            outcomes.append(
+                Outcome(interval=interval, computed=True, ours=True, checkpoint=None, record=None, why=decision.why)
+            )
     return outcomes
 
 
@@ -251,7 +263,14 @@ class _Range:
                 )
             if isinstance(decision, Keep):
                 why = f"stays checkpoint {decision.checkpoint}: {decision.why}"
-                kept = Outcome(interval=interval, computed=False, checkpoint=decision.checkpoint, record=None, why=why)
+                kept = Outcome(
+                    interval=interval,
+                    computed=False,
+                    ours=decision.ours,
+                    checkpoint=decision.checkpoint,
+                    record=None,
+                    why=why,
+                )
                 yield kept, time.monotonic() - started
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
@@ -263,7 +282,7 @@ class _Range:
             permissions = Permissions(replace_overlapping=self._first.replace_overlapping)
             why = f"checkpoint {record.id}, since {decision.why}"
             yield (
-                Outcome(interval=interval, computed=True, checkpoint=record.id, record=record, why=why),
+                Outcome(interval=interval, computed=True, ours=True, checkpoint=record.id, record=record, why=why),
                 time.monotonic() - started,
             )
         self._finishing.wait()
@@ -308,7 +327,8 @@ class _Range:
             if ahead == interval:
                 if error is not None:
                     raise error
-                return read
+                found: Read = read
+                return found
         return self._ask_now(interval)
 
     def _ask(self, interval: Interval) -> tuple[Exception | None, Read | None]:
@@ -326,4 +346,5 @@ class _Range:
         from pyspark import inheritable_thread_target
 
         inherit: Any = inheritable_thread_target(self._spark)
-        return inherit(work)
+        inherited: Callable[[], Any] = inherit(work)
+        return inherited
