@@ -70,23 +70,24 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         """Commits, publishes, cleans up; returns the checkpoint's summary."""
         with as_google_identity(self.gcp_conn_id):
             summary = self._execute(context)
-        if skipped := self._not_due(context):
-            self.log.info("not due at this interval, so not started: %s", ", ".join(skipped))
+        if skipped := self._not_due(context, dropped="base" not in summary):
+            self.log.info("nothing to do for these at this interval, so not started: %s", ", ".join(skipped))
             context["ti"].xcom_push(
                 key=BaseXCom.XCOM_RETURN_KEY, value=summary
             )  # Airflow does not, where a task ends by an exception
             raise DownstreamTasksSkipped(tasks=skipped)
         return summary
 
-    def _not_due(self, context: Any) -> list[str]:
-        """The tasks right behind this one that would start only to skip themselves."""
-        behind = (
-            [task for task in context["task"].downstream_list if hasattr(task, "is_due_at")] if self.has_dag() else []
-        )
-        if not behind:
-            return []
+    def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
+        """The tasks right behind this one that would start only to skip themselves, or to find that the checkpoint is gone."""
+        behind = context["task"].downstream_list if self.has_dag() else []
+        examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
+        cadenced = [task for task in behind if hasattr(task, "is_due_at") and task.task_id not in examine]
+        if not cadenced:
+            return examine
         _, end = data_interval(context)
-        return [task.task_id for task in behind if not task.is_due_at(end, context["dag"].start_date)]
+        start = context["dag"].start_date
+        return [*examine, *(task.task_id for task in cadenced if not task.is_due_at(end, start))]
 
     def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage

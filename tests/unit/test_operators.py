@@ -676,6 +676,15 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
     ended = context(**where, data_interval_start=week - timedelta(days=1), data_interval_end=week)
     assert run(task, ended)["checkpoint"] == 7
 
+    # Of a checkpoint that retention has dropped there is nothing to validate and nothing to copy.
+    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator.commit", lambda *_: DROPPED)
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(task, ended)
+    assert sorted(skipped.value.tasks) == ["savepoint", "validate"] and returned["return_value"] == {"checkpoint": 7}
+
+
+DROPPED = SimpleNamespace(id=7, record=None)
+
 
 # --- a range -------------------------------------------------------------------------------------------------------------------------
 

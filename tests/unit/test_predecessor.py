@@ -22,6 +22,7 @@ from state_backend.formats import paths
 from state_backend.values.errors import StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, PIPELINE, START, Folder, day, record, run
 
 TASKS = ("process", "checkpoint")
@@ -420,6 +421,19 @@ def test_the_storage_is_asked_often_and_airflow_rarely(
     monkeypatch.setattr(made, "_committed", lambda url: asked.append("storage") or committed(url))  # type: ignore[func-returns-value]
     assert fires(made, lambda: folder.run(day(2), "a2", run=run("day2", clear_number=1))) == "checkpoint 2 is there"
     assert asked.count("airflow") == 1 and asked.count("storage") >= 3
+
+
+def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver() -> None:
+    """Its base is dropped too: it can stay as it is, and can't be computed."""
+    dropping = Folder(policy=KeepLast(2))
+    for n in range(1, 7):
+        dropping.run(day(n), f"a{n}")
+        dropping.coordinator.clean_up()
+    log = dropping.coordinator.log()
+    assert isinstance(plan_start(log, PIPELINE, day(3), Permissions(), []), Go)
+    assert isinstance(plan_start(log, PIPELINE, day(8), Permissions(), []), Refuse)
+    dropping.run(day(1), "changed")
+    assert isinstance(plan_start(dropping.coordinator.log(), PIPELINE, day(3), Permissions(), []), Refuse)
 
 
 @pytest.mark.usefixtures("airflow_says", "folder")

@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _process(options: argparse.Namespace) -> dict[str, Any]:
     from cairn.operations.run_interval import process_interval
+    from cairn.operations.run_intervals import committed_alike
 
     pipeline = _named_pipeline(options)
     interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
@@ -81,7 +82,28 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
 
     started = time.monotonic()
+    run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
+    permissions = Permissions(
+        allow_gap=options.allow_gap,
+        allow_stale_base=options.allow_stale_base,
+        replace_overlapping=options.replace_overlapping,
+    )
     spark = _connect(options, pipeline, "process")
+    there, read = committed_alike(spark, pipeline, interval, options.root, run=run, permissions=permissions)
+    if there is not None:
+        log.info(
+            "%s %s: checkpoint %d, which run %s committed, was made by the same code from the same input: nothing is computed again. "
+            "Clear this task to compute it in any case",
+            *(pipeline.name, interval, there.id, there.run.run_id if there.run is not None else "of an older release"),
+        )
+        return {
+            "attempt": there.attempt,
+            "reused": True,
+            "committed": there.id,
+            "interval": str(interval),
+            "sink": pipeline.sink is not None,
+            "seconds": round(time.monotonic() - started, 3),
+        }
     prepared = process_interval(
         spark,
         pipeline,
@@ -89,14 +111,11 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         options.root,
         options.mode,
         attempt=options.attempt,
-        run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
-        permissions=Permissions(
-            allow_gap=options.allow_gap,
-            allow_stale_base=options.allow_stale_base,
-            replace_overlapping=options.replace_overlapping,
-        ),
+        run=run,
+        permissions=permissions,
         earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
         on_begin=on_begin,
+        read=read,
     )
     content = prepared.content
     return {

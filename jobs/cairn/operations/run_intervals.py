@@ -181,6 +181,24 @@ def _made_of_now(spark: SparkSession, pipeline: Pipeline, interval: Interval, pe
     return would_be_made_of(spark, pipeline, interval, Read(rows=rows, position=position), permissions)
 
 
+def committed_alike(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, root: str, *, run: RunRef, permissions: Permissions
+) -> tuple[Result | None, Read | None]:
+    """The result of an interval that another run has committed, if it counts and the same code made it from the same input. Beside it
+    what the source said, if it was asked for that.
+
+    None for a run that was cleared: it computes again on purpose. Raises: SourceError, as `read_source`.
+    """
+    there = None if run.clear_number else _results(pipeline, root, [interval]).get(interval)
+    if there is None or there.made_of is None or not isinstance(plan_interval(there, "changed", run), AskSource):
+        return None, None
+    with in_zone_of(spark, pipeline.time_zone):
+        rows, position = read_source(spark, pipeline, interval)
+        read = Read(rows=rows, position=position)
+        alike = isinstance(plan_by_input(there, would_be_made_of(spark, pipeline, interval, read, permissions)), Keep)
+    return there if alike else None, read
+
+
 def _check(intervals: Sequence[Interval], reprocess: str) -> None:
     if reprocess not in REPROCESS:
         raise UsageError(f"reprocess {reprocess!r} is not one of {', '.join(REPROCESS)}")
