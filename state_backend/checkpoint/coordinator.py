@@ -276,8 +276,10 @@ class Coordinator:
             ) from None
         self._check_not_refused(attempt)
         verified, known_id = False, prepared.h0
-        for _ in range(_COMMIT_ROUNDS):
-            log = self.log(log)
+        for tried in range(_COMMIT_ROUNDS):
+            if tried:
+                # The first try goes by what was read above: whoever came between has the id, and the create says so.
+                log = self.log(log)
             if log.head_id < known_id:
                 log = read_on(self._storage, log)
             try:
@@ -466,6 +468,8 @@ class Coordinator:
                     raise _HookRaised(error) from error
             self._mark_published(interval, checkpoint_id)
             published.append(checkpoint_id)
+            if hook is None:
+                return published  # nothing was written over what a newer commit has published
             current = self.log(log).publication_of(interval)
             if current is None or current == checkpoint_id:
                 return published
