@@ -35,6 +35,7 @@ from cairn.operations.plan_range import (
 )
 from cairn.operations.read_source import read_source
 from cairn.operations.run_interval import (
+    OnShards,
     Read,
     coordinator_of,
     finish_commit,
@@ -85,6 +86,7 @@ def run_intervals(
     run: RunRef | None = None,
     read_ahead: bool = True,
     on_outcome: OnOutcome | None = None,
+    on_shards: OnShards | None = None,
 ) -> list[Outcome]:
     """Processes and commits intervals in their order; returns what became of each.
 
@@ -100,6 +102,7 @@ def run_intervals(
     read_ahead: the source is asked for the next interval while this one is computed. False, if what it says depends on the
         pipeline's own output.
     on_outcome: gets each outcome as soon as it is there, with the progress.
+    on_shards: as `process_interval` has it.
     Raises: as `run_interval`, with a note that says how far it came.
     """
     _check(intervals, reprocess)
@@ -109,7 +112,9 @@ def run_intervals(
     use_this_python(spark)
     # Once around all: the thread that reads ahead reads in the same zone.
     with in_zone_of(spark, pipeline.time_zone), ExitStack() as stack:
-        made = _Range(spark, pipeline, root, mode, reprocess, run, first, _Aside(stack), _Aside(stack), read_ahead)
+        made = _Range(
+            spark, pipeline, root, mode, reprocess, run, first, _Aside(stack), _Aside(stack), read_ahead, on_shards
+        )
         outcomes: list[Outcome] = []
         progress = Progress(done=0, total=len(intervals), kept=0, recent_s=())
         try:
@@ -251,6 +256,7 @@ class _Range:
         reading: _Aside,
         finishing: _Aside,
         read_ahead: bool,
+        on_shards: OnShards | None,
     ) -> None:
         self._spark = spark
         self._pipeline = pipeline
@@ -263,6 +269,7 @@ class _Range:
         self._reading = reading
         self._finishing = finishing
         self._read_ahead = read_ahead
+        self._on_shards = on_shards
         self._ahead: Interval | None = None
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
@@ -320,6 +327,7 @@ class _Range:
             run=self._run,
             permissions=permissions,
             coordinator=self._coordinator,
+            on_shards=self._on_shards,
             read=read,
         )
         self._finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
@@ -361,6 +369,8 @@ class _Range:
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """The work with this thread's tags, by which what it runs on Spark is interrupted together with the rest."""
+        if not hasattr(self._spark, "addTag"):  # a session of tests, without Spark
+            return work
         from pyspark import inheritable_thread_target
 
         inherit: Any = inheritable_thread_target(self._spark)
