@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -263,6 +264,25 @@ def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
 def test_the_mode_is_no_part_of_what_a_result_is_made_of(tmp_path: Path) -> None:
     first, again = run_alone(tmp_path / "a", day(0)), run_alone(tmp_path / "b", day(0), mode="full")
     assert first.content.made_of == again.content.made_of is not None
+
+
+def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    took_us: list[int] = []
+
+    def watched(session: Any, job: Any, inputs: Any) -> Any:
+        began = time.monotonic_ns()
+        acks = testing._on_shards(PIPELINE.processor, session, job, inputs)
+        took_us.append((time.monotonic_ns() - began) // 1000)
+        return acks
+
+    with caplog.at_level("INFO", "cairn"):
+        (outcome,) = run_intervals(SESSION, PIPELINE, WEEK[:1], str(tmp_path), on_shards=watched)
+    assert outcome.record is not None
+    phases = outcome.record.content.durations_us
+    assert phases.keys() == {"plan", "spark", "restore", "process", "timers", "upload"}
+    assert sum(phases.values()) - phases["plan"] >= took_us[0]
+    (told,) = [line for line in caplog.messages if " s: " in line]
+    assert all(f"{phase} 0." in told for phase in (*phases, "prepare"))
 
 
 def test_a_processor_that_fails_leaves_everything_before(tmp_path: Path) -> None:

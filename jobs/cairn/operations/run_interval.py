@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -227,7 +227,7 @@ def _process_interval(
 ) -> Prepared:
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    started_ns = time.monotonic_ns()
+    started_ns = time.monotonic_ns() - (read.waited_ns if read is not None else 0)
     pipeline_root = join_url(root, pipeline.name)
     coordinator = coordinator or coordinator_of(pipeline, root)
     begun = coordinator.begin(
@@ -293,7 +293,7 @@ def _process_interval(
         engine=pipeline.engine,
         changelog=pipeline.changelog,
         retention=pipeline.retention_of(interval),
-        plan_us=(time.monotonic_ns() - started_ns) // 1000,
+        plan_us=0,
         made_of=_made_of(spark, pipeline, interval, rows, position, processor.code_hash, permissions),
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
@@ -304,7 +304,10 @@ def _process_interval(
         on_begin(options)
     inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
-        job.finish(on_shards(spark, job, inputs))
+        planned_ns = time.monotonic_ns()
+        acks = on_shards(spark, job, inputs)
+        spark_us = (time.monotonic_ns() - planned_ns) // 1000
+        replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -314,15 +317,23 @@ def _process_interval(
         *(totals.input_rows, totals.output_rows, totals.keys_touched),
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
+    # The last line: where the time went, for who asks why an interval was slow.
+    phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
+    log.info(
+        "%s %s: %.2f s: %s",
+        *(pipeline.name, interval, (time.monotonic_ns() - started_ns) / 1e9),
+        ", ".join(f"{phase} {us / 1e6:.2f}" for phase, us in sorted(phases.items(), key=lambda p: -p[1])),
+    )
     return prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a source said of an interval: `read_source`."""
+    """What a source said of an interval: `read_source`. ``waited_ns``: how long the interval had to wait for it."""
 
     rows: DataFrame
     position: dict[str, Any]
+    waited_ns: int = 0
 
 
 def would_be_made_of(

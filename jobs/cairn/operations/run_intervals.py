@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -347,6 +347,10 @@ class _Range:
 
         Raises: as `read_source`, when it is this interval's turn.
         """
+        began_ns = time.monotonic_ns()
+        return replace(self._asked(interval), waited_ns=time.monotonic_ns() - began_ns)
+
+    def _asked(self, interval: Interval) -> Read:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             error, read = self._reading.wait()
