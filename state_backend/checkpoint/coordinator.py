@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from state_backend.checkpoint.log import (
     read_on,
 )
 from state_backend.checkpoint.output_schemas import output_so_far
+from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Past
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
@@ -81,6 +83,7 @@ from state_backend.values.retention import RetentionPolicy
 logger = logging.getLogger("cairn")
 
 _COMMIT_ROUNDS = 100
+_FEW_FILES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,15 +338,18 @@ class Coordinator:
 
     def _verify(self, prepared: Prepared) -> None:
         """Every file that this attempt wrote is there, with the size and, where the storage keeps one, the crc32c acked. Looks at
-        them by folder, not one by one."""
+        them by folder, but one by one where a folder has few: an object store's listing costs what a dozen looks cost."""
         attempt, written = prepared.content.attempt, prepared.written
         if written is None:
             written = tuple(h for h in files_of(prepared.content, self._storage) if paths.attempt_of(h.path) == attempt)
-        folders = {handle.path.rpartition("/")[0] for handle in written}
-        there = {info.path: info for folder in folders for info in self._storage.list(f"{folder}/")}
+        folders = Counter(handle.path.rpartition("/")[0] for handle in written)
+        listed = [folder for folder, files in folders.items() if files > _FEW_FILES]
+        there = {info.path: info for folder in listed for info in self._storage.list(f"{folder}/")}
+        # A network disk may list a folder as it was some seconds ago.
+        missing = [handle.path for handle in written if handle.path not in there]
+        there |= {info.path: info for info in at_once(self._storage.stat, missing) if info is not None}
         for handle in written:
-            # A network disk may list a folder as it was some seconds ago.
-            info = there.get(handle.path) or self._storage.stat(handle.path)
+            info = there.get(handle.path)
             if info is None:
                 raise CorruptFile(
                     f"{handle.path} is missing from {self._storage.url}; nothing is committed, run the interval again"
