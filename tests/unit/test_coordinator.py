@@ -965,7 +965,7 @@ def test_one_process_reads_a_retained_record_once() -> None:
     kept = [paths.record(n) for n in (11, 12)]
     assert [read.count(path) for path in kept] == [1, 1]
     folder.run(day(14), "a14")
-    folder.run(day(12), "other")
+    folder.run(day(13), "other")
     assert one.log() == folder.coordinator.log() and one.log().head_id == 15
     assert one.log().retained == folder.coordinator.log().retained
     with pytest.raises(StaleStateError):
