@@ -128,7 +128,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "AIRFLOW__CELERY__WORKER_ENABLE_REMOTE_CONTROL": "False",
             "AIRFLOW__CORE__HOSTNAME_CALLABLE": "worker_name.worker_name",
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
-            "AIRFLOW_CONN_CAIRN_SPARK": json.dumps({"conn_type": "spark", "host": "local[4]"}),
+            "AIRFLOW_CONN_CAIRN_SPARK": json.dumps({"conn_type": "spark", "host": "local[2]"}),
             "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "plugins")]),
             # A task whose supervisor is gone is retried after this many seconds without a heartbeat; they come every second.
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "8",

@@ -36,7 +36,6 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
-CORES = 2
 SPECULATION = {
     "spark.speculation": True,
     "spark.speculation.interval": "100ms",
@@ -60,12 +59,12 @@ DECOMMISSION = {
     "spark.storage.decommission.shuffleBlocks.enabled": True,
     "spark.executor.decommission.forceKillTimeout": "2s",
 }
+# By itself a host that failed is left out for an hour, which is longer than these tests.
+EXCLUDE = {"spark.excludeOnFailure.enabled": True, "spark.excludeOnFailure.timeout": "10s"}
 DAGS = {
     "plain": {},
     "speculation": {"spark_conf": SPECULATION},
     "dynamic": {"spark_conf": DYNAMIC},
-    "decommission": {"spark_conf": DECOMMISSION},
-    "exclude": {"spark_conf": {"spark.excludeOnFailure.enabled": True}},
     "connect": {"spark_conn_id": "cairn_connect"},
 }
 
@@ -78,19 +77,33 @@ class Stack:
     days: HeldDays
     small_disk: bool
     table: list[tuple[str, str, int, int]] = field(default_factory=list)
+    logged: dict[str, int] = field(default_factory=dict)
+    connect_runs: bool = False
 
     def day(self, dag_id: str, held: str = "all") -> HeldDay:
-        for log in self.cluster.events.iterdir():
-            log.unlink()
+        self.logged = {_application(log): log.stat().st_size for log in self.cluster.events.iterdir()}
         return HeldDay(self.days, self.airflow, dag_id, held)
 
     def seen(self) -> Seen:
-        """Of the day's last application that has ended, which is the one that came through."""
-        logs = [log for log in self.cluster.events.iterdir() if log.suffix != ".inprogress"]
-        return seen_in(max(logs, key=lambda log: log.stat().st_mtime))
+        """What happened to the day's last application, which is the one that came through."""
+        log = max(self.cluster.events.iterdir(), key=lambda log: log.stat().st_mtime)
+        return seen_in(log, after=self.logged.get(_application(log), 0))
+
+    def connect_server(self) -> None:
+        """It takes the whole cluster from the first test that needs it on."""
+        if not self.connect_runs:
+            self.connect_runs = True
+            self.connect.start()
+        self.connect.wait_until_ready(240)
+        for host in HOSTS:
+            wait_until(lambda host=host: self.cluster.executors(host), 120, f"an executor on {host}")  # type: ignore[misc]
 
     def note(self, disturbance: str, seen: str, day: HeldDay) -> None:
         self.table.append((disturbance, seen, len(day.tries()), day.succeed().content.digest))
+
+
+def _application(log: Path) -> str:
+    return log.name.removesuffix(".inprogress")
 
 
 @contextmanager
@@ -119,7 +132,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with (
             gcs_server(),
             small_disk(folder / "disk") as mounted,
-            cluster_in(folder / "cluster", CORES, {HOSTS[1]: folder / "disk"}) as cluster,
+            cluster_in(folder / "cluster", temp={HOSTS[1]: folder / "disk"}) as cluster,
         ):
             days = HeldDays(folder, f"gs://{BUCKET}/cluster", DAGS)
             lacks = subprocess.run(
@@ -129,7 +142,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             # Its executors do have Cairn: a Connect server is sent nothing.
             conf = {
                 key: json.dumps(value).strip('"')
-                for key, value in cluster.conf.items()
+                for key, value in (cluster.conf | DECOMMISSION | EXCLUDE).items()
                 if key != "spark.pyspark.python"
             }
             connect = SparkConnectServer(ROOT, log_dir=folder / "logs", master=cluster.url, conf=conf)
@@ -218,20 +231,23 @@ if os.environ.get("CAIRN_LONG"):
         day = stack.day("dynamic", held="0")
         (working,) = {t.host for t in day.shard_tries() if t.shard == 0}
         (idle,) = set(HOSTS) - {working}
-        wait_until(lambda: not stack.cluster.executors(idle), 60, "the idle executor goes")
+        wait_until(lambda: not stack.cluster.executors(idle), 120, "the idle executor goes")
         day.let_go()
         day.succeed()
         seen = stack.seen()
         assert len(seen.added) >= 2 and seen.removed
         stack.note("dynamic allocation", f"{len(seen.added)} executors added, {len(seen.removed)} removed", day)
 
+    # Those below on a Connect server of the cluster, whose executors live longer than a day.
+
     def test_a_host_is_decommissioned(stack: Stack) -> None:
         """What it runs is ended after two seconds, and runs again on the other host."""
-        day = stack.day("decommission")
+        stack.connect_server()
+        day = stack.day("connect")
         lost = [t for t in day.shard_tries() if t.host == FIRST]
         assert lost, "no shard was there, so this shows nothing"
         stack.cluster.decommission(FIRST)
-        wait_until(lambda: not stack.cluster.executors(FIRST), 60, "its executor goes")
+        wait_until(lambda: not stack.cluster.executors(FIRST), 120, "its executor goes")
         day.let_go()
         day.succeed()
         removed = stack.seen().removed
@@ -244,12 +260,13 @@ if os.environ.get("CAIRN_LONG"):
         """That of the second host's TMPDIR. Shards fail there, and run on the first."""
         if not stack.small_disk:
             pytest.skip("this user may not mount a tmpfs")
+        stack.connect_server()
         ballast = stack.cluster.temp[SECOND] / "ballast"
         with ballast.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(b"\0" * 4096)
         try:
-            day = stack.day("exclude", held="")
+            day = stack.day("connect", held="")
             day.succeed()
         finally:
             ballast.unlink()
@@ -258,19 +275,20 @@ if os.environ.get("CAIRN_LONG"):
         stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
 
     def test_the_connect_server_is_killed(stack: Stack) -> None:
-        stack.connect.start()
-        stack.connect.wait_until_ready()
+        stack.connect_server()
         day = stack.day("connect")
         stack.connect.kill()
         stack.connect.start()
         day.let_go()
-        stack.connect.wait_until_ready()
+        stack.connect.wait_until_ready(240)
         day.succeed()
         assert "lost its Spark Connect server" in day.log_of_try(1)
         stack.connect.stop()
+        stack.connect_runs = False
         stack.note("Connect server killed", "another server", day)
 
     def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:
+        stack.connect.stop()
         last = stack.day("plain")  # whoever works on a host removes what killed tasks left there
         last.let_go()
         last.succeed()

@@ -51,7 +51,7 @@ class Cluster:
             "spark.executor.cores": self.cores,
             "spark.cores.max": self.cores * len(HOSTS),
             "spark.scheduler.minRegisteredResourcesRatio": 1,
-            "spark.sql.shuffle.partitions": 4,
+            "spark.sql.shuffle.partitions": 2,
             "spark.ui.enabled": False,
             "spark.eventLog.enabled": True,
             "spark.eventLog.dir": self.events.as_uri(),
@@ -132,7 +132,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster_in(folder: Path, cores: int = 2, temp: Mapping[str, Path] | None = None) -> Iterator[Cluster]:
+def cluster_in(folder: Path, cores: int = 1, temp: Mapping[str, Path] | None = None) -> Iterator[Cluster]:
     """``cores``: of each of the two workers; ``temp``: folders by host, in place of the cluster's own."""
     folder.mkdir()
     cluster = Cluster(folder, cores, temp or {})
@@ -154,8 +154,10 @@ class Seen:
     failures: tuple[str, ...]
 
 
-def seen_in(log: Path) -> Seen:
-    events = [json.loads(line) for line in log.read_text().splitlines()]
+def seen_in(log: Path, after: int = 0) -> Seen:
+    """Of what was logged behind so many bytes."""
+    lines = log.read_bytes()[after:].split(b"\n")[:-1]  # behind the last is nothing, or a line that is being written
+    events = [json.loads(line) for line in lines]
 
     def of(kind: str) -> list[dict[str, Any]]:
         return [event for event in events if event["Event"] == f"SparkListener{kind}"]
