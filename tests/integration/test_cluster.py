@@ -59,8 +59,7 @@ DECOMMISSION = {
     "spark.storage.decommission.shuffleBlocks.enabled": True,
     "spark.executor.decommission.forceKillTimeout": "2s",
 }
-# By itself a host that failed is left out for an hour, which is longer than these tests.
-EXCLUDE = {"spark.excludeOnFailure.enabled": True, "spark.excludeOnFailure.timeout": "10s"}
+EXCLUDE = {"spark.excludeOnFailure.taskAndStage.enabled": True}
 DAGS = {
     "plain": {},
     "speculation": {"spark_conf": SPECULATION},
