@@ -1,6 +1,7 @@
 """Two Celery workers under a real Airflow, each with its own name and TMPDIR, and the kills of tests/integration/test_airflow_kills.py: of a
 task's process, of its supervisor, of a whole worker. The broker is a PostgreSQL. One day of a pipeline per kill, drivers with a local
-master; at the end state and outputs are those of a run that nobody disturbed. Only with CAIRN_LONG=1: minutes, and Celery is installed.
+master; at the end state and outputs are those of a run that nobody disturbed. Only with CAIRN_LONG=1: seven
+minutes on two cores, and Celery is installed.
 
     CAIRN_LONG=1 pytest tests/integration/test_celery.py
 """
