@@ -50,7 +50,7 @@ DYNAMIC = {
     "spark.dynamicAllocation.initialExecutors": 1,
     "spark.dynamicAllocation.maxExecutors": 2,
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
-    "spark.dynamicAllocation.schedulerBacklogTimeout": "100ms",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
     "spark.scheduler.minRegisteredResourcesRatio": 0,
 }
 DECOMMISSION = {

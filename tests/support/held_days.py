@@ -174,9 +174,15 @@ class HeldDay:
         return self.start + timedelta(days=1)
 
     def wait_for_shards(self, shards: Iterable[int]) -> None:
-        """Until each of them has come to its first row."""
+        """Until each of them has come to its first row. Raises: AssertionError if the run fails before."""
         wanted = set(shards)
-        wait_until(lambda: wanted <= {t.shard for t in self.shard_tries()}, 300, f"shards {wanted} are at work")
+        wait_until(lambda: wanted <= self._at_work(), 300, f"shards {wanted} are at work")
+
+    def _at_work(self) -> set[int]:
+        found = {t.shard for t in self.shard_tries()}
+        if not found and self.tries()[-1]["state"] == "failed":
+            raise AssertionError(self.log_of_try(len(self.tries())))
+        return found
 
     def shard_tries(self) -> list[Try]:
         """Spark's, by shard and number."""

@@ -12,4 +12,4 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Non
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.1)
