@@ -176,7 +176,7 @@ class HeldDay:
     def wait_for_shards(self, shards: Iterable[int]) -> None:
         """Until each of them has come to its first row. Raises: AssertionError if the run fails before."""
         wanted = set(shards)
-        wait_until(lambda: wanted <= self._at_work(), 300, f"shards {wanted} are at work")
+        wait_until(lambda: wanted <= self._at_work(), 300, f"shards {wanted} are at work", poll_s=0.5)
 
     def _at_work(self) -> set[int]:
         found = {t.shard for t in self.shard_tries()}
