@@ -57,7 +57,6 @@ DECOMMISSION = {
     "spark.decommission.enabled": True,
     "spark.storage.decommission.enabled": True,
     "spark.storage.decommission.shuffleBlocks.enabled": True,
-    "spark.executor.decommission.forceKillTimeout": "2s",
 }
 EXCLUDE = {"spark.excludeOnFailure.taskAndStage.enabled": True}
 DAGS = {
@@ -240,19 +239,20 @@ if os.environ.get("CAIRN_LONG"):
     # Those below on a Connect server of the cluster, whose executors live longer than a day.
 
     def test_a_host_is_decommissioned(stack: Stack) -> None:
-        """What it runs is ended after two seconds, and runs again on the other host."""
+        """As a provider takes a host back: it is announced, nothing more is started there, and then the host is gone, with a shard at
+        work. (Without the second part Spark lets the shard end there.)"""
         stack.connect_server()
         day = stack.day("connect")
         lost = [t for t in day.shard_tries() if t.host == FIRST]
         assert lost, "no shard was there, so this shows nothing"
         stack.cluster.decommission(FIRST)
-        wait_until(lambda: not stack.cluster.executors(FIRST), 120, "its executor goes")
+        stack.cluster.kill_host(FIRST)
         day.let_go()
         day.succeed()
+        assert {t.host for t in day.shard_tries() if t.shard == lost[0].shard} == {FIRST, SECOND}
         removed = stack.seen().removed
         assert removed
         stack.note("decommission", f"{len(lost)} shards run again; {removed[0]}", day)
-        stack.cluster.kill_host(FIRST)
         stack.cluster.start_worker(FIRST)
 
     def test_a_disk_is_full(stack: Stack) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from local_stack.owned_process import OwnedProcesses, command_line, free_port
+from tests.support.waiting import wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 
@@ -126,9 +127,16 @@ class Cluster:
             os.kill(pid, signal.SIGKILL)
 
     def decommission(self, host: str) -> None:
-        """As a cloud provider announces that a host goes away."""
+        """As a cloud provider announces that a host goes away. Returns when the master knows."""
         (worker,) = self.processes_of(host, "deploy.worker.Worker")
         os.kill(worker, signal.SIGPWR)
+        (master,) = self.processes.log_dir.glob("master-*.log")
+        said = f"on {host}:"
+        wait_until(
+            lambda: any("Decommissioning worker" in line and said in line for line in master.read_text().splitlines()),
+            60,
+            f"{host} is decommissioned",
+        )
 
 
 @contextmanager
