@@ -1,18 +1,25 @@
-"""Do shards return to the host that has their files? Bytes and requests of each interval on a cluster of two hosts.
+"""Do shards return to the host that has their files, and what is it worth? Bytes and requests of each interval.
 
-    python -m benchmarks.affinity [--intervals 10] [--only session,no-locality]
+    python -m benchmarks.affinity [--intervals 12] [--only 2-anywhere,2-returns]      # a minute for each case; neither Spark nor a cluster
+    python -m benchmarks.affinity --spark [--intervals 7] [--only applications]         # on a Spark cluster of two hosts
 
-A Spark standalone cluster of two workers with two cores and a TMPDIR each, state on fake-gcs-server, 16 shards, 16 MB of state, of which
-each interval changes a twentieth. The cases:
+16 shards, 16 MB of state, of which each interval changes a twentieth of the keys; state on fake-gcs-server.
 
-    session        one Spark application for all intervals, as a Connect server is one
+Without ``--spark`` the shards of an interval run in this process one after the other, each with the cache of its host. The cases are a
+number of hosts, and who chooses the host of a shard:
+
+    anywhere    chance, as Spark does
+    returns     each shard runs on one host for ever: what preferred locations would give at best
+    nothing     as anywhere, and hosts keep no files
+
+With ``--spark`` the cluster is a master and two workers of one core:
+
+    session        one application for all intervals
     one-file       the same, and the input is one file
-    no-locality    as one-file, with spark.shuffle.reduceLocality.enabled=false
     applications   an application for each interval, as drivers of a master make them
-    no-cache       as session, and hosts keep no files
 
-Shown for each interval after the first: shards that ran where they ran the interval before; bytes downloaded and bytes taken from the
-cache, of the state's; bytes uploaded; and HTTP requests at the server: those that download, and all.
+Shown for each interval after the first: shards that ran where they ran the interval before; how many ran on each host; bytes downloaded, taken from the
+cache, and uploaded, and all of the state's; and HTTP requests at the server: those that download state, and all.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ import io
 import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -30,15 +38,19 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow.parquet as pq
 
+from benchmarks.affinity_pipeline import BLOBS, CHANGED, KEYS, SHARDS, hour
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
+from state_backend.checkpoint.prepare import ShardAck
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.spark_cluster import Cluster, cluster_in
 
 _ROOT = Path(__file__).resolve().parents[1]
-_NO_LOCALITY = {"spark.shuffle.reduceLocality.enabled": "false"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +59,74 @@ class Case:
 
     input_files: int = 4
     applications: bool = False
-    cache: bool = True
-    conf: tuple[tuple[str, str], ...] = ()
 
 
 CASES = {
     "session": Case(),
     "one-file": Case(input_files=1),
-    "no-locality": Case(input_files=1, conf=tuple(_NO_LOCALITY.items())),
     "applications": Case(applications=True),
-    "no-cache": Case(cache=False),
 }
+PLACED = [f"{hosts}-{who}" for hosts in (2, 8) for who in ("anywhere", "returns")] + ["2-nothing"]
 
 
 def main() -> int:
     """Prints a table of all cases, and of each interval."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--intervals", type=int, default=10)
-    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--intervals", type=int, default=12)
+    parser.add_argument("--only")
+    parser.add_argument("--spark", action="store_true")
     options = parser.parse_args()
-    names = options.only.split(",")
+    names = options.only.split(",") if options.only else list(CASES if options.spark else PLACED)
     with tempfile.TemporaryDirectory(prefix="cairn-affinity-") as folder:
         for name in names:
-            with gcs_server() as server, cluster_in(Path(folder, name)) as cluster:
-                _show(name, _run(name, CASES[name], options.intervals, server, cluster))
+            with gcs_server() as server:
+                if options.spark:
+                    with cluster_in(Path(folder, name)) as cluster:
+                        _show(name, _run(name, CASES[name], options.intervals, server, cluster))
+                else:
+                    _show(name, _run_placed(name, options.intervals, server, Path(folder, name)))
     return 0
+
+
+def _run_placed(name: str, intervals: int, server: GcsServer, folder: Path) -> list[dict[str, Any]]:
+    """What each interval took, with shards on hosts as the case has it."""
+    count, _, who = name.partition("-")
+    hosts, chance = [f"10.0.0.{n}" for n in range(int(count))], random.Random(7)
+    found: list[dict[str, Any]] = []
+    placed: list[str] = []
+    original = IntervalJob.run_shard
+
+    def run_shard(job: IntervalJob, batches: Any, shard: int, task: int) -> ShardAck:
+        cache = None if who == "nothing" else str(folder / placed[shard])
+        return original(changed(job, engine=changed(job.engine, cache_dir=cache)), batches, shard, task)
+
+    os.environ["SPARK_LOCAL_IP"] = "here"
+    tester = PipelineTester(BLOBS, input_schema="id long", root=f"gs://{BUCKET}/affinity")
+    with mock.patch.object(IntervalJob, "run_shard", run_shard):
+        for n in range(intervals):
+            placed = [
+                hosts[shard % len(hosts)] if who == "returns" else chance.choice(hosts) for shard in range(SHARDS)
+            ]
+            ids = range(KEYS) if n == 0 else chance.sample(range(KEYS), round(CHANGED * KEYS))
+            before = len(server.requests)
+            record = tester.run([(number,) for number in ids]).record
+            assert record is not None
+            found.append(_counted(server, before, record.content.totals) | {"hosts": dict(enumerate(placed))})
+    return found
+
+
+def _counted(server: GcsServer, before: int, totals: Any) -> dict[str, Any]:
+    requests = server.requests[before:]
+    # Metadata are asked for by create-if-absent and by listings; what is read as media is state, a manifest or a record.
+    media = [r for r in requests if r.method == "GET" and "alt=media" in r.target]
+    return {
+        "requests": len(requests),
+        "downloads": sum(".sst" in r.target for r in media),
+        **{
+            what: getattr(totals, what)
+            for what in ("state_bytes", "downloaded_bytes", "cached_bytes", "uploaded_bytes")
+        },
+    }
 
 
 def _run(name: str, case: Case, intervals: int, server: GcsServer, cluster: Cluster) -> list[dict[str, Any]]:
@@ -99,7 +154,7 @@ def _run(name: str, case: Case, intervals: int, server: GcsServer, cluster: Clus
 def _driver(name: str, case: Case, cluster: Cluster, first: int, end: int) -> subprocess.Popen[str]:
     conf = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in cluster.conf.items()}
     conf |= dict(case.conf) | {"spark.eventLog.enabled": "false", "spark.sql.shuffle.partitions": "16"}
-    call = f"from benchmarks.affinity import drive; drive({cluster.url!r}, {conf!r}, {first}, {end}, {case.cache})"
+    call = f"from benchmarks.affinity import drive; drive({cluster.url!r}, {conf!r}, {first}, {end})"
     return subprocess.Popen(
         [sys.executable, "-c", call],
         cwd=_ROOT,
@@ -110,18 +165,16 @@ def _driver(name: str, case: Case, cluster: Cluster, first: int, end: int) -> su
     )
 
 
-def drive(url: str, conf: dict[str, str], first: int, end: int, cache: bool) -> None:
+def drive(url: str, conf: dict[str, str], first: int, end: int) -> None:
     """Runs intervals in this process, and prints a line of JSON for each."""
-    from benchmarks.affinity_pipeline import BLOBS, hour
     from cairn.operations.run_interval import run_interval
     from cairn.spark_session import connect
 
-    pipeline = BLOBS if cache else changed(BLOBS, engine=changed(BLOBS.engine, cache_dir=None))
     root = f"gs://{BUCKET}/affinity"
     spark = connect(url, "affinity", conf=conf)
     for n in range(first, end):
-        content = run_interval(spark, pipeline, hour(n), root).content
-        storage = open_storage(f"{root}/{pipeline.name}")
+        content = run_interval(spark, BLOBS, hour(n), root).content
+        storage = open_storage(f"{root}/{BLOBS.name}")
         hosts = {}
         for output in content.outputs:
             shard = Path(output.handle.path).name.split("-")[1]

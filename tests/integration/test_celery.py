@@ -119,6 +119,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     database.chmod(0o711)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, database, ignore_errors=True)
+        stack.enter_context(days.undisturbed(5))
         url = stack.enter_context(Postgres(database / "data", log_dir=folder / "logs")).url
         env = {
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url,

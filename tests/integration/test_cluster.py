@@ -35,6 +35,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
+DAYS = 12  # more than there are tests
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
 SPECULATION = {
     "spark.speculation": True,
@@ -74,7 +75,6 @@ class Stack:
     airflow: AirflowServer
     days: HeldDays
     small_disk: bool
-    table: list[tuple[str, str, int, int]] = field(default_factory=list)
     logged: dict[str, int] = field(default_factory=dict)
     connect_runs: bool = False
 
@@ -97,7 +97,10 @@ class Stack:
             wait_until(lambda host=host: self.cluster.executors(host), 120, f"an executor on {host}")  # type: ignore[misc]
 
     def note(self, disturbance: str, seen: str, day: HeldDay) -> None:
-        self.table.append((disturbance, seen, len(day.tries()), day.succeed().content.digest))
+        """Compares all days so far, and prints a line of the table."""
+        self.days.assert_undisturbed()
+        digest = day.succeed().content.digest
+        print(f"\n{disturbance:<20} | {seen} | tries {len(day.tries())} | {digest:016x} as undisturbed", flush=True)
 
 
 def _application(log: Path) -> str:
@@ -154,7 +157,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             }
             where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
             try:
-                with AirflowServer(ROOT, env=env, **where) as airflow:
+                with days.undisturbed(DAYS), AirflowServer(ROOT, env=env, **where) as airflow:
                     for dag_id in DAGS:
                         airflow.wait_for_dag(dag_id)
                     yield Stack(cluster, connect, airflow, days, mounted)
@@ -291,10 +294,7 @@ if os.environ.get("CAIRN_LONG"):
         last = stack.day("plain")  # whoever works on a host removes what killed tasks left there
         last.let_go()
         last.succeed()
-        stack.days.assert_undisturbed()
-        for disturbance, seen, tries, digest in stack.table:
-            print(f"{disturbance:<22} | {seen:<90} | {tries} tries | {digest:016x} = undisturbed")
-
+        stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", last)
         for host in HOSTS:
             wait_until(lambda host=host: not stack.cluster.executors(host), 30, "executors end")  # type: ignore[misc]
             wait_until(lambda host=host: not stack.cluster.python_workers(host), 30, "Python workers end")  # type: ignore[misc]

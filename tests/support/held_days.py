@@ -11,7 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,30 +124,45 @@ class HeldDays:
 
     def __init__(self, folder: Path, root: str, dags: dict[str, dict[str, Any]]) -> None:
         self.folder, self.root = folder, root
-        for name in ("tries", "memory", "dags"):
-            (folder / name).mkdir()
-        (folder / "sums_pipeline.py").write_text(PIPELINE.replace("@FOLDER@", str(folder)))
+        # Who runs undisturbed has a folder of its own, where nobody holds a shard.
+        self.alone = folder / "undisturbed"
+        for where in (folder, self.alone):
+            for name in ("tries", "memory"):
+                (where / name).mkdir(parents=True)
+            (where / "sums_pipeline.py").write_text(PIPELINE.replace("@FOLDER@", str(where)))
+        (folder / "dags").mkdir()
         (folder / "dags/sums.py").write_text(DAGS.replace("@ROOT@", root).replace("@DAGS@", repr(dags)))
-        (folder / "undisturbed.py").write_text(_UNDISTURBED)
+        (self.alone / "undisturbed.py").write_text(_UNDISTURBED)
 
     def log(self) -> Log:
         return read_log(open_storage(f"{self.root}/sums"))
 
+    @contextmanager
+    def undisturbed(self, days: int) -> Iterator[None]:
+        """Within the block another process makes what so many days come to undisturbed, for `assert_undisturbed`."""
+        path = os.pathsep.join(filter(None, [str(self.alone), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, str(self.alone / "undisturbed.py"), f"{self.alone}/state", str(days)]
+        with (self.folder / "undisturbed.log").open("wb") as log:
+            self._undisturbed = subprocess.Popen(
+                command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            yield
+        finally:
+            self._undisturbed.terminate()
+            self._undisturbed.wait()
+
     def assert_undisturbed(self) -> None:
-        """Digest and rows of every day are those of an undisturbed run, and each day was committed once."""
+        """Digest and rows of every day so far are those of an undisturbed run, and each day was committed once."""
+        assert self._undisturbed.wait() == 0, (self.folder / "undisturbed.log").read_text()[-3000:]
         disturbed = self.log().completed()
         assert [(r.content.base_id, r.content.interval.start) for r in disturbed] == [
             (before.id if before else None, START + timedelta(days=n))
             for n, before in enumerate([None, *disturbed[:-1]])
         ]
-        root = f"{self.folder}/undisturbed"
-        path = os.pathsep.join(filter(None, [str(self.folder), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, str(self.folder / "undisturbed.py"), root, str(len(disturbed))]
-        env = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        root = f"{self.alone}/state"
         undisturbed = read_log(open_storage(f"{root}/sums")).completed()
-        for ours, theirs in zip(disturbed, undisturbed, strict=True):
+        for ours, theirs in zip(disturbed, undisturbed, strict=False):
             assert ours.content.digest == theirs.content.digest, ours.content.interval
             rows = read_output(f"{self.root}/sums", ours)
             assert rows and rows == read_output(f"{root}/sums", theirs), ours.content.interval
