@@ -213,4 +213,5 @@ def tombstone_of(record: Record) -> Tombstone:
         reproduces=record.reproduces,
         outputs=(),
         replace_overlapping=content.permissions.replace_overlapping,
+        made_of=content.made_of,
     )

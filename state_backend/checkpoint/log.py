@@ -411,7 +411,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
     Raises: CorruptRecord for one that can't be decoded or is missing: a checkpoint that is left out silently would be
     an older state taken for the newest.
     """
-    known = before.past.known if before is not None and before.past is not None else {}
+    known = _still_of_use(before) if before is not None and before.past is not None else {}
     for attempt in range(_READ_ROUNDS):
         try:
             log = _read_once(storage, known)
@@ -431,6 +431,13 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
             continue
         break
     return log
+
+
+def _still_of_use(log: Log) -> dict[int, Entry]:
+    """What was read of the newest record and of what it retains or is about to drop. The rest would pile up over a thousand commits."""
+    assert log.past is not None
+    of_use = {log.head_id, *log.retained, *(log.summary.dropping if log.recorded_summary is not None else ())}
+    return {n: entry for n, entry in log.past.known.items() if n >= log.head_id or n in of_use}
 
 
 def read_whole_log(storage: Storage) -> Log:

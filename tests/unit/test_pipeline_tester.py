@@ -147,6 +147,28 @@ def test_rows_may_come_in_any_form(rows: Any) -> None:
     assert tester.timers() == [{"key_user": "ann", "expires_at": START + timedelta(minutes=90)}]
 
 
+def test_an_input_may_have_no_column_but_the_key() -> None:
+    class Seen(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self._n = handle.getValueState("n", "n long")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            n = (self._n.get() or (0,))[0] + sum(1 for _ in rows)
+            self._n.update((n,))
+            yield Row(user=key[0], n=n)
+
+    pipeline = Pipeline(
+        name="seen",
+        start=START,
+        source=lambda spark, interval: None,
+        key=["user"],
+        processor=Seen,
+        output_schema="user string, n long",
+    )
+    rows = PipelineTester(pipeline, input_schema="user string").run([("ann",), ("bob",), ("ann",)]).output
+    assert sorted(row["n"] for row in rows) == [1, 2]
+
+
 def test_a_naive_datetime_is_wall_time_in_the_sessions_zone() -> None:
     tester = visiting(time_zone="Europe/Berlin")
     tester.run([("ann", 1, datetime(2024, 1, 1, 1, 30))])

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from cairn.command import new_pipeline, state_commands
 from cairn.command.backfill import backfill
+from cairn.command.run import run
 from cairn.command.spark_server import spark
 from cairn.operations.export import export_state
 from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
@@ -473,7 +474,7 @@ app.command()(_exit_codes(state_commands.savepoint))
 app.command()(_exit_codes(state_commands.restore))
 app.command()(_exit_codes(state_commands.fork))
 app.command()(_exit_codes(new_pipeline.new))
-app.command()(_exit_codes(new_pipeline.run))
+app.command()(_exit_codes(run))
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------
