@@ -324,11 +324,11 @@ def test_cairn_run_shows_what_spark_says_on_demand(
     levels: list[str] = []
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=levels.append))
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise SourceError("an input file can't be read")
 
     monkeypatch.setattr(spark_session, "connect", lambda *_: session)
-    monkeypatch.setattr("cairn.operations.run_interval.run_interval", fail)
+    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", fail)
     run = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*run, *options])
     assert (result.exit_code, levels) == (2, [level])
