@@ -41,7 +41,10 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "integrations": [{"integration-name": "Cairn", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["cairn_operators.data_docs.DataDocsLink"],
-        "plugins": [{"name": "cairn_data_docs", "plugin-class": "cairn_operators.docs_plugin.CairnDocsPlugin"}],
+        "plugins": [
+            {"name": "cairn_checkpoints", "plugin-class": "cairn_ui.plugin.CairnCheckpointsPlugin"},
+            {"name": "cairn_data_docs", "plugin-class": "cairn_ui.docs_plugin.CairnDocsPlugin"},
+        ],
     }
 
 

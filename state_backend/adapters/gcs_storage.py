@@ -26,7 +26,7 @@ from datetime import datetime
 from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -207,6 +207,15 @@ def _close_all(idle: dict[int, list[_Connection]]) -> None:
 def _of_environment(emulator: str | None, key_file: str | None) -> _Connections:
     """One identity per key file that the environment names: a process may be another later."""
     return _Connections(emulator, None)
+
+
+def credentials_in(key_file: str) -> Credentials:
+    """The identity that a key file gives. Raises: UsageError if it is none that Google's library knows."""
+    try:
+        credentials, _ = google.auth.load_credentials_from_file(key_file, scopes=_SCOPES)
+    except GoogleAuthError as error:
+        raise UsageError(f"can't log in to Google Cloud Storage: the key file is not usable ({type(error).__name__})") from None
+    return cast(Credentials, credentials)
 
 
 class GcsStorage:
