@@ -20,6 +20,7 @@ from state_backend.values.records import Record, SweepRecord
 Tone = Literal["good", "info", "warn", "bad"]
 GRACE = timedelta(minutes=10)
 """A run that was due this long ago, and has no checkpoint, is late."""
+_REFUSALS = 3
 _COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "dropped")
 
 
@@ -73,6 +74,16 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A quarantined checkpoint, what validation found, and its page of Data Docs."""
+
+    id: int
+    reason: str
+    findings: tuple[str, ...]
+    docs: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
     """What would happen to the next interval now. ``problem``: why it can't start, its first line apart; ``command``: what repairs that."""
 
@@ -93,6 +104,8 @@ class Overview:
     health: tuple[Chip, ...]
     due: Chip | None
     unpublished: tuple[tuple[Interval, int], ...]
+    quarantined: tuple[Refusal, ...]
+    more_quarantined: int
 
 
 def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
@@ -131,9 +144,11 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
     if status.unpublished:
         title = "Their output is committed, but the sink hook has not run"
         found.append(Chip(tone="warn", text=f"{len(status.unpublished)} unpublished", title=title))
-    if status.stale:
-        title = "Made from state that a later re-run changed: " + ", ".join(f"{n} by {by}" for n, by in status.stale)
-        found.append(Chip(tone="warn", text=f"{len(status.stale)} stale", title=title))
+    if stale := unrepaired(reading):
+        title = "Made from state that changed later, and not made again: " + ", ".join(
+            f"{n} by {by}" for n, by in stale
+        )
+        found.append(Chip(tone="warn", text=f"{len(stale)} stale", title=title))
     since = unvalidated_since(reading)
     if since is not None and since[0]:
         title = "No checkpoint was validated yet" if since[1] is None else f"Checkpoint {since[1]} was validated last"
@@ -141,6 +156,15 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
     if not found and log.head_id:
         found.append(Chip(tone="good", text="sound"))
     return tuple(found)
+
+
+def unrepaired(reading: Reading) -> list[tuple[int, int]]:
+    """The stale checkpoints whose interval has no usable later one, with the id that made each stale."""
+    log = reading.log
+    usable = [c for c in log.completed() if log.retained[c.id].stale_by is None and log.quarantine_above(c.id) is None]
+    newest = {c.content.interval: c.id for c in usable}
+    intervals = {c.id: c.content.interval for c in log.completed()}
+    return [(n, by) for n, by in reading.status.stale if newest.get(intervals[n], 0) < n]
 
 
 def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
@@ -184,6 +208,18 @@ def glance(
     )
 
 
+def worst_first(rows: list[Glance]) -> list[Glance]:
+    """The pipelines in the order in which somebody has to look at them, then by name."""
+
+    def rank(row: Glance) -> int:
+        tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
+        if row.problem is not None and row.read is None:
+            return 0
+        return 1 if "bad" in tones else 2 if "warn" in tones or row.problem is not None else 3
+
+    return sorted(rows, key=lambda row: (rank(row), row.ref.name))
+
+
 def keys_of(record: Record) -> int | None:
     """Keys with state. They are counted by value states alone; None where a pipeline has none."""
     return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
@@ -205,10 +241,11 @@ def overview(
     schedule: Schedule | None,
     savepoint: Mapping[str, Any] | None,
     written_ms: Mapping[int, int],
+    docs: Mapping[int, str],
     now: datetime,
 ) -> Overview:
     """The first page of a pipeline. ``savepoint``: what the task that took the last one returned. ``written_ms``: of the checkpoints that
-    it names, when they were committed."""
+    it names, when they were committed; ``docs``: pages of Data Docs, by id."""
     log, newest = reading.log, latest_usable(reading) or reading.newest
     done = {c.id: c for c in log.completed()}
     validated = max((n for n in reading.validated if n in done), default=None)
@@ -243,6 +280,11 @@ def overview(
         health=health_of(reading),
         due=lateness(newest.content.interval.end if newest else None, schedule, now),
         unpublished=reading.status.unpublished,
+        quarantined=tuple(
+            Refusal(id=n, reason=q.reason, findings=q.findings, docs=docs.get(n))
+            for n, q in sorted(log.quarantined.items(), reverse=True)[:_REFUSALS]
+        ),
+        more_quarantined=max(0, len(log.quarantined) - _REFUSALS),
     )
 
 

@@ -107,7 +107,7 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
         schedule = schedules.get(ref.dag_id or "")
         rows.append(glance.glance(ref, look, schedule, reader.stored(ref), written, now))
     running = any(s.running for s in schedules.values()) or any(row.read is None and row.problem for row in rows)
-    return _page(request, "pipelines.html", rows=rows, dag_id=dag_id, running=running, now=now)
+    return _page(request, "pipelines.html", rows=glance.worst_first(rows), dag_id=dag_id, running=running, now=now)
 
 
 # --- one pipeline ----------------------------------------------------------------------------------------------------------------
@@ -126,7 +126,9 @@ def overview(request: Request, rights: Asks, key: str) -> Response:
         reading = look.reading
         best = glance.latest_usable(reading) or reading.newest
         written = _written(ref, reading.log, [best.id] if best is not None else [])
-        view = glance.overview(ref, reading, schedule, savepoint, written, datetime.now(UTC))
+        view = glance.overview(
+            ref, reading, schedule, savepoint, written, docs.of_checkpoints(docs_root(), ref.name), datetime.now(UTC)
+        )
     return _of_pipeline(request, ref, look, "overview.html", schedule=schedule, view=view, stored=reader.stored(ref))
 
 

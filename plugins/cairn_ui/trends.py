@@ -57,7 +57,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart. ``legend``: the newest figure of each series, as text."""
+    """One chart. ``legend``: the newest figure of each series, as text; ``first`` and ``last``: what the horizontal axis says at its ends."""
 
     key: str
     title: str
@@ -66,6 +66,8 @@ class Chart:
     spots: tuple[Spot, ...]
     legend: tuple[tuple[str, str], ...]
     logarithmic: bool
+    first: str
+    last: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,8 @@ def chart_of(
         spots=tuple(spots),
         legend=legend,
         logarithmic=scale == "log",
+        first=_when(records[0]) if records else "",
+        last=_when(records[-1]) if records else "",
     )
 
 
@@ -239,6 +243,10 @@ def _linear_ticks(values: Sequence[float]) -> list[float]:
     magnitude = 10 ** math.floor(math.log10(most / 4))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude * 5 >= most)
     return [n * step for n in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _when(record: Record) -> str:
+    return f"{record.content.interval.start:%Y-%m-%d %H:%M} UTC"
 
 
 def _whole(value: float) -> str:

@@ -1,6 +1,6 @@
 """Data Docs in Airflow's UI: the pages below ``docs_root()``, read-only, of pipelines that the user may read.
 
-Airflow loads it as a plugin of the provider (`cairn_provider`). Pages are sandboxed: what they show comes out of the data, and a script in it must not act
+Pages are sandboxed: what they show comes out of the data, and a script in it must not act
 with the session of who looks at it. The list of them is a page of the checkpoints' own frame.
 """
 
@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
-from airflow.plugins_manager import AirflowPlugin
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
@@ -66,19 +65,3 @@ def _may_read(rights: Rights, name: str) -> bool:
     """Whether the user may read a pipeline of this name. Docs of a name that no pipeline has are shown to whoever may see plugins."""
     named = [ref for ref in routes.dags.pipelines() if ref.name == name]
     return not named or any(rights.may_read(ref) for ref in named)
-
-
-class CairnDocsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Serves the pages under /cairn/docs, and lists them under Browse."""
-
-    name = "cairn_data_docs"
-    fastapi_apps = [{"app": app, "url_prefix": URL_PREFIX, "name": "cairn Data Docs"}]  # noqa: RUF012
-    external_views = [  # noqa: RUF012
-        {
-            "name": "Data Docs",
-            "href": f"{URL_PREFIX.lstrip('/')}/",
-            "destination": "nav",
-            "category": "browse",
-            "url_route": "cairn-docs",
-        }
-    ]
