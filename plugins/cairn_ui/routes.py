@@ -99,37 +99,47 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
     now = datetime.now(UTC)
     looks = reader.look_at_all(refs)
     schedules = airflow_side.schedules_of({r.dag_id for r in refs if r.dag_id is not None})
-    rows = []
-    for ref in refs:
-        look, written = looks[ref.key], None
-        if look.reading is not None and look.problem is None and (newest := look.reading.newest) is not None:
-            written = _written(ref, look.reading.log, [newest.id]).get(newest.id)
-        schedule = schedules.get(ref.dag_id or "")
-        rows.append(glance.glance(ref, look, schedule, reader.stored(ref), written, now))
+    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), now) for ref in refs]
     running = any(s.running for s in schedules.values()) or any(row.read is None and row.problem for row in rows)
     return _page(request, "pipelines.html", rows=glance.worst_first(rows), dag_id=dag_id, running=running, now=now)
+
+
+def _row(ref: PipelineRef, look: Look, schedule: glance.Schedule | None, now: datetime) -> glance.Glance:
+    written = None
+    if look.reading is not None and look.problem is None and (newest := look.reading.newest) is not None:
+        written = _written(ref, look.reading.log, [newest.id]).get(newest.id)
+    stored = reader.stored(ref)
+    if look.reading is None:
+        return glance.glance(ref, look, schedule, stored, written, now)
+    try:  # what becomes of a checkpoint may have to be looked up
+        return _asked(ref, "glance", lambda _: glance.glance(ref, look, schedule, stored, written, now))
+    except (CairnError, NotAnswered) as error:
+        return glance.Glance(ref=ref, problem=str(error), read=None)
 
 
 # --- one pipeline ----------------------------------------------------------------------------------------------------------------
 
 
 @app.get("/p/{key}/", **_PAGE)
-def overview(request: Request, rights: Asks, key: str) -> Response:
+def of_overview(request: Request, rights: Asks, key: str) -> Response:
     """How a pipeline does, and what its next interval would do."""
     ref, look = _look(rights, key)
     schedule = _schedule(ref)
-    view = None
-    if look.reading is not None:
+
+    def view(reading: Reading) -> glance.Overview:
         savepoint = None
         if ref.dag_id is not None and ref.savepoint is not None:
             savepoint = airflow_side.last_savepoint(ref.dag_id, ref.savepoint)
-        reading = look.reading
-        best = glance.latest_usable(reading) or reading.newest
-        written = _written(ref, reading.log, [best.id] if best is not None else [])
-        view = glance.overview(
-            ref, reading, schedule, savepoint, written, docs.of_checkpoints(docs_root(), ref.name), datetime.now(UTC)
-        )
-    return _of_pipeline(request, ref, look, "overview.html", schedule=schedule, view=view, stored=reader.stored(ref))
+        pages = docs.of_checkpoints(docs_root(), ref.name)
+
+        def read(_: Storage) -> glance.Overview:
+            best = glance.latest_usable(reading) or reading.newest
+            written = _written(ref, reading.log, [best.id] if best is not None else [])
+            return glance.overview(ref, reading, schedule, savepoint, written, pages, datetime.now(UTC))
+
+        return _asked(ref, "overview", read)
+
+    return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
 
 
 @app.get("/p/{key}/history", **_PAGE)
@@ -372,7 +382,7 @@ def _of_pipeline(
     **values: Any,
 ) -> Response:
     """A page of one pipeline; what can't be read is said in its place."""
-    view, problem = values.pop("view", None), look.problem
+    view, problem = None, look.problem
     if make is not None and look.reading is not None:
         try:
             view = make(look.reading)

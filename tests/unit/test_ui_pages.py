@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from typer.testing import CliRunner
 
+from cairn.command.cli import app
 from cairn_ui.found import PipelineRef
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.shown_airflow import HOSTILE, write_docs
@@ -55,9 +59,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield client
 
 
-def text(html: str) -> str:
+def text(page: str) -> str:
     """What a page says, without its markup."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.partition("</head>")[2]))
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</head>")[2]))
 
 
 VIEWS = {
@@ -115,9 +119,9 @@ def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy
     for path in ("/", f"/p/{pages.keys['rides']}/checkpoint/11"):
-        html = pages.get(BASE + path).text
-        assert not re.search(r"(?:src|href)=\"(?:https?:)?//", html), "something of another host"
-        assert not re.search(r"\s(?:style|on[a-z]+)=", html)
+        shown = pages.get(BASE + path).text
+        assert not re.search(r"(?:src|href)=\"(?:https?:)?//", shown), "something of another host"
+        assert not re.search(r"\s(?:style|on[a-z]+)=", shown)
     for name in re.findall(r"/static/([a-z.]+)", answer.text):
         assert pages.get(f"{BASE}/static/{name}").status_code == 200
     assert pages.get(f"{BASE}/static/..%2fpages.py").status_code == 404
@@ -126,8 +130,8 @@ def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
 
 def test_a_hostile_name_is_text(pages: Any) -> None:
     for path in ("/", f"/p/{pages.keys[HOSTILE]}/", f"/p/{pages.keys[HOSTILE]}/checkpoint/2"):
-        html = pages.get(BASE + path).text
-        assert HOSTILE not in html and "&lt;script&gt;pwned=1&lt;!--" in html
+        shown = pages.get(BASE + path).text
+        assert HOSTILE not in shown and "&lt;script&gt;pwned=1&lt;!--" in shown
 
 
 def test_who_may_not_read_a_dag_does_not_see_its_pipeline(pages: Any) -> None:
@@ -204,6 +208,21 @@ def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monk
     assert "&lt;b&gt;state" in pages.get("/cairn/docs/").text and "secret" not in text(nils.get("/cairn/docs/").text)
     assert pages.get("/cairn/docs/secret/styles.css").text == "<head>"
     assert pages.get("/cairn/docs/..%2fsecret").status_code == 404
+
+
+def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
+    """As they are printed: the difference of two, and what going back would discard."""
+    shown = pages.get(f"{BASE}/p/{pages.keys['secret']}/compare?first=1&second=2").text
+    shown += pages.get(f"{BASE}/p/{pages.keys['secret']}/checkpoint/1").text
+    printed = {
+        command.split()[1]: html.unescape(command) for command in re.findall(r'data-copy="(cairn [^"]*)"', shown)
+    }
+    assert printed.keys() == {"diff", "restore", "savepoint"}
+    rewound = CliRunner().invoke(app, shlex.split(printed["restore"])[1:])
+    assert rewound.exit_code == 0 and "discards" in rewound.output, rewound.output
+    # These folders hold no files of RocksDB, so that entries can't be read: the checkpoints are found.
+    differ = CliRunner().invoke(app, [*shlex.split(printed["diff"])[1:], "--metadata"])
+    assert (differ.exit_code == 0 and "digest" in differ.output) or "state" in differ.output, differ.output
 
 
 def test_nothing_is_written(pages: Any) -> None:
