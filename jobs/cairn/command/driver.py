@@ -43,7 +43,9 @@ BEGUN = "@cairn begun "
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; 0 or 1."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # Great Expectations tells of some 250 of its own functions whenever it is imported.
+    for library in ("py4j", "great_expectations"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     options = _parser().parse_args(arguments)
     # Behind all else, as in the task: a module beside a DAG must not take the place of one of Python's.
     sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
