@@ -214,7 +214,9 @@ def credentials_in(key_file: str) -> Credentials:
     try:
         credentials, _ = google.auth.load_credentials_from_file(key_file, scopes=_SCOPES)
     except GoogleAuthError as error:
-        raise UsageError(f"can't log in to Google Cloud Storage: the key file is not usable ({type(error).__name__})") from None
+        raise UsageError(
+            f"can't log in to Google Cloud Storage: the key file is not usable ({type(error).__name__})"
+        ) from None
     return cast(Credentials, credentials)
 
 
