@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -493,3 +494,13 @@ def test_templates_escape_and_know_all_their_names() -> None:
         env.get_template(name)
     html = pages.render("error.html", base="", ui="", status=404, detail="<script>", running=False, now=NOW)
     assert "&lt;script&gt;" in html and "<script>" not in html.partition("</head>")[2]
+
+
+def test_the_wheel_brings_templates_and_static_files() -> None:
+    root = Path(pages.__file__).resolve().parent
+    declared = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for folder in ("templates", "static"):
+        package = f"cairn_ui.{folder}"
+        files = [path for path in (root / folder).iterdir() if path.is_file()]
+        assert package in declared["packages"] and files
+        assert all(any(path.match(glob) for glob in declared["package-data"][package]) for path in files)
