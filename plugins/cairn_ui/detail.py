@@ -101,7 +101,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How the second checkpoint differs from the first. ``groups``: key group, entries before and after; None: they can't be
+    """How the second checkpoint differs from the first. ``changes``: what differs stands first. ``groups``: key group, entries before and after; None: they can't be
     compared, since the two have other numbers of them."""
 
     first: int
@@ -239,7 +239,7 @@ def comparison_of(
         second=second.id,
         same_state=said["same_state"],
         same_code=said["same_code"],
-        changes=tuple(changes),
+        changes=tuple(sorted(changes, key=lambda c: c.first == c.second)),
         states=said["states"],
         groups=None if groups is None else groups[:_GROUPS],
         more_groups=max(0, len(groups or ()) - _GROUPS),

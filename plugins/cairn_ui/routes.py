@@ -313,7 +313,7 @@ def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: st
 
 def _commits_of(reading: Reading, run_id: str, interval: Interval | None) -> list[dict[str, Any]]:
     log, found = reading.log, []
-    for n in history.ids_of_run(log, run_id, interval):
+    for n in reversed(history.ids_of_run(log, run_id, interval)):
         row = history.row_of(reading, n)
         base = log.entry(row.base) if row.base is not None else None
         found.append(

@@ -96,10 +96,10 @@ VIEWS = {
     "/": ["rides", "damaged", "sound", "unowned"],
     "/dag/rides_restore": ["The next interval can't start"],
     f"/run/rides/{quote(run_id(9))}": [
-        "Committed: checkpoint 12",
         "Committed: checkpoint 14",
+        "Committed by an earlier try: checkpoint 12",
         "Restored: checkpoint 13",
-        "cleared 1 times",
+        "after 1 clear",
     ],
     f"/task/rides/process/{quote(run_id(9))}": ["This try", "Restored: checkpoint 11", "32 MiB from caches of hosts"],
 }
