@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -228,3 +230,21 @@ def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
 def test_nothing_is_written(pages: Any) -> None:
     for method in ("post", "put", "patch", "delete"):
         assert getattr(pages, method)(f"{BASE}/p/{pages.keys['rides']}/").status_code == 405
+
+
+def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key's file is gone when the first page is read."""
+    from cairn_ui.airflow_side import open_folder
+    from state_backend.values.errors import UsageError
+
+    key = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "of-clicks"}
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    for name, given in (("GOOGLE", key), ("BROKEN", {"type": "unknown"})):
+        connection = {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": json.dumps(given)}}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+    ref = PipelineRef(name="clicks", root="gs://bucket/state", gcp_conn_id="google")
+    opened: Any = open_folder(ref)
+    assert opened.url == "gs://bucket/state/clicks"
+    assert opened._connections._identity().refresh_token == "of-clicks"
+    with pytest.raises(UsageError, match="key file is not usable"):
+        open_folder(replace(ref, gcp_conn_id="broken"))
