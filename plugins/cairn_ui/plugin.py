@@ -29,10 +29,6 @@ class Mounted:
         module = await asyncio.to_thread(import_module, self._module)
         await module.app(scope, receive, send)
 
-    def __str__(self) -> str:
-        """As Airflow lists it."""
-        return f"{self._module}:app"
-
 
 def _view(destination: str, path: str) -> dict[str, str]:
     return {

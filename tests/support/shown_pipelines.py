@@ -47,8 +47,8 @@ STATES = (
 
 
 def run_id(number: int) -> str:
-    """Of the run of a day, as Airflow names scheduled ones."""
-    return f"scheduled__{day(number).end.isoformat()}"
+    """Of the run of a day; Airflow makes none by hand whose id begins otherwise."""
+    return f"manual__{day(number).end.isoformat()}"
 
 
 class ShownFolder:
