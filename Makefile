@@ -39,6 +39,8 @@ $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	  || { echo "uv could not install the packages; trying pip (slower)"; \
 	       $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
 	@$(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
+	@# What the build leaves names the package a second time wherever this folder is on the path, and Airflow would load its plugins twice.
+	@rm -rf cairn.egg-info
 	@# The pipelines in jobs/pipelines belong to this folder and not to the package, so that a wheel does not bring them.
 	@echo "$(CURDIR)/jobs" > "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cairn-pipelines.pth"
 	@touch $@

@@ -199,8 +199,9 @@ class Coordinator:
         for entry in log.completed()[-1:]:
             if entry.content.pipeline_start_ms != pipeline_start_ms:
                 raise UsageError(
-                    f"pipeline {self._pipeline!r} began at {entry.content.pipeline_start_ms} ms since the epoch, and its start is "
-                    f"{pipeline_start_ms} now; the start of a pipeline never changes"
+                    f"pipeline {self._pipeline!r} began at {format_instant(from_ms(entry.content.pipeline_start_ms))}, and its start "
+                    f"is {format_instant(from_ms(pipeline_start_ms))} now; the start of a pipeline never changes\n"
+                    "Set it back, or give the pipeline another name to begin anew"
                 )
 
     def prepare(self, prepared: Prepared) -> None:
@@ -212,7 +213,9 @@ class Coordinator:
             # Of values: gzip's bytes depend on the zlib of the host, and JSON has no tuples.
             there = record_codec.decode(self._storage.read(path), path, Prepared)
             if there != record_codec.decode(data, path, Prepared):
-                raise StorageUnavailable(f"{path} exists with other content: two drivers share one attempt") from None
+                raise StorageUnavailable(
+                    f"{path} exists with other content: two drivers share one attempt; clear the task, so that it begins another one"
+                ) from None
 
     def load_prepared(self, attempt: str) -> Prepared:
         """What an attempt prepared. Raises: StateUnusable if it never got there."""

@@ -66,6 +66,7 @@ Pipeline = Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of th
 AnyRoot = Annotated[str | None, typer.Option("--root", envvar="CAIRN_ROOT", help="Not needed for a savepoint.")]
 AnyPipeline = Annotated[str | None, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="The same.")]
 States = Annotated[list[str] | None, typer.Option("--state", help="Only this state, or $timers; may be repeated.")]
+_PUT_BACK = "Put it back from a copy, or go on from an older checkpoint"
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
 P = ParamSpec("P")
 
@@ -267,7 +268,7 @@ def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
             try:
                 manifests = manifests_of(source, open_storage(source.url))
             except NotFound as error:
-                raise CorruptFile(f"{source}: a manifest is missing: {error}") from error
+                raise CorruptFile(f"{source}: a manifest is missing: {error}\n{_PUT_BACK}") from error
         sides += [Record(id=source.checkpoint_id, retained=(), reproduces=None, content=source.content), manifests]
     return describe_difference(*sides)
 
@@ -497,7 +498,7 @@ def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
         with telling_drops(storage, record.id):
             return [manifest_of(ref, storage) for ref in record.content.shards]
     except NotFound as error:
-        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}") from error
+        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}\n{_PUT_BACK}") from error
 
 
 def _now_ms() -> int:

@@ -13,7 +13,7 @@ import typer
 
 from cairn.command.backfill import day_or_instant
 from cairn.runtime.checkpoint_names import parse_duration
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ class Redo(StrEnum):
     changed = "changed"
     none = "none"
     all = "all"
+
+
+class SparkLog(StrEnum):
+    """The least level of Spark's own log lines that are shown."""
+
+    OFF, ERROR, WARN, INFO = "off", "error", "warn", "info"
 
 
 def run(
@@ -55,6 +61,9 @@ def run(
     spark: Annotated[
         str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
     ] = "local[2]",
+    spark_log: Annotated[
+        SparkLog, typer.Option(help="What a Spark of this process says; its stack traces are at error.")
+    ] = SparkLog.OFF,
 ) -> int:
     """Processes and commits intervals of a pipeline here and now, without Airflow.
 
@@ -81,22 +90,27 @@ def run(
     if not dry_run or how is Redo.changed:
         session = connect(spark, f"cairn run {pipeline.name}")
         if not spark.startswith("sc://"):
-            session.sparkContext.setLogLevel("ERROR")
+            session.sparkContext.setLogLevel(spark_log.upper())
     if dry_run or session is None:
         planned = plan_intervals(
             session, pipeline, intervals, root, reprocess=how.value, replace_overlapping=replace_overlapping
         )
         return _say(planned, as_json)
     lines = _Lines(sys.stderr.isatty() and not as_json)
-    outcomes = run_intervals(
-        session,
-        pipeline,
-        intervals,
-        root,
-        reprocess=how.value,
-        replace_overlapping=replace_overlapping,
-        on_outcome=None if as_json else lines.show,
-    )
+    try:
+        outcomes = run_intervals(
+            session,
+            pipeline,
+            intervals,
+            root,
+            reprocess=how.value,
+            replace_overlapping=replace_overlapping,
+            on_outcome=None if as_json else lines.show,
+        )
+    except (SourceError, ProcessorError) as error:
+        if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
+            error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
+        raise
     if as_json:
         return _say(outcomes, as_json)
     return 0

@@ -49,7 +49,7 @@ from state_backend.values.errors import (
     StateUnusable,
     UsageError,
 )
-from state_backend.values.intervals import to_ms
+from state_backend.values.intervals import format_instant, from_ms, to_ms
 from state_backend.values.records import (
     Content,
     LogicalTime,
@@ -452,10 +452,14 @@ def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
     parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)
+    except UsageError:  # a test's own parser has said it already
+        raise
     except Exception as error:
         raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error
     if not isinstance(schema, StructType):
-        raise UsageError(f"not a schema of columns: {ddl!r}")
+        raise UsageError(
+            f"not a schema of columns: {ddl!r}; write each column as name and type, as in 'user string, n long'"
+        )
     return schema
 
 
@@ -472,7 +476,9 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
         )
     twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
     if twice:
-        raise UsageError(f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once")
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once; give each column a name of its own"
+        )
     return schema
 
 
@@ -574,20 +580,22 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
     for what, recorded, now in (
         ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
         ("time_mode", base.time.mode, pipeline.time_mode),
-        ("start", base.pipeline_start_ms, to_ms(pipeline.start)),
+        ("start", format_instant(from_ms(base.pipeline_start_ms)), format_instant(from_ms(to_ms(pipeline.start)))),
     ):
         if recorded != now:
-            raise UsageError(
-                f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change"
-            )
+            raise _changed(pipeline, what, now, recorded)
     before, now_types = (
         [(names.folded(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
     )
     if before != now_types:
-        raise UsageError(
-            f"pipeline {pipeline.name!r}: key types is {parse_struct(key_schema.jsonValue())}, but its state was made with "
-            f"{parse_struct(base.key_schema)}; it can't change"
-        )
+        raise _changed(pipeline, "the key", parse_struct(key_schema.jsonValue()), parse_struct(base.key_schema))
+
+
+def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
+    return UsageError(
+        f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
+        "Set it back, or give the pipeline another name to begin anew"
+    )
 
 
 def _key_types(schema: dict[str, Any]) -> list[tuple[str, KeyType]]:

@@ -336,7 +336,7 @@ class IntervalJob:
         if expected_rows is not None and expected_rows != input_rows:
             raise SourceError(
                 f"{self.pipeline} {self.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
-                "processor; did the input change while it was read?"
+                "processor; did the input change while it was read? Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
         time_ = self.time
