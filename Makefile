@@ -33,10 +33,14 @@ $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	@echo "setting up $(VENV): a minute or two the first time"
 	@"$(BASE_PYTHON)" -m venv --clear $(VENV)
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
-	@$(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode requirements.lock \
+	@# uv trusts its own list of authorities. The second try trusts the machine's, for a network with a proxy that opens TLS.
+	@install="$(VENV)/bin/uv pip sync --quiet --python $(PYTHON) --require-hashes --no-build-isolation --compile-bytecode requirements.lock"; \
+	$$install || UV_SYSTEM_CERTS=true $$install \
 	  || { echo "uv could not install the packages; trying pip (slower)"; \
 	       $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
 	@$(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
+	@# What the build leaves names the package a second time wherever this folder is on the path, and Airflow would load its plugins twice.
+	@rm -rf cairn.egg-info
 	@# The pipelines in jobs/pipelines belong to this folder and not to the package, so that a wheel does not bring them.
 	@echo "$(CURDIR)/jobs" > "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cairn-pipelines.pth"
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -28,7 +27,6 @@ h4, h5, h6 { margin: 1rem 0 .4rem }
 .text-warning { color: #9a6700 }
 footer { display: none }
 </style>"""
-_LISTED = 500
 
 
 def docs_root() -> Path:
@@ -63,25 +61,6 @@ def page_in(root: Path, path: str) -> Path | None:
 def styled(html: str) -> str:
     """The page as a browser shows it without other hosts."""
     return html.replace("<head>", f"<head>{_STYLE}", 1)
-
-
-def listing(root: Path) -> str:
-    """A page of links to what was validated, by pipeline, newest first. Great Expectations' own index draws its table with scripts
-    of other hosts, so that without them there is nothing on it."""
-    pages = sorted(root.glob("*/validations/**/*.html"), key=lambda page: page.stat().st_mtime_ns, reverse=True)
-    names = sorted({page.relative_to(root).parts[0] for page in pages})
-    parts = ["<!doctype html><head><meta charset='utf-8'><title>Data Docs</title></head><h1>Data Docs</h1>"]
-    parts += [] if names else ["<p>Nothing was validated with expectations yet.</p>"]
-    for name in names:
-        parts.append(f"<h2><a href='{quote(name)}/index.html'>{escape(name)}</a></h2><ul>")
-        for page in pages[:_LISTED]:
-            inside = page.relative_to(root)
-            if inside.parts[0] == name:
-                # validations / pipeline / table / run / time / file
-                what = " · ".join(inside.parts[3:-1])
-                parts.append(f"<li><a href='{quote(inside.as_posix())}'>{escape(what)}</a></li>")
-        parts.append("</ul>")
-    return "\n".join(parts)
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here

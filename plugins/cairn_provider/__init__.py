@@ -1,4 +1,7 @@
-"""What Airflow learns of an installed Cairn: connection types with their forms, operators, the link to Data Docs, the plugin.
+"""What Airflow learns of an installed Cairn: connection types with their forms, operators, the link to Data Docs.
+
+Not its plugins: Airflow loads those of providers only where `[core] lazy_discover_providers` is off, so that they are entry points of
+their own (`airflow.plugins`).
 
 A package of its own: Airflow reads it while it reads its own configuration, so that nothing of Airflow can be imported here.
 """
@@ -41,7 +44,6 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "integrations": [{"integration-name": "Cairn", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["cairn_operators.data_docs.DataDocsLink"],
-        "plugins": [{"name": "cairn_data_docs", "plugin-class": "cairn_operators.docs_plugin.CairnDocsPlugin"}],
     }
 
 

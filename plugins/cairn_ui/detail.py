@@ -1,0 +1,308 @@
+"""One checkpoint in full, and the difference of two: what ``describe`` says, in the shape of a page. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cairn_ui.found import PipelineRef
+from cairn_ui.history import Row, row_of
+from cairn_ui.lineage import source
+from cairn_ui.values import Reading
+from state_backend.checkpoint.log import Log
+from state_backend.inspection.describe import describe_checkpoint, describe_difference
+from state_backend.ports.storage import Storage
+from state_backend.shard.manifest import manifest_of
+from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.records import Record, ShardManifest
+from state_backend.values.rerun import Rerun
+
+_LISTED = 200
+_GROUPS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One shard. ``bytes_share`` and ``entries_share``: parts of the largest shard's, 0 to 1."""
+
+    shard: int
+    first: int
+    last: int
+    entries: int
+    bytes: int
+    files: int
+    entries_share: float
+    bytes_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateVersion:
+    """One schema that a state's values were written with; ``fields`` in Spark's words."""
+
+    version: int
+    value: str
+    user_key: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A state variable, with its newest schema last."""
+
+    name: str
+    kind: str
+    ttl_ms: int | None
+    versions: tuple[StateVersion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What can be done with a checkpoint: a command to copy, and the DAG that does the same, with the configuration that its trigger form
+    asks for."""
+
+    title: str
+    why: str
+    command: str
+    dag_id: str | None = None
+    conf: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """One checkpoint. ``skew``: the largest shard against the mean, by bytes; None with one shard or none."""
+
+    row: Row
+    source: str | None
+    reason: str | None
+    findings: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    skew: float | None
+    states: tuple[State, ...]
+    source_position: str
+    outputs: tuple[dict[str, Any], ...]
+    more_outputs: int
+    metadata: tuple[tuple[str, Any], ...]
+    totals: tuple[tuple[str, Any], ...]
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A figure in both checkpoints. ``by``: the second less the first; None of what is no number."""
+
+    name: str
+    first: Any
+    second: Any
+    by: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How the second checkpoint differs from the first. ``changes``: what differs stands first. ``groups``: key group, entries before and after; None: they can't be
+    compared, since the two have other numbers of them."""
+
+    first: int
+    second: int
+    same_state: bool
+    same_code: bool
+    changes: tuple[Change, ...]
+    states: dict[str, list[str]]
+    groups: tuple[tuple[int, int, int], ...] | None
+    more_groups: int
+    files: dict[str, dict[str, int]]
+    command: str
+
+
+def manifests_of(record: Record, storage: Storage) -> list[ShardManifest]:
+    """The manifests of a checkpoint's shards, those that lie in files of their own included. Raises: as ``manifest_of``."""
+    return [manifest_of(ref, storage) for ref in record.content.shards]
+
+
+def detail_of(
+    ref: PipelineRef,
+    reading: Reading,
+    record: Record,
+    manifests: Sequence[ShardManifest],
+    written_ms: int | None,
+    docs: str | None,
+) -> Detail:
+    """One completed checkpoint."""
+    said = describe_checkpoint(reading.log, record, manifests)
+    shards = _shards(said["shards"])
+    sizes = [s.bytes for s in shards]
+    whole = sum(sizes)
+    skew = max(sizes) * len(sizes) / whole if len(sizes) > 1 and whole else None
+    names = ["attempt", "code_hash", "digest", "parallelism", "max_parallelism", "time_mode", "watermark"]
+    names += ["late_watermark", "time_zone", "reproduces", "restored_from", "retention"]
+    allowed = [name for name, granted in (said["permissions"] or {}).items() if granted]
+    metadata = [(name.replace("_", " "), said[name]) for name in names if said[name] is not None]
+    metadata += [("permissions", ", ".join(allowed))] if allowed else []
+    return Detail(
+        row=row_of(reading, record.id, written_ms, docs),
+        source=source(reading.log, record.id),
+        reason=said["reason"],
+        findings=tuple(said["findings"]),
+        shards=shards,
+        skew=skew,
+        states=tuple(_state(state) for state in said["states"]),
+        source_position=json.dumps(said["source_position"], indent=2, default=str),
+        outputs=tuple(said["outputs"][:_LISTED]),
+        more_outputs=max(0, len(said["outputs"]) - _LISTED),
+        metadata=tuple(metadata),
+        totals=tuple((name.replace("_", " "), value) for name, value in said["totals"].items()),
+        actions=actions_of(ref, reading.log, record),
+    )
+
+
+def actions_of(ref: PipelineRef, log: Log, record: Record) -> tuple[Action, ...]:
+    """What can be done with a completed checkpoint. The page does none of it."""
+    found = []
+    target = str(record.id)
+    if log.head_id != record.id:
+        for dag_id in ref.restore_dags:
+            conf = json.dumps({"target": target})
+            found.append(
+                Action(
+                    title=f"Go back to checkpoint {target}",
+                    why="The DAG says what it would discard, and waits for a person if that is anything.",
+                    command=shlex.join(["airflow", "dags", "trigger", dag_id, "--conf", conf]),
+                    dag_id=dag_id,
+                    conf=conf,
+                )
+            )
+        if not ref.restore_dags:
+            words = [
+                "cairn",
+                "restore",
+                "--root",
+                ref.root,
+                "--pipeline",
+                ref.name,
+                "--checkpoint",
+                target,
+                "--dry-run",
+            ]
+            found.append(
+                Action(
+                    title=f"Go back to checkpoint {target}",
+                    why="Says what it would discard. No DAG restores this pipeline: restore_pipeline makes one.",
+                    command=shlex.join(words),
+                )
+            )
+    if ref.code is not None:
+        words = ["cairn", "savepoint", "--root", ref.root, "--code", ref.code, "--checkpoint", target, "--to"]
+        found.append(
+            Action(
+                title="Keep it as a savepoint",
+                why="A copy that nothing deletes. Put the new folder's URL in the place of DESTINATION.",
+                command=f"{shlex.join(words)} DESTINATION",
+            )
+        )
+    stale = log.retained[record.id].stale_by if record.id in log.retained else None
+    if (stale is not None or log.quarantine_above(record.id) is not None) and ref.dag_id is not None:
+        interval = record.content.interval
+        again = Rerun(first=interval.start, last=interval.start)
+        found.append(
+            Action(
+                title="Make its interval again",
+                why="It is no base for the next interval any more. The overview has the command for all that has to be run again.",
+                command=backfill_command(ref.dag_id, again),
+            )
+        )
+    return tuple(found)
+
+
+def comparison_of(
+    ref: PipelineRef,
+    first: Record,
+    manifests: Sequence[ShardManifest],
+    second: Record,
+    others: Sequence[ShardManifest],
+) -> Comparison:
+    """The difference of two completed checkpoints, from their metadata: no state is read."""
+    said = describe_difference(first, manifests, second, others)
+    changes = [_change(name.replace("_", " "), *pair) for name, pair in said["totals"].items()]
+    changes += [
+        _change(name.replace("_", " "), *said[name]) for name in ("watermark", "parallelism", "max_parallelism")
+    ]
+    groups = None
+    if said["key_groups"] is not None:
+        groups = tuple(
+            (g["key_group"], sum(g["first"].values()), sum(g["second"].values())) for g in said["key_groups"]
+        )
+    words = ["cairn", "diff", "--root", ref.root, "--pipeline", ref.name, str(first.id), str(second.id)]
+    return Comparison(
+        first=first.id,
+        second=second.id,
+        same_state=said["same_state"],
+        same_code=said["same_code"],
+        changes=tuple(sorted(changes, key=lambda c: c.first == c.second)),
+        states=said["states"],
+        groups=None if groups is None else groups[:_GROUPS],
+        more_groups=max(0, len(groups or ()) - _GROUPS),
+        files=said["files"],
+        command=shlex.join(words),
+    )
+
+
+def parse_instant(text: str) -> datetime:
+    """An instant as ``describe`` writes it."""
+    return datetime.fromisoformat(text)
+
+
+def _change(name: str, first: Any, second: Any) -> Change:
+    numbers = isinstance(first, int) and isinstance(second, int)
+    return Change(name=name, first=first, second=second, by=second - first if numbers else None)
+
+
+def _shards(said: Sequence[dict[str, Any]]) -> tuple[Shard, ...]:
+    most_bytes = max((s["bytes"] for s in said), default=0) or 1
+    most_entries = max((s["entries"] for s in said), default=0) or 1
+    return tuple(
+        Shard(
+            shard=s["shard"],
+            first=s["key_groups"][0],
+            last=s["key_groups"][1],
+            entries=s["entries"],
+            bytes=s["bytes"],
+            files=len(s["files"]),
+            entries_share=s["entries"] / most_entries,
+            bytes_share=s["bytes"] / most_bytes,
+        )
+        for s in said
+    )
+
+
+def _state(said: dict[str, Any]) -> State:
+    return State(
+        name=said["name"],
+        kind=said["kind"],
+        ttl_ms=said["ttl_ms"],
+        versions=tuple(
+            StateVersion(
+                version=v["version"],
+                value=fields_of(v["value"]),
+                user_key=None if v["user_key"] is None else fields_of(v["user_key"]),
+            )
+            for v in said["versions"]
+        ),
+    )
+
+
+def fields_of(schema: dict[str, Any]) -> str:
+    """A StructType's JSON as ``name type, name type``, nested types in Spark's short words."""
+    return ", ".join(f"{f['name']} {_type(f['type'])}" for f in schema.get("fields", ()))
+
+
+def _type(kind: Any) -> str:
+    match kind:
+        case {"type": "struct", "fields": fields}:
+            return f"struct<{', '.join(f['name'] + ': ' + _type(f['type']) for f in fields)}>"
+        case {"type": "array", "elementType": element}:
+            return f"array<{_type(element)}>"
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return f"map<{_type(key)}, {_type(value)}>"
+    return str(kind)

@@ -1,0 +1,70 @@
+"""Data Docs by checkpoint: which pages there are, and what they are of. The folder's names say it; no page is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_OF_CHECKPOINT = re.compile(r"checkpoint (\d+) ")
+_LISTED = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocsPage:
+    """One page. ``path``: below the folder of all docs, with ``/``. ``of``: what was validated: ``checkpoint 3``, an attempt, a savepoint;
+    ``table``: the state or output that the expectations are about; ``at``: when, as Great Expectations writes it."""
+
+    path: str
+    pipeline: str
+    of: str
+    table: str
+    at: str
+    checkpoint: int | None
+
+
+def pages_in(root: Path, pipeline: str | None = None) -> list[DocsPage]:
+    """The pages in the folder of all docs, newest first, 500 at most. ``pipeline``: only this one's."""
+    folders = (
+        [root / pipeline]
+        if pipeline is not None
+        else [p for p in root.iterdir() if p.is_dir()]
+        if root.is_dir()
+        else []
+    )
+    found = [path for folder in folders if folder.is_dir() for path in folder.glob("validations/**/*.html")]
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return [page for path in found[:_LISTED] if (page := _page(path.relative_to(root))) is not None]
+
+
+def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
+    """The path of each checkpoint's newest page."""
+    found: dict[int, str] = {}
+    if "/" in pipeline or pipeline.startswith("."):
+        return found
+    for page in pages_in(root, pipeline):
+        if page.checkpoint is not None:
+            found.setdefault(page.checkpoint, page.path)
+    return found
+
+
+def page_at(path: str) -> DocsPage | None:
+    """What a path below the folder of all docs is of, by its name."""
+    return _page(Path(path))
+
+
+def _page(inside: Path) -> DocsPage | None:
+    # pipeline / validations / pipeline / table / run / time / file
+    parts = inside.parts
+    if len(parts) < 7 or parts[1] != "validations":
+        return None
+    match = _OF_CHECKPOINT.match(parts[4])
+    words = parts[4].rpartition(" ")[0] or parts[4]
+    return DocsPage(
+        path=inside.as_posix(),
+        pipeline=parts[0],
+        of=words,
+        table=parts[3],
+        at=parts[5],
+        checkpoint=int(match[1]) if match else None,
+    )

@@ -1,0 +1,136 @@
+"""Which pipelines there are: what the operators of serialized DAGs say, and a setting. Pure; no user code is imported.
+
+Operators are told by their template fields, so that subclasses count too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+_COMMITS = {"pipeline_name", "root", "attempt", "sink_of"}
+_PROCESSES = {"pipeline_name", "root", "mode", "allow_stale_base"}
+_VALIDATES = {"checkpoint", "attempt", "savepoint", "docs_dir"}
+_SAVEPOINTS = {"checkpoint", "to", "pipeline"}
+_RESTORES = {"pipeline_name", "root", "target", "fork_as"}
+_NOT_SLUG = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRef:
+    """A pipeline and who runs it. ``dag_id``: of the DAG that commits its checkpoints; None: the setting names it, and no DAG
+    does. ``code``: module:NAME of its declaration. ``process``, ``commit``, ``validate`` and ``savepoint`` are ids of that DAG's tasks, None where it has
+    none; ``restore_dags``: DAGs that restore it."""
+
+    name: str
+    root: str
+    dag_id: str | None = None
+    gcp_conn_id: str | None = None
+    code: str | None = None
+    process: str | None = None
+    commit: str | None = None
+    validate: str | None = None
+    savepoint: str | None = None
+    restore_dags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What stands for the pipeline in a URL: readable, and its own for every DAG, root and name."""
+        text = "\n".join((self.dag_id or "", self.root, self.name))
+        slug = _NOT_SLUG.sub("-", self.name).strip("-.")[:40] or "pipeline"
+        return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    @property
+    def folder(self) -> str:
+        """The URL of its folder."""
+        return f"{self.root.rstrip('/')}/{self.name}"
+
+    @property
+    def unreadable(self) -> str | None:
+        """Why its folder can't be known here; None: it is."""
+        if "{{" in self.root or "{{" in self.name:
+            return (
+                f"The DAG says where the pipeline lies by a template ({self.folder}), which is filled in only when a task runs.\n"
+                "Name the folder in CAIRN_UI_PIPELINES, and it is shown."
+            )
+        return None
+
+
+def pipelines_of(dag_id: str, serialized: Mapping[str, Any]) -> list[PipelineRef]:
+    """The pipelines that a serialized DAG commits, in the order of their tasks. Those it restores: ``restores_of``."""
+    operators = [(o, set(o.get("template_fields", ()))) for o in _operators(serialized)]
+    found = []
+    for operator, fields in operators:
+        if not fields >= _COMMITS:
+            continue
+        ref = PipelineRef(
+            name=_text(operator, "pipeline_name"),
+            root=_text(operator, "root"),
+            dag_id=dag_id,
+            gcp_conn_id=operator.get("gcp_conn_id") or None,
+            commit=str(operator["task_id"]),
+        )
+        for other, theirs in operators:
+            if theirs >= _PROCESSES and _text(other, "pipeline_name") == ref.name:
+                ref = replace(ref, process=str(other["task_id"]), code=_text(other, "pipeline") or None)
+        for other, theirs in operators:
+            if ref.code is not None and _text(other, "pipeline") != ref.code:
+                continue
+            if theirs >= _VALIDATES:
+                ref = replace(ref, validate=str(other["task_id"]))
+            if theirs >= _SAVEPOINTS:
+                ref = replace(ref, savepoint=str(other["task_id"]))
+        found.append(ref)
+    return found
+
+
+def restores_of(serialized: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Root and name of each pipeline that a serialized DAG restores."""
+    return [
+        (_text(o, "root"), _text(o, "pipeline_name"))
+        for o in _operators(serialized)
+        if set(o.get("template_fields", ())) >= _RESTORES
+    ]
+
+
+def configured(setting: str) -> list[PipelineRef]:
+    """The folders that the setting lists, by white space: ``gs://bucket/state/clicks file:///state/rides``. The last part of each is
+    the pipeline's name; ``connection@`` before a URL is the Airflow connection to read it with."""
+    found = []
+    for word in setting.split():
+        conn, at, url = word.rpartition("@") if "@" in word.partition("://")[0] else ("", "", word)
+        root, _, name = url.rstrip("/").rpartition("/")
+        found.append(PipelineRef(name=name, root=root, gcp_conn_id=conn if at else None))
+    return found
+
+
+def all_pipelines(dags: Iterable[tuple[str, Mapping[str, Any]]], setting: str) -> list[PipelineRef]:
+    """By name: every pipeline that a DAG commits or the setting names, each once, with the DAGs that restore it. One that is named in
+    both is the DAG's, so that the rights on the DAG count."""
+    every = list(dags)
+    found = [ref for dag_id, data in every for ref in pipelines_of(dag_id, data)]
+    owned = {ref.folder for ref in found}
+    for extra in configured(setting):
+        templated = [n for n, ref in enumerate(found) if ref.unreadable and ref.name == extra.name]
+        for n in templated:
+            found[n] = replace(found[n], root=extra.root, gcp_conn_id=extra.gcp_conn_id or found[n].gcp_conn_id)
+        if not templated and extra.folder not in owned:
+            found.append(extra)
+    restores: dict[str, list[str]] = {}
+    for dag_id, data in every:
+        for root, name in restores_of(data):
+            restores.setdefault(f"{root.rstrip('/')}/{name}", []).append(dag_id)
+    named = (replace(ref, restore_dags=tuple(sorted(set(restores.get(ref.folder, ()))))) for ref in found)
+    return sorted(named, key=lambda ref: (ref.name, ref.dag_id or "", ref.root))
+
+
+def _operators(serialized: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [task.get("__var", task) for task in serialized.get("dag", {}).get("tasks", [])]
+
+
+def _text(operator: Mapping[str, Any], name: str) -> str:
+    value = operator.get(name)
+    return value if isinstance(value, str) else ""

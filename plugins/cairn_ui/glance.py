@@ -1,0 +1,374 @@
+"""What one looks at first: how a pipeline does, and what would happen if its next interval ran now. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from cairn_ui.found import PipelineRef
+from cairn_ui.values import Look, Reading, Stored
+from cairn_ui.words import plural, span
+from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
+from state_backend.inspection.describe import state_of
+from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Record, SweepRecord
+
+Tone = Literal["good", "info", "warn", "bad"]
+GRACE = timedelta(minutes=10)
+"""A run that was due this long ago, and has no checkpoint, is late."""
+_REFUSALS = 3
+_COUNTED = ("completed", "stale", "replaced", "quarantined", "descends", "dropped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What Airflow says of a DAG. ``asked_end``: the end of the furthest interval that has a run, whatever became of it; ``next_due``: when the next run is
+    to be made; ``running``: runs that have not ended."""
+
+    paused: bool
+    asked_end: datetime | None
+    next_due: datetime | None
+    running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """A word with a tone; ``title`` says it in full."""
+
+    tone: Tone
+    text: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """One pipeline in the list."""
+
+    ref: PipelineRef
+    problem: str | None
+    read: datetime | None
+    last_id: int | None = None
+    interval: Interval | None = None
+    committed: datetime | None = None
+    age: str = "–"
+    due: Chip | None = None
+    state_bytes: int | None = None
+    keys: int | None = None
+    health: tuple[Chip, ...] = ()
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """A checkpoint that the overview names. ``checkpoint``: None: there is none, and ``nothing`` says so."""
+
+    title: str
+    checkpoint: int | None
+    interval: Interval | None
+    note: str
+    nothing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A quarantined checkpoint, what validation found, and its page of Data Docs."""
+
+    id: int
+    reason: str
+    findings: tuple[str, ...]
+    docs: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """What would happen to the next interval now. ``problem``: why it can't start, its first line apart; ``command``: what repairs that."""
+
+    interval: Interval | None
+    base: int | None
+    headline: str | None
+    rest: str
+    command: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The first page of a pipeline."""
+
+    next: Next
+    pointers: tuple[Pointer, ...]
+    counts: tuple[tuple[str, int], ...]
+    health: tuple[Chip, ...]
+    due: Chip | None
+    unpublished: tuple[tuple[Interval, int], ...]
+    quarantined: tuple[Refusal, ...]
+    more_quarantined: int
+
+
+def lateness(furthest: datetime | None, schedule: Schedule | None, now: datetime) -> Chip | None:
+    """Whether the newest checkpoint is what the schedule asked for. None: nothing is known of a schedule."""
+    if schedule is None:
+        return None
+    behind = schedule.asked_end if furthest is None or (schedule.asked_end or now) > furthest else None
+    if schedule.running and behind is not None:
+        return Chip(tone="info", text="running", title=f"{plural(schedule.running, 'run')} under way")
+    if schedule.paused:
+        return Chip(tone="warn", text="paused", title="The DAG is paused: no run is made")
+    if behind is not None and now - behind > GRACE:
+        late = span((now - behind).total_seconds())
+        return Chip(tone="bad", text=f"late by {late}", title="A run was due, and its interval has no checkpoint")
+    if schedule.next_due is not None and now - schedule.next_due > GRACE:
+        late = span((now - schedule.next_due).total_seconds())
+        return Chip(
+            tone="bad",
+            text=f"late by {late}",
+            title="A run is due, and Airflow has not made it: does the scheduler run?",
+        )
+    if schedule.next_due is None:
+        return Chip(tone="info", text="nothing due", title="The schedule has no further run")
+    return Chip(tone="good", text="on time", title="Every interval that was due has its checkpoint")
+
+
+def health_of(reading: Reading) -> tuple[Chip, ...]:
+    """What is not as it should be, the worst first; ``sound`` if nothing."""
+    status, log = reading.status, reading.log
+    found = []
+    if status.problem is not None:
+        found.append(Chip(tone="bad", text="next can't start", title=status.problem))
+    if status.quarantined:
+        ids = ", ".join(str(n) for n, _ in status.quarantined)
+        found.append(Chip(tone="bad", text=f"{len(status.quarantined)} quarantined", title=f"Validation refused {ids}"))
+    if status.unpublished:
+        title = "Their output is committed, but the sink hook has not run"
+        found.append(Chip(tone="warn", text=f"{len(status.unpublished)} unpublished", title=title))
+    if stale := unrepaired(reading):
+        title = "Made from state that changed later, and not made again: " + ", ".join(
+            f"{n} by {by}" for n, by in stale
+        )
+        found.append(Chip(tone="warn", text=f"{len(stale)} stale", title=title))
+    since = unvalidated_since(reading)
+    if since is not None and since[0]:
+        title = "No checkpoint was validated yet" if since[1] is None else f"Checkpoint {since[1]} was validated last"
+        found.append(Chip(tone="info", text=f"{since[0]} not validated", title=title))
+    if not found and log.head_id:
+        found.append(Chip(tone="good", text="sound"))
+    return tuple(found)
+
+
+def unrepaired(reading: Reading) -> list[tuple[int, int]]:
+    """The stale checkpoints whose interval has no usable later one, with the id that made each stale."""
+    log = reading.log
+    usable = [c for c in log.completed() if log.retained[c.id].stale_by is None and log.quarantine_above(c.id) is None]
+    newest = {c.content.interval: c.id for c in usable}
+    intervals = {c.id: c.content.interval for c in log.completed()}
+    return [(n, by) for n, by in reading.status.stale if newest.get(intervals[n], 0) < n]
+
+
+def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
+    """How many completed checkpoints are newer than the last validated one, and that one; None for an empty log."""
+    done = reading.log.completed()
+    if not done:
+        return None
+    last = max((n for n in reading.validated if n in reading.log.retained), default=None)
+    return sum(1 for c in done if last is None or c.id > last), last
+
+
+def glance(
+    ref: PipelineRef,
+    look: Look,
+    schedule: Schedule | None,
+    stored: Stored | None,
+    written_ms: int | None,
+    now: datetime,
+) -> Glance:
+    """One pipeline as the list shows it. ``written_ms``: when its newest checkpoint was committed; None: not known."""
+    reading = look.reading
+    if reading is None:
+        return Glance(ref=ref, problem=look.problem, read=None)
+    newest = reading.newest
+    furthest = newest.content.interval.end if newest is not None else None
+    committed = None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC)
+    totals = newest.content.totals if newest is not None else None
+    return Glance(
+        ref=ref,
+        problem=look.problem,
+        read=datetime.fromtimestamp(reading.read_s, UTC),
+        last_id=newest.id if newest is not None else None,
+        interval=newest.content.interval if newest is not None else None,
+        committed=committed,
+        age=span(None if committed is None else (now - committed).total_seconds()),
+        due=lateness(furthest, schedule, now),
+        state_bytes=totals.state_bytes if totals is not None else None,
+        keys=keys_of(newest) if newest is not None else None,
+        health=health_of(reading),
+        stored=stored,
+    )
+
+
+def worst_first(rows: list[Glance]) -> list[Glance]:
+    """The pipelines in the order in which somebody has to look at them, then by name."""
+
+    def rank(row: Glance) -> int:
+        tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
+        if row.problem is not None and row.read is None:
+            return 0
+        return 1 if "bad" in tones else 2 if "warn" in tones or row.problem is not None else 3
+
+    return sorted(rows, key=lambda row: (rank(row), row.ref.name))
+
+
+def keys_of(record: Record) -> int | None:
+    """Keys with state. They are counted by value states alone; None where a pipeline has none."""
+    return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
+
+
+def next_of(ref: PipelineRef, reading: Reading) -> Next:
+    """What the next interval would start from now, or why it can't, with the command that repairs it."""
+    status = reading.status
+    headline, _, rest = (status.problem or "").partition("\n")
+    command = None
+    if status.rerun is not None and ref.dag_id is not None:
+        command = backfill_command(ref.dag_id, status.rerun)
+    return Next(interval=status.next, base=status.base, headline=headline or None, rest=rest, command=command)
+
+
+def overview(
+    ref: PipelineRef,
+    reading: Reading,
+    schedule: Schedule | None,
+    savepoint: Mapping[str, Any] | None,
+    written_ms: Mapping[int, int],
+    docs: Mapping[int, str],
+    now: datetime,
+) -> Overview:
+    """The first page of a pipeline. ``savepoint``: what the task that took the last one returned. ``written_ms``: of the checkpoints that
+    it names, when they were committed; ``docs``: pages of Data Docs, by id."""
+    log, newest = reading.log, latest_usable(reading) or reading.newest
+    done = {c.id: c for c in log.completed()}
+    validated = max((n for n in reading.validated if n in done), default=None)
+    restored = max((n for n, c in done.items() if c.content.kind == "restore"), default=None)
+
+    def committed(n: int) -> str:
+        if n not in written_ms:
+            return ""
+        ago = span(now.timestamp() - written_ms[n] / 1000)
+        return f"committed {ago} ago"
+
+    pointers = [
+        _pointer("Latest completed", newest, committed(newest.id) if newest else "", "Nothing was committed yet"),
+        _pointer(
+            "Latest validated",
+            done.get(validated) if validated else None,
+            " and ".join(sorted(reading.validated[validated])) + " validation" if validated else "",
+            "None of the retained checkpoints was validated",
+        ),
+        _pointer(
+            "Last restored",
+            done.get(restored) if restored else None,
+            _restored_from(done[restored]) if restored else "",
+            "None of the retained checkpoints is a restored one",
+        ),
+        _savepoint(savepoint, done),
+    ]
+    return Overview(
+        next=next_of(ref, reading),
+        pointers=tuple(pointers),
+        counts=counts_of(log),
+        health=health_of(reading),
+        due=lateness(newest.content.interval.end if newest else None, schedule, now),
+        unpublished=reading.status.unpublished,
+        quarantined=tuple(
+            Refusal(id=n, reason=q.reason, findings=q.findings, docs=docs.get(n))
+            for n, q in sorted(log.quarantined.items(), reverse=True)[:_REFUSALS]
+        ),
+        more_quarantined=max(0, len(log.quarantined) - _REFUSALS),
+    )
+
+
+def latest_usable(reading: Reading) -> Record | None:
+    """The completed checkpoint that reaches furthest and that an interval may start from."""
+    log = reading.log
+    prefetch(log, [*log.retained])
+    usable = [c for c in log.completed() if first_word(log, c.id) == "completed"]
+    return max(usable, key=lambda c: (c.content.interval.end, c.id), default=None)
+
+
+def _pointer(title: str, record: Record | None, note: str, nothing: str) -> Pointer:
+    if record is None:
+        return Pointer(title=title, checkpoint=None, interval=None, note="", nothing=nothing)
+    return Pointer(title=title, checkpoint=record.id, interval=record.content.interval, note=note)
+
+
+def _restored_from(record: Record) -> str:
+    content = record.content
+    if content.restored_from is not None:
+        return f"from savepoint {content.restored_from}"
+    return f"back to checkpoint {content.base_id}" if content.base_id is not None else "from another pipeline"
+
+
+def _savepoint(savepoint: Mapping[str, Any] | None, done: Mapping[int, Record]) -> Pointer:
+    title = "Last savepoint"
+    if not savepoint or not isinstance(savepoint.get("checkpoint"), int):
+        nothing = "No task of the DAG has taken one that Airflow remembers"
+        return Pointer(title=title, checkpoint=None, interval=None, note="", nothing=nothing)
+    taken = savepoint["checkpoint"]
+    record = done.get(taken)
+    interval = record.content.interval if record is not None else None
+    return Pointer(title=title, checkpoint=taken, interval=interval, note=str(savepoint.get("savepoint") or ""))
+
+
+def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
+    """How many checkpoints are in each state, those that there are none of left out. Dropped ones and sweeps are counted together, since
+    nothing of them is read."""
+    prefetch(log, [*log.retained])
+    known = sorted({*log.retained, *(n for n in log.quarantined if n <= log.head_id)})
+    counts = Counter(first_word(log, n) for n in known)
+    counts["dropped"] += log.head_id - len(known)
+    return tuple((word, counts[word]) for word in _COUNTED if counts[word])
+
+
+def prefetch(log: Log, ids: list[int]) -> None:
+    """Looks up all that ``state_of`` asks about these entries, many at a time."""
+    if log.past is None:
+        return
+    log.past.load(ids)
+    intervals = [i for n in ids if (i := _interval(log, n)) is not None]
+    if intervals and (summary := log.recorded_summary) is not None:
+        log.past.facts(Interval(min(i.start for i in intervals), max(i.end for i in intervals)), summary.levels)
+
+
+def _interval(log: Log, checkpoint_id: int) -> Interval | None:
+    entry = log.entry(checkpoint_id)
+    return None if entry is None or isinstance(entry, SweepRecord) else interval_of(entry)
+
+
+def state_word(log: Log, checkpoint_id: int) -> str:
+    """As ``state_of``; ``sweep`` for one."""
+    entry = log.entries[checkpoint_id]
+    return "sweep" if isinstance(entry, SweepRecord) else state_of(log, entry)
+
+
+def first_word(log: Log, checkpoint_id: int) -> str:
+    """The state without what it is by."""
+    return state_word(log, checkpoint_id).partition(" ")[0]
+
+
+def tone_of(word: str) -> Tone:
+    """The tone in which a state is shown."""
+    first = word.partition(" ")[0]
+    if first in ("quarantined", "descends"):
+        return "bad"
+    if first == "stale":
+        return "warn"
+    return "good" if first == "completed" else "info"
+
+
+def source_of(log: Log, checkpoint_id: int) -> tuple[str, int | None]:
+    """The kind of an entry and its base's id."""
+    entry = log.entries[checkpoint_id]
+    if isinstance(entry, SweepRecord):
+        return "sweep", None
+    return kind_of(entry), base_of(entry)

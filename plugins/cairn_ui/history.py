@@ -1,0 +1,168 @@
+"""Checkpoints in the order of their commits, a page at a time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cairn_ui.glance import keys_of, prefetch, source_of, state_word, tone_of
+from cairn_ui.values import Reading
+from state_backend.checkpoint.log import Log, run_of
+from state_backend.values.intervals import Interval
+from state_backend.values.records import FiledShard, InlineShard, Record, RunRef, ShardRef
+
+PAGE = 50
+_ORDER = ("plan", "restore", "read", "process", "timers", "expire", "consolidate", "capture", "upload", "commit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of an interval's time, of the slowest shard."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One checkpoint. What a dropped one no longer says is None, as for a sweep."""
+
+    id: int
+    kind: str
+    state: str
+    tone: str
+    interval: Interval | None
+    base: int | None
+    run: RunRef | None
+    whole: bool
+    committed: datetime | None = None
+    mode: str | None = None
+    new_bytes: int | None = None
+    full_bytes: int | None = None
+    files_written: int | None = None
+    files_shared: int | None = None
+    keys: int | None = None
+    keys_touched: int | None = None
+    input_rows: int | None = None
+    seconds: float | None = None
+    phases: tuple[Phase, ...] = ()
+    validated: tuple[str, ...] = ()
+    docs: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Rows, newest first. ``newer`` and ``older``: the id to go on from, None at an end."""
+
+    rows: tuple[Row, ...]
+    head: int
+    newer: int | None
+    older: int | None
+
+
+def ids_of_page(head: int, before: int | None, size: int = PAGE) -> list[int]:
+    """The ids of the page that begins below ``before``, None: with the newest; descending. Ids are dense, so nothing is searched."""
+    first = head if before is None else min(head, before - 1)
+    return list(range(first, max(0, first - size), -1))
+
+
+def page_of(
+    reading: Reading, before: int | None, written_ms: Mapping[int, int], docs: Mapping[int, str], size: int = PAGE
+) -> Page:
+    """A page of the history. ``written_ms`` and ``docs``: commit time and page of Data Docs, by id."""
+    log = reading.log
+    ids = ids_of_page(log.head_id, before, size)
+    prefetch(log, ids)
+    newer = None
+    if ids and ids[0] < log.head_id:
+        newer = min(log.head_id, ids[0] + size) + 1
+    return Page(
+        rows=tuple(row_of(reading, n, written_ms.get(n), docs.get(n)) for n in ids),
+        head=log.head_id,
+        newer=newer,
+        older=ids[-1] if ids and ids[-1] > 1 else None,
+    )
+
+
+def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, docs: str | None = None) -> Row:
+    """One entry of the log."""
+    log = reading.log
+    entry = log.entries[checkpoint_id]
+    kind, base = source_of(log, checkpoint_id)
+    state = state_word(log, checkpoint_id)
+    if not isinstance(entry, Record):
+        return Row(
+            id=checkpoint_id,
+            kind=kind,
+            state=state,
+            tone=tone_of(state),
+            interval=getattr(entry, "interval", None),
+            base=base,
+            run=getattr(entry, "run", None),
+            whole=False,
+        )
+    content = entry.content
+    totals, phases = content.totals, phases_of(content.durations_us)
+    return Row(
+        id=checkpoint_id,
+        kind=kind,
+        state=state,
+        tone=tone_of(state),
+        interval=content.interval,
+        base=base,
+        run=run_of(entry),
+        whole=checkpoint_id in log.retained,
+        committed=None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC),
+        mode=mode_of(entry) if kind in ("interval", "consolidate") else None,
+        new_bytes=totals.uploaded_bytes,
+        full_bytes=totals.state_bytes,
+        files_written=totals.uploaded_files,
+        files_shared=max(0, totals.state_files - totals.uploaded_files),
+        keys=keys_of(entry),
+        keys_touched=totals.keys_touched,
+        input_rows=totals.input_rows,
+        seconds=sum(p.seconds for p in phases) if phases else None,
+        phases=phases,
+        validated=tuple(sorted(reading.validated.get(checkpoint_id, ()))),
+        docs=docs,
+    )
+
+
+def phases_of(durations_us: Mapping[str, int]) -> tuple[Phase, ...]:
+    """The phases in the order in which they happen; their shares sum to 1."""
+    whole = sum(durations_us.values())
+    names = sorted(durations_us, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
+    return tuple(
+        Phase(name=n, seconds=durations_us[n] / 1e6, share=durations_us[n] / whole if whole else 0.0) for n in names
+    )
+
+
+def mode_of(record: Record) -> str:
+    """``changelog`` if shards have segments to replay; ``full`` if everything was written anew; else ``incremental``. The record does not
+    say it; this is what its files show."""
+    content = record.content
+    if any(_has_segments(ref) for ref in content.shards):
+        return "changelog"
+    new = content.totals.uploaded_files
+    return "full" if new and new >= content.totals.state_files else "incremental"
+
+
+def _has_segments(ref: ShardRef) -> bool:
+    match ref:
+        case InlineShard():
+            return bool(ref.inline.segments)
+        case FiledShard():
+            return ref.in_segment is not None or bool(ref.changes is not None and ref.changes.segments)
+
+
+def ids_of_run(log: Log, run_id: str, interval: Interval | None) -> list[int]:
+    """What a run committed, by id: looked for among the commits that overlap its interval, and the retained checkpoints."""
+    near = {e.id for e in log.commits_near(interval)} if interval is not None and log.head_id else set()
+    found = []
+    for n in sorted({*near, *log.retained}):
+        run = getattr(getattr(log.entry(n), "content", log.entry(n)), "run", None)
+        if run is not None and run.run_id == run_id:
+            found.append(n)
+    return found

@@ -1,0 +1,113 @@
+"""Which checkpoint was made from which, as a graph that is drawn row by row, newest first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cairn_ui.glance import prefetch
+from cairn_ui.history import Row, ids_of_page, row_of
+from cairn_ui.values import Reading
+from state_backend.checkpoint.log import Log
+from state_backend.values.records import Record
+
+PAGE = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line through one row, from lane ``x1`` at ``y1`` to lane ``x2`` at ``y2``; heights are parts of the row, 0 at its top."""
+
+    x1: int
+    y1: float
+    x2: int
+    y2: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where a checkpoint is drawn: its lane, from 0, and the lines through its row."""
+
+    id: int
+    lane: int
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One row of the drawing. ``source``: for a restore, where its state came from."""
+
+    placed: Placed
+    row: Row
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A part of the history. ``lanes``: how many there are side by side."""
+
+    nodes: tuple[Node, ...]
+    lanes: int
+    newer: int | None
+    older: int | None
+
+
+def place(edges: Iterable[tuple[int, int | None]]) -> tuple[tuple[Placed, ...], int]:
+    """Each id with its base, newest first, put into lanes so that a checkpoint stands above its base; and how many lanes that takes. A lane is
+    taken again once the line in it has ended."""
+    lanes: list[int | None] = []  # the id that each lane leads down to
+    placed, widest = [], 0
+    for node, base in edges:
+        here = [n for n, wanted in enumerate(lanes) if wanted == node]
+        lane = here[0] if here else _free(lanes)
+        lines = [Line(x1=n, y1=0, x2=lane, y2=0.5) for n in here]
+        lines += [Line(x1=n, y1=0, x2=n, y2=1) for n, wanted in enumerate(lanes) if wanted not in (None, node)]
+        for n in here:
+            lanes[n] = None
+        if base is not None:
+            if base in lanes:
+                lines.append(Line(x1=lane, y1=0.5, x2=lanes.index(base), y2=1))
+            else:
+                lanes[lane] = base
+                lines.append(Line(x1=lane, y1=0.5, x2=lane, y2=1))
+        widest = max(widest, lane + 1, *(max(line.x1, line.x2) + 1 for line in lines), 1)
+        while lanes and lanes[-1] is None:
+            lanes.pop()
+        placed.append(Placed(id=node, lane=lane, lines=tuple(lines)))
+    return tuple(placed), widest
+
+
+def _free(lanes: list[int | None]) -> int:
+    if None in lanes:
+        return lanes.index(None)
+    lanes.append(None)
+    return len(lanes) - 1
+
+
+def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
+    """A page of the lineage, without sweeps, which are no checkpoints."""
+    log = reading.log
+    ids = ids_of_page(log.head_id, before, size)
+    prefetch(log, ids)
+    rows = [row for n in ids if (row := row_of(reading, n)).kind != "sweep"]
+    placed, lanes = place((row.id, row.base) for row in rows)
+    nodes = tuple(Node(placed=p, row=row, source=source(log, row.id)) for p, row in zip(placed, rows, strict=True))
+    newer = min(log.head_id, ids[0] + size) + 1 if ids and ids[0] < log.head_id else None
+    return Graph(nodes=nodes, lanes=lanes, newer=newer, older=ids[-1] if ids and ids[-1] > 1 else None)
+
+
+def source(log: Log, checkpoint_id: int) -> str | None:
+    """Where a restored checkpoint's state came from, in words; None for any other."""
+    entry = log.entries[checkpoint_id]
+    if not isinstance(entry, Record):
+        return "restored" if getattr(entry, "kind", None) == "restore" else None
+    content = entry.content
+    if content.kind == "consolidate":
+        return f"checkpoint {content.base_id}, consolidated"
+    if content.kind != "restore":
+        return f"same result as checkpoint {entry.reproduces}" if entry.reproduces is not None else None
+    if content.restored_from is not None:
+        return f"restored from savepoint {content.restored_from}"
+    if content.base_id is not None:
+        return f"went back to checkpoint {content.base_id}"
+    return "forked from another pipeline"

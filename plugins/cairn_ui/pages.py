@@ -1,0 +1,72 @@
+"""Templates: HTML comes from the folder ``templates`` and from nowhere else. Every value is escaped there."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cairn_ui import words
+
+_HERE = Path(__file__).resolve().parent
+STATIC = _HERE / "static"
+CONTENT_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@cache
+def environment() -> Environment:
+    """Jinja with what the templates need. A name that is not given is an error, not an empty text."""
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = {
+        "size": words.size,
+        "span": words.span,
+        "count": words.count,
+        "segment": lambda text: quote(str(text), safe=""),
+        "iso": _iso,
+        "utc": _utc,
+    }
+    found.filters |= filters
+    found.globals["version"] = _version()
+    return found
+
+
+def render(template: str, **values: Any) -> str:
+    """The page."""
+    return environment().get_template(template).render(**values)
+
+
+def _iso(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _utc(instant: datetime) -> str:
+    """As the page says it until its script puts it into the UI's time zone."""
+    at = instant.astimezone(UTC)
+    return f"{at:%Y-%m-%d %H:%M} UTC" if not at.second else f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _version() -> str:
+    """Changes with the static files, so that a browser asks for new ones."""
+    data = b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
+    return hashlib.sha256(data).hexdigest()[:12]

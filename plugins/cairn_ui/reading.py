@@ -1,0 +1,190 @@
+"""Reads the logs of pipelines for pages: keeps what was read, reads on from there, and gives up in time.
+
+Every read runs in a thread of its own. A page waits for it so long and no longer; the read goes on, and the next page gets what it
+found. A root that never answers costs one thread per pipeline, not one per page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+from cairn_ui.found import PipelineRef
+from cairn_ui.values import Look, Reading, Stored
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.parallel import at_once
+from state_backend.formats import paths
+from state_backend.inspection.status import status_of
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CairnError, CorruptRecord
+from state_backend.values.records import Record
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+FRESH_S = 2.0
+"""What was read less than this ago is shown as it is: a page and its parts read once."""
+WAIT_S = 5.0
+"""How long one page waits for one root."""
+COUNT_AGAIN_S = 600.0
+"""A pipeline's bytes on the storage are counted again after this, by a listing of its whole folder."""
+
+
+class NotAnswered(Exception):
+    """The storage did not answer in the time that a page has."""
+
+
+@dataclass
+class _Call(Generic[T]):
+    """One read that is under way, or over. ``done`` is set when ``result`` or ``error`` is."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    result: T | None = None
+    error: BaseException | None = None
+
+
+class Reader:
+    """All readings of this process. Safe to use from several threads."""
+
+    def __init__(self, opened: Callable[[PipelineRef], Storage], *, clock: Callable[[], float] = time.time) -> None:
+        """``opened``: gives the storage of a pipeline's folder."""
+        self._open = opened
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls: dict[tuple[str, str], _Call[Any]] = {}
+        self._readings: dict[str, Reading] = {}
+        self._storages: dict[str, Storage] = {}
+        self._written: dict[str, dict[int, int]] = {}
+        self._stored: dict[str, Stored] = {}
+
+    def look(self, ref: PipelineRef, wait_s: float = WAIT_S) -> Look:
+        """The pipeline as it is now. If its storage does not answer in time: as it was when it last did, and a word about it."""
+        if ref.unreadable:
+            return Look(reading=None, problem=ref.unreadable)
+        known = self._readings.get(ref.key)
+        if known is not None and self._clock() - known.read_s < FRESH_S:
+            return Look(reading=known)
+        try:
+            return Look(reading=self._run(ref, "log", lambda: self._read(ref), wait_s))
+        except (CairnError, NotAnswered) as error:
+            return Look(reading=known, problem=str(error))
+        except Exception as error:
+            _log.exception("%s can't be shown", ref.folder)
+            return Look(reading=known, problem=f"{type(error).__name__}: {error}\nThe API server's log has more.")
+
+    def look_at_all(self, refs: Collection[PipelineRef], wait_s: float = WAIT_S / 2) -> dict[str, Look]:
+        """Each pipeline by its key; all are read at once, and the wait is for all of them together."""
+        until_s = time.monotonic() + wait_s
+        for ref in refs:
+            known = self._readings.get(ref.key)
+            if ref.unreadable is None and (known is None or self._clock() - known.read_s >= FRESH_S):
+                self._begin(ref, "log", lambda ref=ref: self._read(ref))  # type: ignore[misc]
+        return {ref.key: self.look(ref, max(0.0, until_s - time.monotonic())) for ref in refs}
+
+    def ask(self, ref: PipelineRef, what: str, work: Callable[[Storage], T], wait_s: float = WAIT_S) -> T:
+        """What ``work`` finds in the pipeline's folder. ``what`` names the question: while one is under way, the same one waits for it.
+
+        Raises: NotAnswered; what ``work`` raises.
+        """
+        return self._run(ref, what, lambda: work(self._storage(ref)), wait_s)
+
+    def written(self, ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
+        """When these records were written, in ms since the epoch, by id; only of those that are whole. Raises: as ``ask``."""
+        known = self._written.setdefault(ref.key, {})
+        whole = [n for n in ids if n not in known and isinstance(log.entry(n), Record)]
+        if whole:
+            infos = self.ask(
+                ref, f"written {min(whole)} {max(whole)}", lambda s: at_once(lambda n: s.stat(paths.record(n)), whole)
+            )
+            known.update({n: i.modified_ms for n, i in zip(whole, infos, strict=True) if i is not None})
+        return {n: known[n] for n in ids if n in known}
+
+    def stored(self, ref: PipelineRef) -> Stored | None:
+        """The bytes in the pipeline's folder, as last counted; None: they are being counted. Never waits."""
+        known = self._stored.get(ref.key)
+        if ref.unreadable is None and (known is None or self._clock() - known.counted_s > COUNT_AGAIN_S):
+            self._begin(ref, "bytes", lambda: self._count(ref))
+        return known
+
+    # --- threads -------------------------------------------------------------------------------------------------------------
+
+    def _run(self, ref: PipelineRef, what: str, work: Callable[[], T], wait_s: float) -> T:
+        call = self._begin(ref, what, work)
+        if not call.done.wait(wait_s):
+            raise NotAnswered(
+                f"{ref.folder} has not answered within {wait_s:.1f} s.\n"
+                "Is the storage reachable from the API server? The read goes on; this page asks again by itself."
+            )
+        if call.error is not None:
+            raise call.error
+        return cast(T, call.result)
+
+    def _begin(self, ref: PipelineRef, what: str, work: Callable[[], Any]) -> _Call[Any]:
+        with self._lock:
+            call = self._calls.get((ref.key, what))
+            if call is not None:
+                return call
+            call = self._calls[(ref.key, what)] = _Call()
+
+        def run() -> None:
+            try:
+                call.result = work()
+            except BaseException as error:
+                call.error = error
+            with self._lock:
+                del self._calls[(ref.key, what)]
+            call.done.set()
+
+        # A daemon: a storage that never answers must not keep the API server from ending.
+        threading.Thread(target=run, name=f"cairn-ui {ref.name} {what}", daemon=True).start()
+        return call
+
+    # --- in those threads ----------------------------------------------------------------------------------------------------
+
+    def _storage(self, ref: PipelineRef) -> Storage:
+        storage = self._storages.get(ref.key)
+        if storage is None:
+            storage = self._storages[ref.key] = self._open(ref)
+        return storage
+
+    def _read(self, ref: PipelineRef) -> Reading:
+        began_s = time.perf_counter()
+        storage, before = self._storage(ref), self._readings.get(ref.key)
+        known = before.log if before is not None and _is_there(storage, before.log) else None
+        log = read_log(storage, known)
+        if known is not None and (log.head_id, log.quarantined) == (known.head_id, known.quarantined):
+            log = known  # with what was looked up of its past
+        validated: dict[int, set[str]] = {}
+        for info in storage.list(paths.VALIDATED):
+            if (found := paths.validated_id(info.path)) is not None:
+                validated.setdefault(found[0], set()).add(found[1])
+        reading = Reading(
+            log=log,
+            status=status_of(log, ref.name, storage),
+            validated={n: frozenset(modes) for n, modes in validated.items()},
+            read_s=self._clock(),
+            took_s=time.perf_counter() - began_s,
+        )
+        self._readings[ref.key] = reading
+        return reading
+
+    def _count(self, ref: PipelineRef) -> None:
+        total = files = 0
+        with contextlib.suppress(CairnError):  # the page says what its own reads found
+            for info in self._storage(ref).list(""):
+                total, files = total + info.size_bytes, files + 1
+            self._stored[ref.key] = Stored(total=total, files=files, counted_s=self._clock())
+
+
+def _is_there(storage: Storage, log: Log) -> bool:
+    """Whether the log still goes on from what was read: a folder that was emptied and filled again has another record by that id."""
+    if log.past is None:
+        return False
+    with contextlib.suppress(CorruptRecord):
+        return bool(log.past.fresh(log.head_id) == log.entry(log.head_id))
+    return False

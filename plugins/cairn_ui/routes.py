@@ -1,0 +1,417 @@
+"""The pages' routes: ask for the rights, read, make a view, render. Nothing here decides or writes.
+
+/                                   the pipelines that the user may read
+/dag/<dag>                          those of a DAG; of one pipeline its overview
+/run/<dag>/<run>, /task/<dag>/<task>/<run>      what a run restored and committed
+/p/<key>/…                          overview, history, lineage, trends, compare, checkpoint/<id>, docs/<path> of one pipeline
+/static/<file>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
+
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import get_user, requires_access_view
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+
+from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
+from cairn_operators.data_docs import docs_root, page_in
+from cairn_ui import airflow_side, docs, glance, history, lineage, trends
+from cairn_ui.detail import comparison_of, detail_of, manifests_of
+from cairn_ui.found import PipelineRef
+from cairn_ui.pages import CONTENT_TYPES, HEADERS, STATIC, render
+from cairn_ui.reading import NotAnswered, Reader
+from cairn_ui.rights import Rights
+from cairn_ui.values import Look, Reading
+from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.log import Log
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import CairnError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions, Record
+
+URL_PREFIX = "/cairn/checkpoints"
+T = TypeVar("T")
+
+reader = Reader(airflow_side.open_folder)
+dags = airflow_side.DagsInDatabase()
+
+# The static files show nothing of anybody; the rest asks for the user first.
+app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+
+def rights_of(user: Annotated[Any, Depends(get_user)]) -> Rights:
+    """Of who asks; 401 for nobody."""
+    return Rights(user)
+
+
+@app.exception_handler(HTTPException)
+def refused(request: Request, error: HTTPException) -> Response:
+    """An error as a page, in the words of who raised it."""
+    page = _page(
+        request, "error.html", status=error.status_code, detail=str(error.detail), running=False, now=datetime.now(UTC)
+    )
+    page.status_code = error.status_code
+    return page
+
+
+Asks = Annotated[Rights, Depends(rights_of)]
+_PAGE: dict[str, Any] = {
+    "response_class": HTMLResponse,
+    "dependencies": [Depends(requires_access_view(AccessView.PLUGINS))],
+}
+
+
+@app.get("/static/{name}", response_model=None)
+def static(name: str) -> Response:
+    """A style sheet or a script."""
+    file = STATIC / name
+    if "/" in name or file.suffix not in CONTENT_TYPES or not file.is_file():
+        raise HTTPException(404, "no such file")
+    kept = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
+    return FileResponse(file, media_type=CONTENT_TYPES[file.suffix], headers=kept)
+
+
+# --- pipelines -------------------------------------------------------------------------------------------------------------------
+
+
+@app.get("/", **_PAGE)
+def pipelines(request: Request, rights: Asks) -> Response:
+    """All pipelines that the user may read."""
+    return _list(request, rights.readable(dags.pipelines()), None)
+
+
+@app.get("/dag/{dag_id}", **_PAGE)
+def of_dag(request: Request, rights: Asks, dag_id: str) -> Response:
+    """The pipelines of a DAG, or that it restores."""
+    refs = [r for r in rights.readable(dags.pipelines()) if dag_id == r.dag_id or dag_id in r.restore_dags]
+    if len(refs) == 1:
+        return RedirectResponse(f"{_base(request)}/p/{quote(refs[0].key)}/", headers=HEADERS)
+    return _list(request, refs, dag_id)
+
+
+def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Response:
+    now = datetime.now(UTC)
+    looks = reader.look_at_all(refs)
+    schedules = airflow_side.schedules_of({r.dag_id for r in refs if r.dag_id is not None})
+    rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), now) for ref in refs]
+    running = any(s.running for s in schedules.values()) or any(row.read is None and row.problem for row in rows)
+    return _page(request, "pipelines.html", rows=glance.worst_first(rows), dag_id=dag_id, running=running, now=now)
+
+
+def _row(ref: PipelineRef, look: Look, schedule: glance.Schedule | None, now: datetime) -> glance.Glance:
+    written = None
+    if look.reading is not None and look.problem is None and (newest := look.reading.newest) is not None:
+        written = _written(ref, look.reading.log, [newest.id]).get(newest.id)
+    stored = reader.stored(ref)
+    if look.reading is None:
+        return glance.glance(ref, look, schedule, stored, written, now)
+    try:  # what becomes of a checkpoint may have to be looked up
+        return _asked(ref, "glance", lambda _: glance.glance(ref, look, schedule, stored, written, now))
+    except (CairnError, NotAnswered) as error:
+        return glance.Glance(ref=ref, problem=str(error), read=None)
+
+
+# --- one pipeline ----------------------------------------------------------------------------------------------------------------
+
+
+@app.get("/p/{key}/", **_PAGE)
+def of_overview(request: Request, rights: Asks, key: str) -> Response:
+    """How a pipeline does, and what its next interval would do."""
+    ref, look = _look(rights, key)
+    schedule = _schedule(ref)
+
+    def view(reading: Reading) -> glance.Overview:
+        savepoint = None
+        if ref.dag_id is not None and ref.savepoint is not None:
+            savepoint = airflow_side.last_savepoint(ref.dag_id, ref.savepoint)
+        pages = docs.of_checkpoints(docs_root(), ref.name)
+
+        def read(_: Storage) -> glance.Overview:
+            best = glance.latest_usable(reading) or reading.newest
+            written = _written(ref, reading.log, [best.id] if best is not None else [])
+            return glance.overview(ref, reading, schedule, savepoint, written, pages, datetime.now(UTC))
+
+        return _asked(ref, "overview", read)
+
+    return _of_pipeline(request, ref, look, "overview.html", view, schedule=schedule, stored=reader.stored(ref))
+
+
+@app.get("/p/{key}/history", **_PAGE)
+def of_history(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
+    """Checkpoints, newest first."""
+    ref, look = _look(rights, key)
+
+    def view(reading: Reading) -> history.Page:
+        ids = history.ids_of_page(reading.log.head_id, before)
+        return _asked(
+            ref,
+            f"history {before}",
+            lambda _: history.page_of(
+                reading, before, _written(ref, reading.log, ids), docs.of_checkpoints(docs_root(), ref.name)
+            ),
+        )
+
+    return _of_pipeline(request, ref, look, "history.html", view)
+
+
+@app.get("/p/{key}/lineage", **_PAGE)
+def of_lineage(request: Request, rights: Asks, key: str, before: Annotated[int | None, Query(ge=1)] = None) -> Response:
+    """Which checkpoint was made from which."""
+    ref, look = _look(rights, key)
+    return _of_pipeline(
+        request,
+        ref,
+        look,
+        "lineage.html",
+        lambda reading: _asked(ref, f"lineage {before}", lambda _: lineage.graph_of(reading, before)),
+    )
+
+
+@app.get("/p/{key}/trends", **_PAGE)
+def of_trends(
+    request: Request,
+    rights: Asks,
+    key: str,
+    first: Annotated[int | None, Query(ge=1)] = None,
+    last: Annotated[int | None, Query(ge=1)] = None,
+) -> Response:
+    """Charts over the retained checkpoints, or some of them."""
+    ref, look = _look(rights, key)
+    return _of_pipeline(
+        request,
+        ref,
+        look,
+        "trends.html",
+        lambda reading: trends.trends_of(reading, first, last),
+        first=first,
+        last=last,
+    )
+
+
+@app.get("/p/{key}/checkpoint/{number}", **_PAGE)
+def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Response:
+    """One checkpoint in full, as far as retention left it."""
+    ref, look = _look(rights, key)
+
+    def view(reading: Reading) -> Any:
+        if not 1 <= number <= reading.log.head_id:
+            raise HTTPException(404, f"there is no checkpoint {number}; the newest one is {reading.log.head_id}")
+
+        def read(storage: Storage) -> Any:
+            reading.log.entry(number)
+            glance.prefetch(reading.log, [number])
+            record = reading.log.entry(number)
+            if not isinstance(record, Record) or number not in reading.log.retained:
+                return history.row_of(reading, number)
+            page = docs.of_checkpoints(docs_root(), ref.name).get(number)
+            written = _written(ref, reading.log, [number]).get(number)
+            return detail_of(ref, reading, record, manifests_of(record, storage), written, page)
+
+        return _asked(ref, f"checkpoint {number}", read)
+
+    return _of_pipeline(request, ref, look, "checkpoint.html", view, number=number)
+
+
+@app.get("/p/{key}/compare", **_PAGE)
+def compare(
+    request: Request,
+    rights: Asks,
+    key: str,
+    first: Annotated[int | None, Query(ge=1)] = None,
+    second: Annotated[int | None, Query(ge=1)] = None,
+) -> Response:
+    """The difference of two checkpoints; without them, those that can be chosen."""
+    ref, look = _look(rights, key)
+
+    def view(reading: Reading) -> Any:
+        if first is None or second is None:
+            return None
+        pair = [reading.log.entry(n) if n in reading.log.retained else None for n in (first, second)]
+        if not all(isinstance(record, Record) for record in pair):
+            gone = ", ".join(str(n) for n, r in zip((first, second), pair, strict=True) if not isinstance(r, Record))
+            raise HTTPException(404, f"retention does not keep checkpoint {gone}: only what is kept can be compared")
+        one, other = pair
+
+        def read(storage: Storage) -> Any:
+            assert isinstance(one, Record) and isinstance(other, Record)
+            return comparison_of(ref, one, manifests_of(one, storage), other, manifests_of(other, storage))
+
+        return _asked(ref, f"compare {first} {second}", read)
+
+    kept = sorted(look.reading.log.retained, reverse=True) if look.reading is not None else []
+    chosen = {
+        "first": first or (kept[1] if len(kept) > 1 else None),
+        "second": second or (kept[0] if kept else None),
+    }
+    return _of_pipeline(request, ref, look, "compare.html", view, kept=kept, chosen=chosen)
+
+
+@app.get("/p/{key}/docs/{path:path}", **_PAGE)
+def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
+    """A page of Data Docs in the frame of its pipeline."""
+    ref = _ref(rights, key)
+    page = docs.page_at(path)
+    if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
+        raise HTTPException(404, "no such page of Data Docs")
+    return _of_pipeline(request, ref, Look(reading=None), "docs.html", page=page, docs_prefix=DOCS_PREFIX)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------------------
+
+
+@app.get("/run/{dag_id}/{run_id:path}", **_PAGE)
+def of_run(request: Request, rights: Asks, dag_id: str, run_id: str) -> Response:
+    """What a run of a DAG restored and committed."""
+    return _run(request, rights, dag_id, run_id, None)
+
+
+@app.get("/task/{dag_id}/{task_id}/{run_id:path}", **_PAGE)
+def of_task(request: Request, rights: Asks, dag_id: str, task_id: str, run_id: str) -> Response:
+    """The same, for the tab of a task instance."""
+    return _run(request, rights, dag_id, run_id, task_id)
+
+
+def _run(request: Request, rights: Rights, dag_id: str, run_id: str, task_id: str | None) -> Response:
+    if not rights.may_read_dag(dag_id):
+        raise HTTPException(403, "Airflow does not let you read this DAG")
+    run = airflow_side.run_of(dag_id, run_id)
+    if run is None:
+        raise HTTPException(404, "Airflow has no such run")
+    refs = [r for r in dags.pipelines() if dag_id == r.dag_id or dag_id in r.restore_dags]
+    refs = rights.readable(refs)
+    looks = reader.look_at_all(refs)
+    interval = Interval(run.start, run.end) if run.start and run.end and run.start < run.end else None
+    parts = []
+    for ref in refs:
+        look, commits, would = looks[ref.key], [], None
+        if (reading := look.reading) is not None:
+            try:
+                commits = _asked(ref, f"run {run_id}", lambda _, r=reading: _commits_of(r, run_id, interval))  # type: ignore[misc]
+                if not commits and interval is not None and ref.dag_id == dag_id:
+                    would = _asked(ref, f"base {run_id}", lambda _, r=reading, p=ref: _would(r.log, p.name, interval))  # type: ignore[misc]
+            except (CairnError, NotAnswered) as error:
+                look = Look(reading=reading, problem=str(error))
+        parts.append({"ref": ref, "look": look, "commits": commits, "would": would})
+    return _page(
+        request,
+        "run.html",
+        dag_id=dag_id,
+        run=run,
+        task_id=task_id,
+        tries=airflow_side.tries_of(dag_id, run_id),
+        parts=parts,
+        running=run.state in ("running", "queued"),
+        now=datetime.now(UTC),
+    )
+
+
+def _commits_of(reading: Reading, run_id: str, interval: Interval | None) -> list[dict[str, Any]]:
+    log, found = reading.log, []
+    for n in reversed(history.ids_of_run(log, run_id, interval)):
+        row = history.row_of(reading, n)
+        base = log.entry(row.base) if row.base is not None else None
+        found.append(
+            {
+                "row": row,
+                "record": log.entry(n) if row.whole else None,
+                "base": history.row_of(reading, row.base) if base is not None and row.base is not None else None,
+                "source": lineage.source(log, n),
+            }
+        )
+    return found
+
+
+def _would(log: Log, name: str, interval: Interval) -> dict[str, Any]:
+    """What the interval would start from now."""
+    done = log.completed()
+    if not done:
+        return {"base": None, "problem": None}
+    try:
+        base = plan_base(log, name, interval, Permissions(), done[-1].content.pipeline_start_ms)
+    except CairnError as error:
+        return {"base": None, "problem": str(error)}
+    return {"base": base.id if base is not None else None, "problem": None}
+
+
+# --- what they share ---------------------------------------------------------------------------------------------------------------
+
+
+def _ref(rights: Rights, key: str) -> PipelineRef:
+    """Who may not read a pipeline is told the same as of one that does not exist."""
+    ref = next((r for r in dags.pipelines() if r.key == key), None)
+    if ref is None or not rights.may_read(ref):
+        raise HTTPException(404, "no such pipeline, or its DAG is not yours to read")
+    return ref
+
+
+def _look(rights: Rights, key: str) -> tuple[PipelineRef, Look]:
+    ref = _ref(rights, key)
+    return ref, reader.look(ref)
+
+
+def _schedule(ref: PipelineRef) -> glance.Schedule | None:
+    return airflow_side.schedules_of({ref.dag_id}).get(ref.dag_id) if ref.dag_id is not None else None
+
+
+def _asked(ref: PipelineRef, what: str, work: Callable[[Storage], T]) -> T:
+    return reader.ask(ref, what, work)
+
+
+def _written(ref: PipelineRef, log: Log, ids: Collection[int]) -> dict[int, int]:
+    """When checkpoints were committed; nothing if the storage does not say, which is no reason to show nothing else."""
+    try:
+        return reader.written(ref, log, ids)
+    except (CairnError, NotAnswered):
+        return {}
+
+
+def _of_pipeline(
+    request: Request,
+    ref: PipelineRef,
+    look: Look,
+    template: str,
+    make: Callable[[Reading], Any] | None = None,
+    *,
+    schedule: glance.Schedule | None = None,
+    **values: Any,
+) -> Response:
+    """A page of one pipeline; what can't be read is said in its place."""
+    view, problem = None, look.problem
+    if make is not None and look.reading is not None:
+        try:
+            view = make(look.reading)
+        except (CairnError, NotAnswered) as error:
+            problem = str(error)
+    if schedule is None:
+        schedule = _schedule(ref)
+    running = bool(schedule is not None and schedule.running) or problem is not None
+    read = None if look.reading is None else datetime.fromtimestamp(look.reading.read_s, UTC)
+    return _page(
+        request,
+        template,
+        ref=ref,
+        look=look,
+        view=view,
+        problem=problem,
+        read=read,
+        schedule=schedule,
+        running=running,
+        now=datetime.now(UTC),
+        **values,
+    )
+
+
+def _page(request: Request, template: str, **values: Any) -> Response:
+    html = render(template, base=_base(request), ui=airflow_side.ui_prefix(), **values)
+    return HTMLResponse(html, headers=HEADERS)
+
+
+def _base(request: Request) -> str:
+    """The path that this application is mounted at, also behind a proxy."""
+    return str(request.scope.get("root_path", "")).rstrip("/")

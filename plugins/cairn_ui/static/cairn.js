@@ -1,0 +1,164 @@
+// Theme, time zone, copying, links out of the frame, charts, and asking again. What the page says does not need it.
+(function () {
+  "use strict";
+  const root = document.documentElement;
+
+  function outer() {
+    // The frame is of the same origin as Airflow's UI; opened alone, there is none.
+    try { return window.parent !== window && window.parent.document ? window.parent : null; } catch (_) { return null; }
+  }
+
+  function stored(name) {
+    try {
+      const text = window.localStorage.getItem(name);
+      return text === null ? null : text.replace(/^"|"$/g, "");
+    } catch (_) { return null; }
+  }
+
+  function theme() {
+    const above = outer();
+    const said = above ? [...above.document.documentElement.classList].find((c) => c === "dark" || c === "light") : null;
+    const own = stored("theme");
+    const preferred = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    root.dataset.theme = said || (own === "dark" || own === "light" ? own : preferred);
+  }
+  theme();
+
+  function times(within) {
+    const zone = stored("timezone") || "UTC";
+    const parts = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: zone };
+    let short, long;
+    try {
+      short = new Intl.DateTimeFormat("en-CA", parts);
+      long = new Intl.DateTimeFormat("en-CA", { ...parts, second: "2-digit" });
+    } catch (_) { return; }
+    const text = (format, at) => {
+      const of = Object.fromEntries(format.formatToParts(at).map((p) => [p.type, p.value]));
+      return `${of.year}-${of.month}-${of.day} ${of.hour}:${of.minute}${of.second ? ":" + of.second : ""}`;
+    };
+    for (const element of within.querySelectorAll("time[data-instant]")) {
+      const at = new Date(element.dateTime);
+      element.title = `${element.dateTime} (${zone})`;
+      element.textContent = text("seconds" in element.dataset ? long : short, at);
+    }
+  }
+
+  function copyButtons(within) {
+    for (const button of within.querySelectorAll("button[data-copy]")) {
+      button.addEventListener("click", async () => {
+        let done = true;
+        try { await navigator.clipboard.writeText(button.dataset.copy); } catch (_) {
+          const range = document.createRange();
+          range.selectNodeContents(button.parentElement.querySelector("pre"));
+          const selection = window.getSelection();
+          selection.removeAllRanges();
+          selection.addRange(range);
+          done = document.execCommand("copy");
+        }
+        button.textContent = done ? "Copied" : "Selected";
+        window.setTimeout(() => { button.textContent = "Copy"; }, 2000);
+      });
+    }
+  }
+
+  function linksOut(within) {
+    // The frame's sandbox lets no link lead the window elsewhere, so that the window's own document does.
+    const above = outer();
+    if (!above) return;
+    for (const link of within.querySelectorAll("a[data-airflow]")) {
+      link.addEventListener("click", (event) => {
+        event.preventDefault();
+        const there = above.document.createElement("a");
+        there.href = link.href;
+        above.document.body.append(there);
+        there.click();
+        there.remove();
+      });
+    }
+  }
+
+  function charts(within) {
+    for (const figure of within.querySelectorAll(".chart")) {
+      const spots = [...figure.querySelectorAll(".spot")];
+      if (!spots.length) continue;
+      const tip = document.createElement("div");
+      tip.className = "tip";
+      tip.hidden = true;
+      figure.append(tip);
+      let from = null;
+      const show = (spot) => {
+        tip.textContent = spot.dataset.tip;
+        tip.hidden = false;
+        tip.className = Number(spot.dataset.x) < 350 ? "tip right" : "tip left";
+        const a = spots.indexOf(from || spot), b = spots.indexOf(spot);
+        spots.forEach((s, n) => s.classList.toggle("on", n >= Math.min(a, b) && n <= Math.max(a, b)));
+      };
+      const clear = () => {
+        tip.hidden = true;
+        from = null;
+        spots.forEach((s) => s.classList.remove("on"));
+      };
+      for (const spot of spots) {
+        spot.addEventListener("pointerenter", () => show(spot));
+        spot.addEventListener("pointerdown", (event) => { from = spot; event.preventDefault(); });
+        spot.addEventListener("pointerup", () => {
+          if (from && from !== spot) {
+            const ids = [Number(from.dataset.id), Number(spot.dataset.id)];
+            window.location.search = `?first=${Math.min(...ids)}&last=${Math.max(...ids)}`;
+          }
+          from = null;
+        });
+      }
+      figure.addEventListener("pointerleave", clear);
+    }
+  }
+
+  function furnish(within) {
+    times(within);
+    copyButtons(within);
+    linksOut(within);
+    charts(within);
+  }
+
+  function busy() {
+    // Nothing is exchanged under the hands of who reads a figure, marks text, or chooses.
+    const at = document.activeElement;
+    const open = document.querySelector("details[open], .tip:not([hidden])");
+    return document.hidden || open || String(window.getSelection()) !== "" || (at && ["INPUT", "SELECT", "BUTTON", "PRE"].includes(at.tagName));
+  }
+
+  async function again() {
+    if (!busy()) {
+      try {
+        const answer = await fetch(window.location.href, { headers: { Accept: "text/html" }, redirect: "follow" });
+        if (answer.ok) {
+          const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+          const fresh = document.adoptNode(page.getElementById("page"));
+          const at = document.activeElement && document.activeElement.getAttribute("href");
+          const rows = [...document.querySelectorAll(".wide")].map((w) => w.scrollLeft);
+          document.getElementById("page").replaceWith(fresh);
+          [...document.querySelectorAll(".wide")].forEach((w, n) => { w.scrollLeft = rows[n] || 0; });
+          if (at) { const link = [...document.querySelectorAll("a")].find((a) => a.getAttribute("href") === at); if (link) link.focus(); }
+          document.body.dataset.refresh = page.body.dataset.refresh;
+          furnish(document);
+        }
+      } catch (_) { /* the server is away for a moment; the page says how old it is */ }
+    }
+    plan();
+  }
+
+  function plan() {
+    if (document.body.dataset.refresh === "yes") window.setTimeout(again, 5000);
+  }
+
+  window.addEventListener("storage", (event) => {
+    if (event.key === "theme") theme();
+    if (event.key === "timezone") times(document);
+  });
+  window.addEventListener("DOMContentLoaded", () => {
+    const above = outer();
+    if (above) new MutationObserver(theme).observe(above.document.documentElement, { attributes: true, attributeFilter: ["class"] });
+    furnish(document);
+    plan();
+  });
+})();

@@ -1,0 +1,257 @@
+"""How a pipeline changed over its intervals: series, and where a chart draws them. Pure; a template writes the SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cairn_ui.glance import keys_of
+from cairn_ui.history import phases_of
+from cairn_ui.values import Reading
+from cairn_ui.words import count, size, span
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Record
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 200, 70, 10, 24
+"""Of a chart's drawing; the plot leaves room at the left and at the bottom for the axes."""
+_MOST_POINTS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Values by point, None where there is none."""
+
+    name: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """A mark at an axis: where, and what it says."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A series in the drawing. ``path``: an SVG path, broken where values are missing; ``dots``: x and y of each value."""
+
+    name: str
+    path: str
+    dots: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """The strip of the drawing that belongs to one checkpoint, and what hovering there says."""
+
+    id: int
+    x: float
+    left: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart. ``legend``: the newest figure of each series, as text; ``first`` and ``last``: what the horizontal axis says at its ends."""
+
+    key: str
+    title: str
+    drawn: tuple[Drawn, ...]
+    ticks: tuple[Tick, ...]
+    spots: tuple[Spot, ...]
+    legend: tuple[tuple[str, str], ...]
+    logarithmic: bool
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trends:
+    """All charts over the same checkpoints, oldest first. ``table``: the figures, for who reads no charts: a heading, and a line per
+    checkpoint. ``left_out``: retained checkpoints that are not drawn, as there are too many."""
+
+    charts: tuple[Chart, ...]
+    points: tuple[tuple[int, Interval], ...]
+    heading: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+    left_out: int
+    dropped: int
+
+
+def trends_of(reading: Reading, first: int | None = None, last: int | None = None) -> Trends:
+    """The charts of the retained checkpoints from id ``first`` to ``last``, in the order of their intervals. What retention dropped has no figures
+    any more."""
+    log = reading.log
+    kept = [c for c in log.completed() if (first or 0) <= c.id <= (last or log.head_id)]
+    kept.sort(key=lambda c: (c.content.interval.end, c.id))
+    records = kept[-_MOST_POINTS:]
+    charts = _charts(records)
+    heading = tuple(name for _, _, series, _, _ in charts for name in (s.name for s in series))
+    table = tuple(
+        tuple(_text(s.values[n], words) for _, _, series, words, _ in charts for s in series)
+        for n in range(len(records))
+    )
+    return Trends(
+        charts=tuple(
+            chart_of(key, title, records, series, words, scale) for key, title, series, words, scale in charts
+        ),
+        points=tuple((c.id, c.content.interval) for c in records),
+        heading=heading,
+        table=table,
+        left_out=len(kept) - len(records),
+        dropped=log.head_id - len(log.retained),
+    )
+
+
+Words = Callable[[float], str]
+Scale = Literal["linear", "log"]
+
+
+def _charts(records: Sequence[Record]) -> list[tuple[str, str, list[Series], Words, Scale]]:
+    totals = [c.content.totals for c in records]
+
+    def series(name: str, values: Sequence[float | None]) -> Series:
+        return Series(name=name, values=tuple(values))
+
+    phases = [{p.name: p.seconds for p in phases_of(c.content.durations_us)} for c in records]
+    names = dict.fromkeys(name for point in phases for name in point)
+    return [
+        (
+            "bytes",
+            "New against full bytes",
+            [
+                series("full", [t.state_bytes for t in totals]),
+                series("new", [t.uploaded_bytes for t in totals]),
+            ],
+            lambda v: size(round(v)),
+            "log",
+        ),
+        (
+            "duration",
+            "Duration by phase, of the slowest shard",
+            [series(name, [point.get(name) for point in phases]) for name in names],
+            span,
+            "linear",
+        ),
+        ("files", "Live files", [series("files", [t.state_files for t in totals])], _whole, "linear"),
+        ("keys", "Keys", [series("keys", [keys_of(c) for c in records])], _whole, "linear"),
+        (
+            "rows",
+            "Rows",
+            [
+                series("input", [t.input_rows for t in totals]),
+                series("output", [t.output_rows for t in totals]),
+                series("late", [t.late_rows for t in totals]),
+            ],
+            _whole,
+            "linear",
+        ),
+        (
+            "restore",
+            "Restore: time",
+            [series("restore", [point.get("restore") for point in phases])],
+            span,
+            "linear",
+        ),
+    ]
+
+
+def chart_of(
+    key: str, title: str, records: Sequence[Record], series: Sequence[Series], words: Words, scale: Scale
+) -> Chart:
+    """Where a chart draws its series."""
+    every = [v for s in series for v in s.values if v is not None]
+    height = _heights(every, scale)
+    step = (WIDTH - LEFT - 12) / max(1, len(records) - 1)
+    xs = [LEFT + 4 + n * step for n in range(len(records))] if len(records) > 1 else [(WIDTH + LEFT) / 2]
+    shown = [s for s in series if any(v is not None for v in s.values)]
+    spots = []
+    for n, record in enumerate(records):
+        figures = [f"{s.name}: {_text(s.values[n], words)}" for s in shown]
+        text = "\n".join([f"checkpoint {record.id}, {record.content.interval}", *figures])
+        left = max(LEFT, xs[n] - step / 2)
+        spots.append(
+            Spot(
+                id=record.id,
+                x=round(xs[n], 1),
+                left=round(left, 1),
+                width=round(min(WIDTH, xs[n] + step / 2) - left, 1),
+                text=text,
+            )
+        )
+    drawn = tuple(_drawn(s, xs, height) for s in shown)
+    ticks = tuple(Tick(at=round(height(v), 1), text=words(v)) for v in _ticks(every, scale))
+    legend = tuple((s.name, _text(next(v for v in reversed(s.values) if v is not None), words)) for s in shown)
+    return Chart(
+        key=key,
+        title=title,
+        drawn=drawn,
+        ticks=ticks,
+        spots=tuple(spots),
+        legend=legend,
+        logarithmic=scale == "log",
+        first=_when(records[0]) if records else "",
+        last=_when(records[-1]) if records else "",
+    )
+
+
+def _drawn(series: Series, xs: Sequence[float], height: Callable[[float], float]) -> Drawn:
+    path, pen_down, dots = [], False, []
+    for x, value in zip(xs, series.values, strict=False):
+        if value is None:
+            pen_down = False
+            continue
+        y = round(height(value), 1)
+        path.append(f"{'L' if pen_down else 'M'}{x:.1f} {y}")
+        dots.append((round(x, 1), y))
+        pen_down = True
+    return Drawn(name=series.name, path=" ".join(path), dots=tuple(dots))
+
+
+def _heights(values: Sequence[float], scale: Scale) -> Callable[[float], float]:
+    """The y of a value; 0, or the least on a logarithmic scale, is at the bottom."""
+    floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
+    if scale == "log":
+        low, high = _powers(values)
+        return lambda v: floor - room * (max(0.0, math.log2(max(v, 2**low))) - low) / (high - low)
+    most = max(_linear_ticks(values))
+    return lambda v: floor - room * v / most
+
+
+def _ticks(values: Sequence[float], scale: Scale) -> list[float]:
+    if scale == "linear":
+        return _linear_ticks(values)
+    low, high = _powers(values)
+    step = max(1, math.ceil((high - low) / 4))
+    return [float(2**e) for e in range(low, high + 1, step)]
+
+
+def _powers(values: Sequence[float]) -> tuple[int, int]:
+    positive = [v for v in values if v > 0] or [1.0]
+    low, high = math.floor(math.log2(min(positive))), math.ceil(math.log2(max(positive)))
+    return max(0, low), max(max(0, low) + 1, high)
+
+
+def _linear_ticks(values: Sequence[float]) -> list[float]:
+    """From 0 on, three to six round numbers of which the last is at least the highest value."""
+    most = max(values, default=0) or 1.0
+    magnitude = 10 ** math.floor(math.log10(most / 4))
+    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude * 5 >= most)
+    return [n * step for n in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _when(record: Record) -> str:
+    return f"{record.content.interval.start:%Y-%m-%d %H:%M} UTC"
+
+
+def _whole(value: float) -> str:
+    return count(round(value)) if value == round(value) or value >= 10 else f"{value:g}"
+
+
+def _text(value: float | None, words: Words) -> str:
+    return "–" if value is None else words(value)

@@ -1,0 +1,262 @@
+"""The checkpoints' pages in a browser, inside a real Airflow whose users have roles and whose auth manager refuses one of them a DAG. Only with
+CAIRN_LONG=1: two minutes.
+
+    CAIRN_LONG=1 pytest tests/integration/test_checkpoints_page.py
+
+With CAIRN_SCREENSHOTS=docs the pictures of docs/checkpoints-page.md are made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver.common.by import By
+
+from tests.support.browser import browser, wait_for
+from tests.support.checkpoints import day
+from tests.support.shown_airflow import HOSTILE, ShownAirflow, shown_airflow
+from tests.support.shown_pipelines import run_id
+
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="two minutes: CAIRN_LONG=1 runs it"),
+]
+RUN = quote(run_id(9), safe="")
+DAG_TAB = "/dags/rides/plugin/cairn-checkpoints-dag"
+ALL = "/plugin/cairn-checkpoints"
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
+    with shown_airflow(tmp_path_factory.mktemp("shown")) as server:
+        trigger(server, "rides", 9)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Chrome]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def vera(airflow: ShownAirflow, chrome: Chrome) -> Chrome:
+    """The browser of somebody who may look at everything."""
+    return log_in(airflow, chrome, "vera")
+
+
+def trigger(airflow: ShownAirflow, dag_id: str, number: int) -> None:
+    """Makes the run of a day, which stays queued: nothing schedules."""
+    body = {
+        "dag_run_id": run_id(number),
+        "logical_date": day(number).start.isoformat(),
+        "data_interval_start": day(number).start.isoformat(),
+        "data_interval_end": day(number).end.isoformat(),
+    }
+    request = urllib.request.Request(
+        f"{airflow.url}/api/v2/dags/{dag_id}/dagRuns",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", "Authorization": f"Bearer {airflow.tokens['ada']}"},
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def log_in(airflow: ShownAirflow, chrome: Chrome, user: str, **stored: str) -> Chrome:
+    chrome.switch_to.default_content()
+    chrome.get(f"{airflow.url}/cairn/checkpoints/static/cairn.css")
+    chrome.delete_all_cookies()
+    chrome.add_cookie({"name": "_token", "value": airflow.tokens[user], "path": "/"})
+    chrome.execute_script("localStorage.clear()")
+    for name, value in {"theme": "light", "timezone": "UTC", **stored}.items():
+        chrome.execute_script("localStorage.setItem(arguments[0], arguments[1])", name, value)
+    return chrome
+
+
+def frame(airflow: ShownAirflow, chrome: Chrome, path: str) -> None:
+    """Opens a page of Airflow's UI, and goes into the frame that it shows ours in."""
+    chrome.switch_to.default_content()
+    chrome.get(airflow.url + path)
+    chrome.switch_to.frame(wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "iframe")))
+    wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "#page h1").text)
+
+
+def said(chrome: Chrome) -> str:
+    return str(chrome.find_element(By.ID, "page").text)
+
+
+def key_of(airflow: ShownAirflow, name: str) -> str:
+    import re
+
+    _, html = airflow.get("/cairn/checkpoints/", "ada")
+    (key,) = set(re.findall(rf"/p/({name}-[0-9a-f]{{10}})/", html))
+    return str(key)
+
+
+def test_the_tab_of_a_dag_leads_through_all_views_and_out_to_airflow(airflow: ShownAirflow, vera: Chrome) -> None:
+    frame(airflow, vera, DAG_TAB)
+    assert "The next interval can't start" in said(vera) and "airflow backfill create --dag-id rides" in said(vera)
+    for view, shows in (
+        ("History", "replaced by 13"),
+        ("Lineage", "went back to checkpoint 11"),
+        ("Trends", "New against full bytes"),
+        ("Compare", "Two checkpoints that retention keeps"),
+        ("Overview", "Latest validated"),
+    ):
+        vera.find_element(By.LINK_TEXT, view).click()
+        wait_for(lambda shows=shows: shows in said(vera))  # type: ignore[misc]
+        assert vera.find_element(By.CSS_SELECTOR, ".tabs [aria-current]").text == view
+    resources = vera.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert resources and all(name.startswith(airflow.url) for name in resources)
+    refused = [line["message"] for line in vera.get_log("browser") if "Content Security Policy" in line["message"]]
+    assert not [line for line in refused if "/cairn/" in line], refused
+    vera.find_element(By.LINK_TEXT, "History").click()
+    wait_for(lambda: vera.find_elements(By.CSS_SELECTOR, "table.history"))
+    vera.find_element(By.CSS_SELECTOR, "tr[data-id='14'] a[data-airflow]").click()
+    vera.switch_to.default_content()
+    wait_for(lambda: f"/dags/rides/runs/{run_id(9)}".replace("+", "%2B") in vera.current_url.replace("%3A", ":"))
+
+
+def test_the_graph_shows_branches_and_leads_to_the_detail(airflow: ShownAirflow, vera: Chrome) -> None:
+    vera.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'rides')}/lineage")
+    lanes = {
+        int(row.get_attribute("data-id")): row.get_attribute("data-lane")
+        for row in vera.find_elements(By.CSS_SELECTOR, "tr[data-lane]")
+    }
+    assert lanes[11] == lanes[13] != lanes[12] and lanes[7] != lanes[4] == lanes[6]
+    vera.find_element(By.LINK_TEXT, "11").click()
+    wait_for(lambda: "Checkpoint 11" in said(vera))
+    assert "airflow dags trigger rides_restore" in said(vera) and "the largest has 1.9 × the mean bytes" in said(vera)
+    vera.find_element(By.LINK_TEXT, "Data Docs").click()
+    wait_for(lambda: "Data Docs: total, checkpoint 11" in said(vera))
+    vera.switch_to.frame(vera.find_element(By.CSS_SELECTOR, "iframe.docs"))
+    assert "Expectations of total" in vera.find_element(By.TAG_NAME, "body").text
+    vera.switch_to.default_content()
+    vera.find_element(By.LINK_TEXT, "← Checkpoint 11").click()
+    wait_for(lambda: "Checkpoint 11" in said(vera))
+
+
+def test_a_chart_says_figures_and_zooms(airflow: ShownAirflow, vera: Chrome) -> None:
+    vera.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'clicks')}/trends")
+    spots = {
+        int(spot.get_attribute("data-id")): spot
+        for spot in vera.find_elements(By.CSS_SELECTOR, "[data-chart=bytes] .spot")
+    }
+    assert len(spots) == 30
+    ActionChains(vera).move_to_element(spots[12]).perform()
+    assert "full: 52 MiB" in wait_for(lambda: vera.find_element(By.CSS_SELECTOR, "[data-chart=bytes] .tip").text)
+    ActionChains(vera).move_to_element(spots[10]).click_and_hold().move_to_element(spots[20]).release().perform()
+    wait_for(lambda: "11 checkpoints" in said(vera))
+    assert "first=10&last=20" in vera.current_url
+
+
+def test_what_a_run_restored_and_committed(airflow: ShownAirflow, vera: Chrome) -> None:
+    frame(airflow, vera, f"/dags/rides/runs/{RUN}/plugin/cairn-checkpoints-dag-run")
+    wait_for(lambda: "Committed: checkpoint 14" in said(vera))
+    assert "Restored: checkpoint 13" in said(vera) and "asked again every 5 s" in said(vera)
+    frame(airflow, vera, f"/dags/rides/runs/{RUN}/tasks/process/plugin/cairn-checkpoints-task-instance")
+    wait_for(lambda: "This try" in said(vera) and "Committed by an earlier try: checkpoint 12" in said(vera))
+
+
+def test_all_pipelines_one_of_them_hostile_and_one_silent(airflow: ShownAirflow, vera: Chrome) -> None:
+    frame(airflow, vera, ALL)
+    rows = {
+        row.get_attribute("data-pipeline"): row.text for row in vera.find_elements(By.CSS_SELECTOR, "tr[data-pipeline]")
+    }
+    assert rows.keys() == {"rides", "clicks", "secret", HOSTILE, "silent", "templated"}
+    assert "has not answered within" in rows["silent"] and "by a template" in rows["templated"]
+    assert "next can't start" in rows["rides"] and "sound" in rows["clicks"]
+    vera.find_element(By.LINK_TEXT, HOSTILE).click()
+    wait_for(lambda: vera.find_element(By.TAG_NAME, "h1").text == HOSTILE)
+    assert vera.execute_script("return [typeof window.pwned, typeof window.parent.pwned]") == ["undefined", "undefined"]
+    # The page asks again by itself as long as something is not answered.
+    frame(airflow, vera, ALL)
+    before = vera.find_element(By.CSS_SELECTOR, "footer time").get_attribute("datetime")
+    wait_for(lambda: vera.find_element(By.CSS_SELECTOR, "footer time").get_attribute("datetime") != before, 15)
+
+
+@pytest.mark.parametrize(("theme", "zone", "midnight"), [("light", "UTC", "00:00"), ("dark", "Asia/Tokyo", "09:00")])
+def test_theme_and_zone_are_airflows(
+    airflow: ShownAirflow, chrome: Chrome, theme: str, zone: str, midnight: str
+) -> None:
+    log_in(airflow, chrome, "vera", theme=theme, timezone=zone)
+    frame(airflow, chrome, DAG_TAB)
+    assert wait_for(lambda: chrome.execute_script("return document.documentElement.dataset.theme")) == theme
+    assert f"2024-01-10 {midnight}" in said(chrome)
+
+
+def test_a_phone_and_a_keyboard_are_enough(airflow: ShownAirflow, vera: Chrome) -> None:
+    rides = f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'rides')}"
+    try:
+        vera.set_window_size(500, 900)
+        for view in ("/", "/history", "/lineage", "/trends", "/checkpoint/11", "/compare?first=4&second=7"):
+            vera.get(rides + view)
+            widths = vera.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+            assert widths[0] <= widths[1], view
+    finally:
+        vera.set_window_size(1280, 900)
+    vera.get(rides + "/")
+    names = vera.execute_script(
+        "return [...document.querySelectorAll('a, button, input, select')].map(e => (e.ariaLabel || e.textContent || e.labels?.[0]?.textContent || '').trim())"
+    )
+    assert all(names)
+    vera.find_element(By.TAG_NAME, "body").send_keys("\ue004")  # Tab
+    assert vera.switch_to.active_element.text == "To the content"
+
+
+def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chrome: Chrome) -> None:
+    key = key_of(airflow, "secret")
+    log_in(airflow, chrome, "nils")
+    frame(airflow, chrome, ALL)
+    assert "rides" in said(chrome) and "secret" not in said(chrome)
+    for view in ("/", "/history", "/lineage", "/trends", "/checkpoint/1", "/compare?first=1&second=2"):
+        assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", "nils")[0] == 404
+        assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", "vera")[0] == 200
+        assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", None)[0] == 401
+    assert airflow.get(f"/cairn/checkpoints/run/secret/{RUN}", "nils")[0] == 403
+
+
+SHOTS = {
+    "pipelines": ALL,
+    "overview": DAG_TAB,
+    "history": f"{ALL}/cairn/checkpoints/p/{{rides}}/history",
+    "lineage": f"{ALL}/cairn/checkpoints/p/{{rides}}/lineage",
+    "trends": f"{ALL}/cairn/checkpoints/p/{{clicks}}/trends",
+    "detail": f"{ALL}/cairn/checkpoints/p/{{rides}}/checkpoint/11",
+    "compare": f"{ALL}/cairn/checkpoints/p/{{rides}}/compare?first=4&second=7",
+    "task": f"/dags/rides/runs/{RUN}/tasks/process/plugin/cairn-checkpoints-task-instance",
+}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_keep_their_place_in_airflow_and_their_pictures(
+    airflow: ShownAirflow, chrome: Chrome, theme: str
+) -> None:
+    keys = {name: key_of(airflow, name) for name in ("rides", "clicks")}
+    folder = os.environ.get("CAIRN_SCREENSHOTS")
+    log_in(airflow, chrome, "vera", theme=theme)
+    for name, path in SHOTS.items():
+        frame(airflow, chrome, path.format_map(keys))
+        assert chrome.execute_script("return document.documentElement.dataset.theme") == theme, name
+        assert chrome.find_elements(By.CSS_SELECTOR, "main > *"), name
+        if folder:
+            time.sleep(0.5)
+            chrome.switch_to.default_content()
+            keep(chrome, Path(folder) / f"checkpoints-{name}-{theme}.png")
+
+
+def keep(chrome: Chrome, file: Path) -> None:
+    """The window as a picture of 64 colours: a third of the bytes."""
+    from PIL import Image
+
+    chrome.save_screenshot(str(file))
+    with Image.open(file) as picture:
+        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    small.save(file, optimize=True)

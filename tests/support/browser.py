@@ -1,0 +1,55 @@
+"""A headless browser: Debian's chromium with its own driver."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+
+T = TypeVar("T")
+
+
+@contextmanager
+def browser(width: int = 1280, height: int = 900) -> Iterator[Chrome]:
+    """Skips where there is none."""
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("there is no browser here: apt-get install chromium chromium-driver")
+    options = ChromeOptions()
+    options.binary_location = program
+    # As root, as CI is, chromium has no sandbox; nothing but the tests' own pages is opened.
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        f"--window-size={width},{height}",
+    ):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = Chrome(options=options, service=Service(driver))
+    try:
+        yield found
+    finally:
+        found.quit()
+
+
+def wait_for(condition: Callable[[], T], timeout_s: float = 20) -> T:
+    """What the condition gives once that is true. Elements that are not there yet are waited for."""
+    until_s = time.monotonic() + timeout_s
+    last: object = None
+    while time.monotonic() < until_s:
+        try:
+            if found := condition():
+                return found
+        except WebDriverException as error:
+            last = error.msg
+        time.sleep(0.1)
+    raise AssertionError(f"not within {timeout_s} s ({last})")

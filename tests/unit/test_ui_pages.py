@@ -1,0 +1,250 @@
+"""The pages over HTTP, without a browser and without Airflow's database: what each view says, who gets what, and that nothing in it is markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from cairn_ui.found import PipelineRef
+from state_backend.adapters.local_storage import LocalStorage
+from tests.support.shown_airflow import HOSTILE, write_docs
+from tests.support.shown_pipelines import eventful, run_id, steady
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using `httpx` with")
+BASE = "/cairn/checkpoints"
+
+
+def ref_of(name: str, root: Path, **more: Any) -> PipelineRef:
+    who = {
+        "dag_id": name if name != HOSTILE else "hostile",
+        "code": "m:X",
+        "process": "process",
+        "savepoint": "savepoint",
+    }
+    return PipelineRef(name=name, root=f"file://{root}", **(who | more))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from starlette.testclient import TestClient
+
+    from tests.support.shown_app import shown_app  # imports Airflow's API, which warns
+
+    root = tmp_path_factory.mktemp("shown")
+    storages = {name: LocalStorage(root / name) for name in ("rides", "secret", HOSTILE)}
+    eventful(storages["rides"])
+    steady(storages["secret"], 2)
+    steady(storages[HOSTILE], 2)
+    (root / "damaged" / "checkpoints").mkdir(parents=True)
+    (root / "damaged" / "checkpoints" / f"{1:020d}.json").write_text("{")
+    storages["damaged"] = LocalStorage(root / "damaged")
+    storages["empty"] = LocalStorage(root / "empty")
+    write_docs(root / "docs", 11)
+    refs = [ref_of(name, root, restore_dags=("rides_restore",) if name == "rides" else ()) for name in storages]
+    refs.append(ref_of("unowned", root, dag_id=None))
+    storages["unowned"] = storages["secret"]
+    with pytest.MonkeyPatch.context() as patch, shown_app(storages, refs, refused={"nils": "secret"}) as app:
+        patch.setenv("CAIRN_DOCS", str(root / "docs"))
+        client = TestClient(app, cookies={"_token": "admin"})
+        client.keys = {ref.name: quote(ref.key) for ref in refs}  # type: ignore[attr-defined]
+        yield client
+
+
+def text(page: str) -> str:
+    """What a page says, without its markup."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</head>")[2]))
+
+
+VIEWS = {
+    "/p/{rides}/": [
+        "The next interval can't start",
+        "airflow backfill create --dag-id rides",
+        "full validation: 2 findings",
+        "Latest validated 11",
+    ],
+    "/p/{rides}/history": ["quarantined", "stale by 13", "replaced by 7", "Data Docs", "781 KiB", "5 + 11"],
+    "/p/{rides}/history?before=3": ["2024-01-01 00:00 UTC", "newer"],
+    "/p/{rides}/lineage": ["went back to checkpoint 11"],
+    "/p/{rides}/trends": ["New against full bytes", "Live files"],
+    "/p/{rides}/trends?first=3&last=5": ["3 checkpoints"],
+    "/p/{rides}/checkpoint/11": [
+        "<i>visits</i>",
+        "n long, last timestamp",
+        "airflow dags trigger rides_restore",
+        "2.0",
+        "events.parquet",
+    ],
+    "/p/{rides}/checkpoint/14": ["Validation refused it", "<b>visits</b> is empty"],
+    "/p/{rides}/compare": ["Two checkpoints that retention keeps"],
+    "/p/{rides}/compare?first=4&second=7": [
+        "another state",
+        "the same code",
+        "Key groups that differ",
+        "cairn diff --root",
+    ],
+    "/p/{empty}/": ["Nothing was committed yet"],
+    "/p/{damaged}/": ["could not be read", "without it no checkpoint can be vouched for"],
+    "/": ["rides", "damaged", "sound", "unowned"],
+    "/dag/rides_restore": ["The next interval can't start"],
+    f"/run/rides/{quote(run_id(9))}": [
+        "Committed: checkpoint 14",
+        "Committed by an earlier try: checkpoint 12",
+        "Restored: checkpoint 13",
+        "after 1 clear",
+    ],
+    f"/task/rides/process/{quote(run_id(9))}": ["This try", "Restored: checkpoint 11", "32 MiB from caches of hosts"],
+}
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_each_view_says_what_it_is_for(pages: Any, path: str) -> None:
+    answer = pages.get(BASE + path.format_map(pages.keys))
+    assert answer.status_code == 200, answer.text
+    shown = text(answer.text).replace("&#39;", "'").replace("&lt;", "<").replace("&gt;", ">").replace("&#34;", '"')
+    for part in VIEWS[path]:
+        assert part in shown, (part, shown)
+
+
+def test_every_page_forbids_what_it_does_not_need(pages: Any) -> None:
+    answer = pages.get(BASE + "/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "://" not in policy
+    for path in ("/", f"/p/{pages.keys['rides']}/checkpoint/11"):
+        shown = pages.get(BASE + path).text
+        assert not re.search(r"(?:src|href)=\"(?:https?:)?//", shown), "something of another host"
+        assert not re.search(r"\s(?:style|on[a-z]+)=", shown)
+    for name in re.findall(r"/static/([a-z.]+)", answer.text):
+        assert pages.get(f"{BASE}/static/{name}").status_code == 200
+    assert pages.get(f"{BASE}/static/..%2fpages.py").status_code == 404
+    assert pages.get(f"{BASE}/static/pages.py").status_code == 404
+
+
+def test_a_hostile_name_is_text(pages: Any) -> None:
+    for path in ("/", f"/p/{pages.keys[HOSTILE]}/", f"/p/{pages.keys[HOSTILE]}/checkpoint/2"):
+        shown = pages.get(BASE + path).text
+        assert HOSTILE not in shown and "&lt;script&gt;pwned=1&lt;!--" in shown
+
+
+def test_who_may_not_read_a_dag_does_not_see_its_pipeline(pages: Any) -> None:
+    from starlette.testclient import TestClient
+
+    paths = [
+        f"/p/{pages.keys['secret']}{view}"
+        for view in ("/", "/history", "/lineage", "/trends", "/compare", "/checkpoint/1")
+    ]
+    for path in paths:
+        assert pages.get(BASE + path).status_code == 200
+    nils = TestClient(pages.app, cookies={"_token": "nils"})
+    assert "secret" in text(pages.get(BASE + "/").text)
+    shown = text(nils.get(BASE + "/").text)
+    assert "rides" in shown and "secret" not in shown and "unowned" not in shown
+    assert [nils.get(BASE + path).status_code for path in paths] == [404] * len(paths)
+    assert "No pipeline to show" in text(nils.get(BASE + "/dag/secret").text)
+    assert nils.get(f"{BASE}/run/secret/{quote(run_id(9))}").status_code == 403
+    assert nils.get(f"{BASE}/p/{pages.keys['unowned']}/").status_code == 404
+
+
+def test_nobody_gets_nothing(pages: Any) -> None:
+    from starlette.testclient import TestClient
+
+    everything = [*(path.format_map(pages.keys) for path in VIEWS), "/p/x/docs/y"]
+    stranger, barred = TestClient(pages.app), TestClient(pages.app, cookies={"_token": "nobody"})
+    for path in everything:
+        assert stranger.get(BASE + path).status_code == 401, path
+        assert barred.get(BASE + path).status_code == 403, path
+    assert stranger.get("/cairn/docs/").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/p/none/", 404),
+        ("/p/{rides}/checkpoint/99", 404),
+        ("/p/{rides}/checkpoint/0", 404),
+        ("/p/{rides}/compare?first=4&second=99", 404),
+        ("/p/{rides}/history?before=x", 422),
+        ("/run/rides/none", 404),
+        ("/p/{rides}/docs/secret/x", 404),
+    ],
+)
+def test_what_is_not_there_is_said(pages: Any, path: str, status: int) -> None:
+    assert pages.get(BASE + path.format_map(pages.keys)).status_code == status
+
+
+def test_data_docs_have_the_frame_of_their_pipeline(pages: Any) -> None:
+    listed = pages.get("/cairn/docs/").text
+    (link,) = re.findall(r'href="([^"]*checkpoint[^"]*html)"', listed)
+    assert "checkpoint 11, total" in text(listed)
+    framed = pages.get(link).text
+    assert (
+        f'href="{BASE}/p/{pages.keys["rides"]}/checkpoint/11"' in framed and "Data Docs: total, checkpoint 11" in framed
+    )
+    (inner,) = re.findall(r'<iframe[^>]* src="([^"]*)"', framed)
+    page = pages.get(inner)
+    assert "Expectations of total" in page.text and '.fa-times::before { content: "\\2718" }' in page.text
+    assert page.headers["content-security-policy"].startswith("sandbox ")
+
+
+def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from starlette.testclient import TestClient
+
+    monkeypatch.setenv("CAIRN_DOCS", str(tmp_path))
+    page = tmp_path / "secret/validations/secret/<b>state/checkpoint 1 a_b/1/h.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("<html><head></head><body>well</body></html>")
+    (tmp_path / "secret" / "styles.css").write_text("<head>")
+    path = "/cairn/docs/" + quote(page.relative_to(tmp_path).as_posix())
+    nils = TestClient(pages.app, cookies={"_token": "nils"})
+    assert "well" in pages.get(path).text and nils.get(path).status_code == 403
+    assert "&lt;b&gt;state" in pages.get("/cairn/docs/").text and "secret" not in text(nils.get("/cairn/docs/").text)
+    assert pages.get("/cairn/docs/secret/styles.css").text == "<head>"
+    assert pages.get("/cairn/docs/..%2fsecret").status_code == 404
+
+
+def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
+    """As they are printed: the difference of two, and what going back would discard."""
+    shown = pages.get(f"{BASE}/p/{pages.keys['secret']}/compare?first=1&second=2").text
+    shown += pages.get(f"{BASE}/p/{pages.keys['secret']}/checkpoint/1").text
+    printed = {
+        command.split()[1]: html.unescape(command) for command in re.findall(r'data-copy="(cairn [^"]*)"', shown)
+    }
+    assert printed.keys() == {"diff", "restore", "savepoint"}
+    rewound = CliRunner().invoke(app, shlex.split(printed["restore"])[1:])
+    assert rewound.exit_code == 0 and "discards" in rewound.output, rewound.output
+    # These folders hold no files of RocksDB, so that entries can't be read: the checkpoints are found.
+    differ = CliRunner().invoke(app, [*shlex.split(printed["diff"])[1:], "--metadata"])
+    assert (differ.exit_code == 0 and "digest" in differ.output) or "state" in differ.output, differ.output
+
+
+def test_nothing_is_written(pages: Any) -> None:
+    for method in ("post", "put", "patch", "delete"):
+        assert getattr(pages, method)(f"{BASE}/p/{pages.keys['rides']}/").status_code == 405
+
+
+def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key's file is gone when the first page is read."""
+    from cairn_ui.airflow_side import open_folder
+    from state_backend.values.errors import UsageError
+
+    key = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "of-clicks"}
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    for name, given in (("GOOGLE", key), ("BROKEN", {"type": "unknown"})):
+        connection = {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": json.dumps(given)}}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+    ref = PipelineRef(name="clicks", root="gs://bucket/state", gcp_conn_id="google")
+    opened: Any = open_folder(ref)
+    assert opened.url == "gs://bucket/state/clicks"
+    assert opened._connections._identity().refresh_token == "of-clicks"
+    with pytest.raises(UsageError, match="key file is not usable"):
+        open_folder(replace(ref, gcp_conn_id="broken"))

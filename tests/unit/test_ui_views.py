@@ -1,0 +1,506 @@
+"""What the pages in Airflow's UI show, as values: sizes, lateness, health, history, lineage, trends, detail, and the templates over them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn_ui import docs, found, glance, history, lineage, pages, trends, words
+from cairn_ui.detail import comparison_of, detail_of, fields_of, manifests_of
+from cairn_ui.found import PipelineRef
+from cairn_ui.glance import Schedule
+from cairn_ui.reading import NotAnswered, Reader
+from cairn_ui.values import Look, Reading
+from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import StorageUnavailable
+from tests.support.checkpoints import day
+from tests.support.shown_pipelines import eventful, run_id, steady
+
+NOW = datetime(2024, 1, 10, 0, 30, tzinfo=UTC)
+RIDES = PipelineRef(name="rides", root="memory://ui", dag_id="rides", code="m:RIDES", restore_dags=("rides_restore",))
+
+
+def read(storage: Storage, ref: PipelineRef = RIDES) -> Reading:
+    look = Reader(lambda _: storage).look(ref)
+    assert look.problem is None and look.reading is not None
+    return look.reading
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[Storage]:
+    folder = MemoryStorage("memory://ui/rides")
+    eventful(folder)
+    yield folder
+
+
+@pytest.fixture(scope="module")
+def rides(storage: Storage) -> Reading:
+    return read(storage)
+
+
+# --- words -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (10_200, "10 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (3 << 30, "3.0 GiB"),
+    ],
+)
+def test_sizes(count: int | None, said: str) -> None:
+    assert words.size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "–"),
+        (0.0, "0 ms"),
+        (0.42, "420 ms"),
+        (3.21, "3.2 s"),
+        (59.96, "1 min"),
+        (61, "1 min 1 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (86_400 * 3 + 4 * 3600 + 59, "3 d 4 h"),
+        (-5, "−5.0 s"),
+    ],
+)
+def test_spans(seconds: float | None, said: str) -> None:
+    assert words.span(seconds) == said
+
+
+# --- which pipelines ---------------------------------------------------------------------------------------------------------------
+
+
+def operator(task_id: str, fields: str, **values: Any) -> dict[str, Any]:
+    return {"__type": "operator", "__var": {"task_id": task_id, "template_fields": fields.split(), **values}}
+
+
+def a_dag(root: str = "file:///state", name: str = "rides") -> dict[str, Any]:
+    where = {"root": root, "pipeline": "m:RIDES"}
+    tasks = [
+        operator("process", "pipeline root pipeline_name mode allow_stale_base", pipeline_name=name, **where),
+        operator(
+            "checkpoint",
+            "pipeline_name root attempt sink_of gcp_conn_id",
+            pipeline_name=name,
+            root=root,
+            gcp_conn_id="google",
+        ),
+        operator("validate", "pipeline root checkpoint attempt savepoint docs_dir", **where),
+        operator("savepoint", "pipeline root checkpoint to", **where),
+        operator("mail", "to subject"),
+    ]
+    return {"dag": {"tasks": tasks}}
+
+
+def test_pipelines_are_found_by_the_operators_of_dags() -> None:
+    restore = {
+        "dag": {
+            "tasks": [operator("r", "pipeline_name root target fork_as", pipeline_name="rides", root="file:///state/")]
+        }
+    }
+    (ref,) = found.all_pipelines([("rides", a_dag()), ("back", restore), ("other", {})], "")
+    assert ref == PipelineRef(
+        name="rides",
+        root="file:///state",
+        dag_id="rides",
+        gcp_conn_id="google",
+        code="m:RIDES",
+        process="process",
+        commit="checkpoint",
+        validate="validate",
+        savepoint="savepoint",
+        restore_dags=("back",),
+    )
+
+
+def test_the_setting_names_folders_and_fills_in_templates() -> None:
+    setting = "file:///state/rides google@gs://bucket/state/clicks/ file:///other/rides"
+    mine, other, clicks = (
+        ref
+        for ref in sorted(
+            found.all_pipelines([("rides", a_dag())], setting), key=lambda r: (r.name != "rides", r.dag_id is None)
+        )
+    )
+    assert mine.dag_id == "rides" and other.dag_id is None and other.folder == "file:///other/rides"
+    assert (clicks.name, clicks.root, clicks.gcp_conn_id) == ("clicks", "gs://bucket/state", "google")
+    (filled,) = found.all_pipelines([("rides", a_dag(root="{{ var.value.root }}"))], "gs://bucket/rides")
+    assert filled.folder == "gs://bucket/rides" and filled.dag_id == "rides" and filled.unreadable is None
+    (open_,) = found.all_pipelines([("rides", a_dag(root="{{ var.value.root }}"))], "")
+    assert "CAIRN_UI_PIPELINES" in str(open_.unreadable)
+    assert Reader(lambda _: pytest.fail("opened")).look(open_).problem == open_.unreadable
+
+
+def test_keys_are_of_one_pipeline_each_and_stand_in_a_url() -> None:
+    refs = [PipelineRef(name=n, root=r, dag_id=d) for n in ("a", "<b>/") for r in ("x", "y") for d in ("d", None)]
+    assert len({ref.key for ref in refs}) == 8
+    assert all(ref.key.isascii() and not set(ref.key) & set("<>/ ?#&") for ref in refs)
+
+
+# --- the first look ------------------------------------------------------------------------------------------------------------------
+
+
+def schedule(**changes: Any) -> Schedule:
+    said = {"paused": False, "asked_end": day(9).end, "next_due": day(10).end, "running": 0}
+    return Schedule(**(said | changes))
+
+
+@pytest.mark.parametrize(
+    ("furthest", "plan", "now", "said"),
+    [
+        (day(9).end, None, NOW, None),
+        (day(9).end, schedule(), NOW, "on time"),
+        (day(8).end, schedule(), NOW, "late by 30 min"),
+        (day(8).end, schedule(), day(9).end + timedelta(minutes=5), "on time"),
+        (None, schedule(), NOW, "late by 30 min"),
+        (day(8).end, schedule(running=1), NOW, "running"),
+        (day(9).end, schedule(running=1), NOW, "on time"),
+        (day(8).end, schedule(paused=True), NOW, "paused"),
+        (day(9).end, schedule(next_due=None), NOW, "nothing due"),
+        (day(9).end, schedule(), day(10).end + timedelta(hours=2), "late by 2 h"),
+        (None, schedule(asked_end=None), NOW, "on time"),
+    ],
+)
+def test_lateness(furthest: datetime | None, plan: Schedule | None, now: datetime, said: str | None) -> None:
+    chip = glance.lateness(furthest, plan, now)
+    assert (chip.text if chip else None) == said
+
+
+def test_health_tells_the_worst_first(rides: Reading) -> None:
+    assert [c.text for c in glance.health_of(rides)] == [
+        "next can't start",
+        "1 quarantined",
+        "1 stale",
+        "3 not validated",
+    ]
+    folder = MemoryStorage("memory://ui/clicks")
+    steady(folder, 3)
+    assert [c.text for c in glance.health_of(read(folder))] == ["sound"]
+
+
+def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> None:
+    savepoint = {"checkpoint": 3, "savepoint": "file:///s/3"}
+    shown = glance.overview(
+        RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
+    )
+    assert shown.next.headline and "checkpoint 12, which ends where it starts, is stale" in shown.next.headline
+    assert shown.next.command and shown.next.command.startswith("airflow backfill create --dag-id rides")
+    assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
+        ("Latest completed", 13, "committed 1 min 30 s ago"),
+        ("Latest validated", 11, "fast and full validation"),
+        ("Last restored", 13, "back to checkpoint 11"),
+        ("Last savepoint", 3, "file:///s/3"),
+    ]
+    (refusal,) = shown.quarantined
+    assert (refusal.id, refusal.docs, refusal.findings[0]) == (14, "d.html", "total: 3 keys are negative")
+    assert dict(shown.counts) == {"completed": 8, "stale": 3, "replaced": 2, "quarantined": 1}
+
+
+def test_who_has_to_be_looked_at_stands_first(rides: Reading) -> None:
+    folder = MemoryStorage("memory://ui/clicks")
+    steady(folder, 3)
+    looks = {"well": Look(reading=read(folder)), "bad": Look(reading=rides), "away": Look(reading=None, problem="away")}
+    refs = {name: PipelineRef(name=name, root="memory://ui") for name in looks}
+    rows = [glance.glance(refs[name], look, None, None, None, NOW) for name, look in looks.items()]
+    assert [row.ref.name for row in glance.worst_first(rows)] == ["away", "bad", "well"]
+
+
+def test_a_healthy_next_interval_names_its_base() -> None:
+    folder = MemoryStorage("memory://ui/clicks")
+    steady(folder, 3)
+    shown = glance.next_of(RIDES, read(folder))
+    assert (shown.base, shown.headline, shown.command) == (3, None, None)
+
+
+# --- history and lineage ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "before", "ids"),
+    [
+        (0, None, []),
+        (3, None, [3, 2, 1]),
+        (9, None, [9, 8, 7, 6]),
+        (9, 6, [5, 4, 3, 2]),
+        (9, 2, [1]),
+        (9, 1, []),
+        (9, 99, [9, 8, 7, 6]),
+    ],
+)
+def test_pages_of_ids(head: int, before: int | None, ids: list[int]) -> None:
+    assert history.ids_of_page(head, before, 4) == ids
+
+
+def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
+    page = history.page_of(rides, None, {14: 1000}, {11: "rides/x.html"}, size=6)
+    assert [row.id for row in page.rows] == [14, 13, 12, 11, 10, 9]
+    assert (page.newer, page.older) == (None, 9)
+    assert [row.state for row in page.rows[:4]] == ["quarantined", "completed", "stale by 13", "replaced by 13"]
+    top, restored, _, eleven = page.rows[:4]
+    assert (top.run.run_id, top.run.clear_number, top.base, top.mode) == (run_id(9), 1, 13, "incremental")  # type: ignore[union-attr]
+    assert (top.files_written, top.files_shared) == (5, 11) and top.seconds == pytest.approx(0.381 + 2.94 + 0.5)
+    assert [p.name for p in top.phases] == ["restore", "process", "upload"]
+    assert top.committed == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert (restored.kind, restored.seconds) == ("restore", None)
+    assert eleven.validated == ("fast", "full") and eleven.docs == "rides/x.html"
+    assert history.page_of(rides, 9, {}, {}, size=6).newer == 15
+
+
+def test_a_run_is_found_by_its_id(rides: Reading) -> None:
+    assert history.ids_of_run(rides.log, run_id(4), day(4)) == [4, 7]
+    assert history.ids_of_run(rides.log, run_id(9), None) == [12, 14]
+    assert history.ids_of_run(rides.log, "another", day(4)) == []
+
+
+@pytest.mark.parametrize(
+    ("edges", "lanes"),
+    [
+        ([], {}),
+        ([(3, 2), (2, 1), (1, None)], {3: 0, 2: 0, 1: 0}),
+        # 5 and 4 were both made from 3: the older result is beside the newer one.
+        ([(5, 3), (4, 3), (3, None)], {5: 0, 4: 1, 3: 0}),
+        # The lane of a branch that ended is used again.
+        ([(6, 4), (5, 4), (4, 2), (3, 2), (2, None)], {6: 0, 5: 1, 4: 0, 3: 1, 2: 0}),
+        # A root in the middle of the page, and one that goes on below it.
+        ([(4, 1), (3, None), (2, 1)], {4: 0, 3: 1, 2: 1}),
+    ],
+)
+def test_lanes(edges: list[tuple[int, int | None]], lanes: dict[int, int]) -> None:
+    placed, widest = lineage.place(edges)
+    assert {p.id: p.lane for p in placed} == lanes
+    assert widest == max(lanes.values(), default=-1) + 1
+    # What leaves a row below is what comes in above the next.
+    for upper, lower in itertools.pairwise(placed):
+        assert {line.x2 for line in upper.lines if line.y2 == 1} == {line.x1 for line in lower.lines if line.y1 == 0}
+
+
+def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
+    graph = lineage.graph_of(rides, None)
+    lanes = {node.row.id: node.placed.lane for node in graph.nodes}
+    assert lanes[12] != lanes[11] == lanes[13] and lanes[4] != lanes[7]
+    assert [node.source for node in graph.nodes if node.source] == ["went back to checkpoint 11"]
+    assert graph.lanes == 2
+
+
+# --- trends ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_trends_draw_within_the_chart_and_say_the_figures(rides: Reading) -> None:
+    shown = trends.trends_of(rides)
+    assert [c.key for c in shown.charts] == ["bytes", "duration", "files", "keys", "rows", "restore"]
+    for chart in shown.charts:
+        for series in chart.drawn:
+            assert all(trends.LEFT <= x <= trends.WIDTH and 0 <= y <= trends.HEIGHT for x, y in series.dots), chart.key
+        assert all(0 <= tick.at <= trends.HEIGHT for tick in chart.ticks) and len(chart.ticks) > 1
+        assert len(chart.spots) == len(shown.points) == 14
+    assert "full: 42 MiB\nnew: 718 KiB" in next(s.text for s in shown.charts[0].spots if s.id == 2)
+    assert shown.heading[:2] == ("full", "new") and shown.table[0][:2] == ("41 MiB", "709 KiB")
+    zoomed = trends.trends_of(rides, 3, 5)
+    assert [n for n, _ in zoomed.points] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("values", [[], [0], [5], [0, 0.3], [1, 10, 1e12], [7, None, 3]])
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_any_figures_can_be_drawn(values: list[float | None], scale: Any, rides: Reading) -> None:
+    records = rides.log.completed()[: len(values)]
+    chart = trends.chart_of("k", "t", records, [trends.Series(name="s", values=tuple(values))], str, scale)
+    heights = [y for series in chart.drawn for _, y in series.dots]
+    assert len(heights) == sum(v is not None for v in values)
+    assert all(trends.TOP <= y <= trends.HEIGHT - trends.BOTTOM for y in heights)
+    if None in values:
+        assert chart.drawn[0].path.count("M") == 2
+
+
+# --- detail and difference -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_detail_of_a_checkpoint(rides: Reading, storage: Storage) -> None:
+    (record,) = (c for c in rides.log.completed() if c.id == 11)
+    shown = detail_of(RIDES, rides, record, manifests_of(record, storage), None, None)
+    assert shown.skew == pytest.approx(2.6 * 4 / 5.6, rel=0.01)
+    assert max(shown.shards, key=lambda s: s.bytes_share).shard == 2
+    assert [(s.name, len(s.versions)) for s in shown.states] == [("total", 2), ("<i>visits</i>", 1)]
+    assert shown.states[0].versions[-1].value == "n long, last timestamp"
+    assert '"offset": 136' in shown.source_position
+    back, keep = shown.actions
+    assert back.command == 'airflow dags trigger rides_restore --conf \'{"target": "11"}\''
+    assert keep.command == "cairn savepoint --root memory://ui --code m:RIDES --checkpoint 11 --to DESTINATION"
+
+
+def test_what_can_be_done_with_a_stale_one(rides: Reading, storage: Storage) -> None:
+    (record,) = (c for c in rides.log.completed() if c.id == 12)
+    ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
+    shown = detail_of(ref, rides, record, manifests_of(record, storage), None, None)
+    assert [a.command.partition(" --")[0] for a in shown.actions] == ["cairn restore", "airflow backfill create"]
+
+
+def test_the_difference_of_two(rides: Reading, storage: Storage) -> None:
+    one, two = (next(c for c in rides.log.completed() if c.id == n) for n in (4, 7))
+    shown = comparison_of(RIDES, one, manifests_of(one, storage), two, manifests_of(two, storage))
+    assert not shown.same_state and shown.same_code
+    assert shown.groups == tuple(
+        (16 * n + 4, round(440 * s), round(440 * s)) for n, s in enumerate((1.0, 0.9, 2.6, 1.1))
+    )
+    assert shown.command == "cairn diff --root memory://ui --pipeline rides 4 7"
+
+
+def test_nested_types_in_short_words() -> None:
+    nested = {"type": "array", "elementType": {"type": "struct", "fields": [{"name": "x", "type": "long"}]}}
+    fields = [
+        {"name": "a", "type": nested},
+        {"name": "m", "type": {"type": "map", "keyType": "string", "valueType": "date"}},
+    ]
+    assert fields_of({"type": "struct", "fields": fields}) == "a array<struct<x: long>>, m map<string, date>"
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class Stuck(MemoryStorage):
+    """Answers once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://ui/stuck")
+        self.go = threading.Event()
+        self.go.set()
+
+    def read(self, path: str, *, offset: int = 0) -> bytes:
+        self.go.wait(30)
+        return super().read(path, offset=offset)
+
+
+def test_a_root_that_does_not_answer_is_given_up_and_hides_no_other() -> None:
+    stuck, well, now_s = Stuck(), MemoryStorage("memory://ui/well"), [0.0]
+    for folder in (stuck, well):
+        steady(folder, 2)
+    stuck.go.clear()
+    folders = {"stuck": stuck, "well": well}
+    refs = [PipelineRef(name=name, root="memory://ui") for name in folders]
+    reader = Reader(lambda ref: folders[ref.name], clock=lambda: now_s[0])
+    began_s = time.monotonic()
+    looks = reader.look_at_all(refs, 0.3)
+    assert time.monotonic() - began_s < 5
+    assert "has not answered within" in str(looks[refs[0].key].problem) and looks[refs[0].key].reading is None
+    assert looks[refs[1].key].problem is None and looks[refs[1].key].reading is not None
+    with pytest.raises(NotAnswered):
+        reader.ask(refs[0], "x", lambda storage: storage.read("HEAD.json"), 0.05)
+    for _ in range(5):  # a look that waits for the same read begins no other
+        reader.look(refs[0], 0.01)
+    assert sum(t.name.startswith("cairn-ui stuck log") for t in threading.enumerate()) == 1
+    stuck.go.set()
+    assert reader.look(refs[0]).reading is not None
+    # Once it was read, what is shown when it hangs is what it was, and says so.
+    now_s[0] = 100.0
+    stuck.go.clear()
+    again = reader.look(refs[0], 0.05)
+    assert again.reading is not None and again.reading.read_s == 0.0 and again.problem is not None
+    stuck.go.set()
+
+
+def test_what_a_storage_refuses_is_said() -> None:
+    def refuse(_: PipelineRef) -> Storage:
+        raise StorageUnavailable("the storage is away")
+
+    assert Reader(refuse).look(RIDES) == Look(reading=None, problem="the storage is away")
+
+
+class Counted(MemoryStorage):
+    calls = 0
+
+    def read(self, path: str, *, offset: int = 0) -> bytes:
+        self.calls += 1
+        return super().read(path, offset=offset)
+
+
+def test_a_second_look_reads_the_end_of_the_log_only() -> None:
+    folder, now_s = Counted("memory://ui/rides"), [0.0]
+    shown = steady(folder, 20)
+    reader = Reader(lambda _: folder, clock=lambda: now_s[0])
+    first = reader.look(RIDES).reading
+    folder.calls = 0
+    assert reader.look(RIDES).reading is first and folder.calls == 0
+    now_s[0] = 10.0
+    second = reader.look(RIDES).reading
+    assert folder.calls <= 3 and first is not None and second is not None and second.log is first.log
+    shown.day(21)
+    now_s[0], folder.calls = 20.0, 0
+    third = reader.look(RIDES).reading
+    assert third is not None and third.newest is not None and third.newest.id == 21 and folder.calls <= 5
+
+
+def test_a_folder_that_began_anew_is_read_anew() -> None:
+    folders, now_s = [MemoryStorage("memory://ui/a"), MemoryStorage("memory://ui/b")], [0.0]
+    steady(folders[0], 5)
+    eventful(folders[1])
+    reader = Reader(lambda _: _Either(folders), clock=lambda: now_s[0])
+    assert reader.look(RIDES).reading.log.head_id == 5  # type: ignore[union-attr]
+    folders.pop(0)
+    now_s[0] = 10.0
+    assert reader.look(RIDES).reading.log.head_id == 14  # type: ignore[union-attr]
+
+
+class _Either:
+    """The first of some storages, whichever that is at the time."""
+
+    def __init__(self, folders: list[MemoryStorage]) -> None:
+        self._folders = folders
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._folders[0], name)
+
+
+# --- Data Docs and templates ---------------------------------------------------------------------------------------------------------------
+
+
+def test_docs_are_found_by_checkpoint(tmp_path: Path) -> None:
+    for n, at in ((3, "1"), (3, "2"), (4, "1")):
+        page = tmp_path / f"rides/validations/rides/total/checkpoint {n} a_b/{at}/h.html"
+        page.parent.mkdir(parents=True)
+        page.write_text("")
+    (tmp_path / "rides/index.html").write_text("")
+    assert docs.of_checkpoints(tmp_path, "rides").keys() == {3, 4}
+    assert docs.of_checkpoints(tmp_path, "other") == docs.of_checkpoints(tmp_path, "../rides") == {}
+    page = docs.page_at("rides/validations/rides/<b>/checkpoint 3 a_b/1/h.html")
+    assert page is not None and (page.of, page.table, page.checkpoint) == ("checkpoint 3", "<b>", 3)
+    assert docs.page_at("rides/index.html") is None
+    assert [p.of for p in docs.pages_in(tmp_path)] == ["checkpoint 3", "checkpoint 3", "checkpoint 4"] or len(
+        docs.pages_in(tmp_path)
+    ) == 3
+
+
+def test_templates_escape_and_know_all_their_names() -> None:
+    env = pages.environment()
+    assert env.autoescape is True
+    for name in env.list_templates():
+        source = (Path(pages.__file__).parent / "templates" / name).read_text()
+        assert "|safe" not in source.replace(" ", "") and "style=" not in source and "onclick" not in source, name
+        env.get_template(name)
+    html = pages.render("error.html", base="", ui="", status=404, detail="<script>", running=False, now=NOW)
+    assert "&lt;script&gt;" in html and "<script>" not in html.partition("</head>")[2]
+
+
+def test_the_wheel_brings_templates_and_static_files() -> None:
+    root = Path(pages.__file__).resolve().parent
+    declared = tomllib.loads((root.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for folder in ("templates", "static"):
+        package = f"cairn_ui.{folder}"
+        files = [path for path in (root / folder).iterdir() if path.is_file()]
+        assert package in declared["packages"] and files
+        assert all(any(path.match(glob) for glob in declared["package-data"][package]) for path in files)
