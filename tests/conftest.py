@@ -7,9 +7,22 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.messages import (
+    Made,
+    Recorder,
+    Site,
+    as_plain,
+    from_plain,
+    is_whole_run,
+    missing,
+    provoked,
+    sites,
+    write_made,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,10 +32,38 @@ os.environ["TZ"] = "UTC"
 # Before anything imports Airflow: its files belong neither into the repository nor into the user's home.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="cairn-airflow-")
 
-if os.environ.get("CAIRN_MESSAGES"):
-    from tests.support.messages import record_to
+WITHOUT = pytest.StashKey[list[Site]]()
+# The errors that this process makes; those of xdist's workers come to the process that started them.
+MADE = Recorder()
+OF_WORKERS: list[Made] = []
 
-    record_to(Path(os.environ["CAIRN_MESSAGES"]))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    OF_WORKERS.extend(from_plain(getattr(node, "workeroutput", {}).get("errors_made", [])))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A whole run fails if it did not meet every error that a user can meet."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["errors_made"] = as_plain(MADE.made)
+        return
+    made = [*MADE.made, *OF_WORKERS]
+    if path := os.environ.get("CAIRN_MESSAGES"):
+        write_made(made, Path(path))
+    if is_whole_run(session.config, exitstatus) and (without := missing(provoked(made, sites()), sites())):
+        session.config.stash[WITHOUT] = without
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    without = config.stash.get(WITHOUT, [])
+    for site in without:
+        terminalreporter.write_line(f"{site}\n    {site.template.replace(chr(10), chr(10) + '    ')}")
+    if without:
+        terminalreporter.write_line(
+            f"FAILED: no test provokes these {len(without)} errors; tests/support/messages.py says what to do"
+        )
 
 
 @pytest.fixture(scope="session")

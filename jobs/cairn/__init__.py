@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cairn.operations.output_files import output_files
     from cairn.operations.run_interval import run_interval
+    from cairn.operations.run_intervals import run_intervals
     from cairn.pipeline import Interval, Pipeline
     from cairn.runtime.data_sources import register
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger
@@ -28,6 +29,7 @@ __all__ = [
     "output_files",
     "register",
     "run_interval",
+    "run_intervals",
 ]
 
 _MODULES = {
@@ -36,6 +38,7 @@ _MODULES = {
     "output_files": "cairn.operations.output_files",
     "register": "cairn.runtime.data_sources",
     "run_interval": "cairn.operations.run_interval",
+    "run_intervals": "cairn.operations.run_intervals",
 }
 
 

@@ -159,7 +159,9 @@ class Pipeline:
                 "event_time='ts', watermark_delay=timedelta(hours=1)"
             )
         if self.watermark_delay is not None and self.watermark_delay < timedelta(0):
-            raise UsageError(f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, less than nothing")
+            raise UsageError(
+                f"pipeline {self.name!r}: watermark_delay is {self.watermark_delay}, less than nothing; give 0 or more"
+            )
 
     def retention_of(self, interval: Interval) -> RetentionPolicy:
         """What the commit of this interval records."""

@@ -91,7 +91,7 @@ def connect(
                     f"{_first_line(error)}; put the server's token into the connection, as its password"
                 ) from None
             raise StorageUnavailable(
-                f"no Spark Connect server answers at {where}: {str(error).strip().splitlines()[0]}"
+                f"no Spark Connect server answers at {where}: {_first_line(error)}; start it, or name another one in the connection"
             ) from error
         return session
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -323,4 +323,6 @@ def _check_listening(where: str) -> None:
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()
     except OSError as error:
-        raise StorageUnavailable(f"no Spark Connect server answers at {where}: {error}") from None
+        raise StorageUnavailable(
+            f"no Spark Connect server answers at {where}: {error}; start it, or name another one in the connection"
+        ) from None

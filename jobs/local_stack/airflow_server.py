@@ -170,7 +170,7 @@ class AirflowServer(Server):
     healthy: other things can start meanwhile, until ``wait_until_ready``.
 
     ``home`` is AIRFLOW_HOME, for its database and logs; configuration, DAGs and plugins are always the repository's. ``env`` is
-    what its components run with, and whoever calls its command line needs.
+    what its components run with, and whoever calls its command line needs. ``python`` is theirs, if not this one.
 
     Its database is a PostgreSQL in ``database_dir``, or SQLite where that can't run, which it says; or what
     AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. ``database`` says which, once it has started.
@@ -185,9 +185,11 @@ class AirflowServer(Server):
         log_dir: Path | None = None,
         database_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
         self.repo_root = repo_root
         self.home = home
+        self.python = str(python or sys.executable)
         self.database = "of your own"
         self._postgres = Postgres(
             database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
@@ -220,13 +222,13 @@ class AirflowServer(Server):
         """Creates or migrates the database (some seconds), starts the components."""
         if not os.environ.get(_DATABASE) and not self.env.get(_DATABASE):
             self._start_database()
-        migrate = [sys.executable, "-c", "from airflow.utils.db import initdb; initdb()"]
+        migrate = [self.python, "-c", "from airflow.utils.db import initdb; initdb()"]
         self.processes.start("database", migrate, env=self.env, cwd=self.repo_root)
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
         for name, arguments in _COMPONENTS.items():
-            command = [sys.executable, "-m", "airflow", *arguments]
+            command = [self.python, "-m", "airflow", *arguments]
             self.processes.start(name, command, env=self.env, cwd=self.repo_root)
 
     def wait_until_ready(self, timeout_s: float = 180) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cairn.command.spark_server import answers, server_command, server_environment
@@ -19,16 +20,27 @@ class SparkConnectServer(Server):
     start meanwhile, until ``wait_until_ready``.
 
     Whoever reaches the port has the server run any code. With a ``token`` only who knows it: then the host is "localhost", since
-    Spark's client sends a token without TLS to no other.
+    Spark's client sends a token without TLS to no other. ``master``: where its tasks run, if not in the server on ``cores`` cores;
+    ``conf``: more of Spark's configuration.
     """
 
     def __init__(
-        self, repo_root: Path, *, log_dir: Path, port: int = 0, cores: int = 2, token: str | None = None
+        self,
+        repo_root: Path,
+        *,
+        log_dir: Path,
+        port: int = 0,
+        cores: int = 2,
+        token: str | None = None,
+        master: str | None = None,
+        conf: Mapping[str, str] | None = None,
     ) -> None:
         self.repo_root = repo_root
         self.port = free_port(port)
         self.cores = cores
         self.token = token
+        self.master = master or f"local[{cores}]"
+        self.conf = dict(conf or {})
         self._processes = OwnedProcesses(log_dir)
 
     @property
@@ -51,7 +63,7 @@ class SparkConnectServer(Server):
         paths = os.pathsep.join([str(self.repo_root / "jobs"), str(self.repo_root)])
         self._processes.start(
             _NAME,
-            server_command(self.port, f"local[{self.cores}]", self.cores),
+            server_command(self.port, self.master, self.cores, self.conf),
             # The token not among the options, which everybody on the machine can read.
             env=server_environment()
             | {"PYTHONPATH": paths}

@@ -1,5 +1,6 @@
 """Airflow operators for stateful pipelines. Importing this needs neither Spark nor RocksDB: those run in the driver."""
 
+from cairn_operators.backfill import RunIntervalsOperator, backfill_pipeline
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.pipeline import stateful_pipeline
@@ -11,10 +12,12 @@ from cairn_operators.validate_state import ValidateStateOperator
 __all__ = [
     "IncrementalCheckpointOperator",
     "RestoreStateOperator",
+    "RunIntervalsOperator",
     "SavepointOperator",
     "StatefulMicroBatchOperator",
     "SweepStateOperator",
     "ValidateStateOperator",
+    "backfill_pipeline",
     "restore_pipeline",
     "stateful_pipeline",
 ]

@@ -9,9 +9,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, BaseOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 from airflow.sdk.observability import stats
 
+from cairn_operators.data_interval import data_interval
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
 
@@ -67,18 +69,37 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
     def execute(self, context: Any) -> dict[str, Any]:
         """Commits, publishes, cleans up; returns the checkpoint's summary."""
         with as_google_identity(self.gcp_conn_id):
-            return self._execute(context)
+            summary = self._execute(context)
+        if skipped := self._not_due(context, dropped="base" not in summary):
+            self.log.info("nothing to do for these at this interval, so not started: %s", ", ".join(skipped))
+            context["ti"].xcom_push(
+                key=BaseXCom.XCOM_RETURN_KEY, value=summary
+            )  # Airflow does not, where a task ends by an exception
+            raise DownstreamTasksSkipped(tasks=skipped)
+        return summary
+
+    def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
+        """The tasks right behind this one that would start only to skip themselves, or to find that the checkpoint is gone."""
+        behind = context["task"].downstream_list if self.has_dag() else []
+        examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
+        cadenced = [task for task in behind if hasattr(task, "is_due_at") and task.task_id not in examine]
+        if not cadenced:
+            return examine
+        _, end = data_interval(context)
+        start = context["dag"].start_date
+        return [*examine, *(task.task_id for task in cadenced if not task.is_due_at(end, start))]
 
     def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.coordinator import Coordinator
+        from state_backend.inspection.describe import summarise
         from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
 
         started_s = time.monotonic()
         try:
             url = join_url(self.root, self.pipeline_name)
             hook, in_order = _sink_hook(self.sink_of, url) if self.sink_of else (None, False)
-            coordinator = Coordinator(open_storage(url), self.pipeline_name)
+            coordinator = Coordinator(open_storage(url), self.pipeline_name, remembers=True)
             committed = coordinator.commit(self.attempt)
             failed: SinkFailed | None = None
             try:
@@ -140,6 +161,8 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
     slowest shard: restore, process, upload, ...) are timings. ``.lag_s`` is a gauge: the seconds from the interval's end to its
     commit. So is each count of the summary.
     """
+    from state_backend.inspection.describe import summarise
+
     tags, content, summary = {"pipeline": pipeline_name}, record.content, summarise(record)
     stats.incr("cairn.checkpoint.committed", tags=tags)
     stats.timing("cairn.checkpoint.duration", duration, tags=tags)
@@ -148,25 +171,6 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
         stats.gauge(f"cairn.checkpoint.{name}", summary[name], tags=tags)
     for phase, spent_us in content.durations_us.items():
         stats.timing(f"cairn.interval.{phase}", timedelta(microseconds=spent_us), tags=tags)
-
-
-def summarise(record: Record) -> dict[str, Any]:
-    """What is worth showing about a checkpoint: ids, interval, counts, bytes."""
-    content = record.content
-    totals = content.totals
-    return {
-        "checkpoint": record.id,
-        "base": content.base_id,
-        "interval": str(content.interval),
-        "changed_bytes": totals.changed_bytes,
-        "uploaded_bytes": totals.uploaded_bytes,
-        "state_bytes": totals.state_bytes,
-        "state_files": totals.state_files,
-        "keys": totals.keys,
-        "keys_touched": totals.keys_touched,
-        "input_rows": totals.input_rows,
-        "output_rows": totals.output_rows,
-    }
 
 
 def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:

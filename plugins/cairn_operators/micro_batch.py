@@ -55,7 +55,7 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     While the run of the interval before is queued, running or being run again, the task defers until that one's checkpoint
     is there, for ``wait_timeout`` at most. ``start_patience``: how long a queued one is waited for that nothing but this
-    run keeps from starting. ``poll``: time between two looks.
+    run keeps from starting. ``poll``: time between two looks at the storage.
 
     A retry takes what an earlier try of the same run has prepared, if nothing that it was made of has changed;
     ``reuse_prepared=False`` computes again always. After a clear it is computed again in any case.
@@ -82,7 +82,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         replace_overlapping: bool | str = False,
         wait_timeout: timedelta = timedelta(days=1),
         start_patience: timedelta = timedelta(minutes=2),
-        poll: timedelta = timedelta(seconds=5),
+        poll: timedelta = timedelta(seconds=0.4),
         reuse_prepared: bool = True,
         **kwargs: Any,
     ) -> None:

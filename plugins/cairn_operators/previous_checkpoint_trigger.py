@@ -9,13 +9,18 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+_FIRST_LOOK_S = 1.0
+# The storage says what is waited for; Airflow only whether the wait is in vain. Each answer costs its API some 10 ms.
+_AIRFLOW_EVERY_S = 5.0
+
 
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
     """Fires ``{"why": ...}`` once one of the runs has committed the checkpoint that ends at ``end_ms``, once their tasks have
     ended in another way, or at ``until_ms``. What follows from it, the task decides: it looks at everything again.
 
-    Every ``poll_s`` seconds it asks the storage for the next record (one look-up by name; it reads those that are there) and
-    Airflow for the states of the runs' tasks. Storage that does not answer is asked again. Without a ``url`` it asks Airflow only.
+    Every ``poll_s`` seconds it asks the storage for the next record (one look-up by name; it reads those that are there), and every
+    five seconds Airflow for the states of the runs' tasks. Storage that does not answer is asked again. Without a ``url`` it asks
+    Airflow only.
     """
 
     def __init__(
@@ -29,7 +34,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         task_ids: Sequence[str],
         queued: Sequence[str],
         until_ms: int,
-        poll_s: float = 5.0,
+        poll_s: float = 0.4,
     ) -> None:
         super().__init__()
         self.url = url
@@ -50,18 +55,22 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event, with the reason, when the wait is over."""
         # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
+        # First of all: Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
+        await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
+        asked_s = -_AIRFLOW_EVERY_S
         while True:
-            # First of all: Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
-            await asyncio.sleep(self.poll_s)
-            why = await self._look()
+            ask_airflow = time.monotonic() - asked_s >= (self.poll_s if self.url is None else _AIRFLOW_EVERY_S)
+            asked_s = time.monotonic() if ask_airflow else asked_s
+            why = await self._look(ask_airflow)
             if why is not None:
                 yield TriggerEvent({"why": why})
                 return
+            await asyncio.sleep(self.poll_s)
 
-    async def _look(self) -> str | None:
+    async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self._committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is there"
-        if (ended := await self._ended()) is not None:
+        if ask_airflow and (ended := await self._ended()) is not None:
             return ended
         return "time is up" if time.time() * 1000 >= self.until_ms else None
 

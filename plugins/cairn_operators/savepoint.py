@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -39,10 +39,14 @@ class SavepointOperator(DriverOperator):
         self.every = every
         self.consolidate = consolidate
 
+    def is_due_at(self, end: datetime, start: datetime) -> bool:
+        """Whether one is taken for an interval that ends then. The checkpoint's task asks too, so that what is not due is never started."""
+        return is_due(end, start, self.every)
+
     def execute(self, context: Any) -> dict[str, Any]:
         """Takes the savepoint, or skips where none is due."""
         _, end = data_interval(context)
-        if not is_due(end, context["dag"].start_date, self.every):
+        if not self.is_due_at(end, context["dag"].start_date):
             raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
         arguments = ["--checkpoint", str(self.checkpoint), "--to", self.to, "--format", self.format]
         return self.run_driver("savepoint", *arguments, *(["--consolidate"] if self.consolidate else []))

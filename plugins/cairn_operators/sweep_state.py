@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -49,11 +49,15 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.only_plan = dry_run  # BaseOperator has a method dry_run
         self.every = every
 
+    def is_due_at(self, end: datetime, start: datetime) -> bool:
+        """Whether it sweeps after an interval that ends then. The checkpoint's task asks too, so that what is not due is never started."""
+        return is_due(end, start, self.every)
+
     def execute(self, context: Any) -> dict[str, Any]:
         """Sweeps, or skips where that is not due."""
         if self.every is not None:
             _, end = data_interval(context)
-            if not is_due(end, context["dag"].start_date, self.every):
+            if not self.is_due_at(end, context["dag"].start_date):
                 raise AirflowSkipException(f"swept every {self.every}, and not at {end.isoformat()}")
         with as_google_identity(self.gcp_conn_id):
             return self._execute()

@@ -65,12 +65,10 @@ class ValidateStateOperator(DriverOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the driver; what it finds is raised."""
-        _, end = data_interval(context)
-        start = context["dag"].start_date
-        full = self.mode == "full" or (self.full_every is not None and is_due(end, start, self.full_every))
+        full = self.mode == "full" or (self.full_every is not None and _is_due(context, self.full_every))
         arguments = self._what()
         arguments += ["--docs", self.docs_dir] if self.docs_dir is not None else []
-        if not is_due(end, start, self.expectations_every):
+        if self.expectations_every is not None and not _is_due(context, self.expectations_every):
             arguments.append("--without-expectations")
         arguments += [] if full else ["--mode", "fast"]
         result = self.run_driver("validate", *arguments)
@@ -114,3 +112,9 @@ class ValidateStateOperator(DriverOperator):
         )
         again = result.get("rerun")
         return with_command(text, self.dag_of_pipeline, Rerun.from_json(again) if again else None)
+
+
+def _is_due(context: Any, every: timedelta) -> bool:
+    """Whether the run's data interval is on the cadence. Where nothing has one, no interval is needed: a range's run has none."""
+    _, end = data_interval(context)
+    return is_due(end, context["dag"].start_date, every)

@@ -411,7 +411,9 @@ class RocksStore:
             ):
                 return
             if time.monotonic() - started > deadline_s:
-                raise StorageUnavailable(f"compactions in {self.directory} did not end within {deadline_s:.0f} s")
+                raise StorageUnavailable(
+                    f"compactions in {self.directory} did not end within {deadline_s:.0f} s; is the local disk slow or failing? try again"
+                )
             time.sleep(0.001)
 
     def compact(self) -> None:

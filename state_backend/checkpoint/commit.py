@@ -159,11 +159,13 @@ def _check_base(log: Log, prepared: Prepared) -> None:
         if content.base_id is None or (
             log.quarantine_above(content.base_id) is not None and not allowed.allow_quarantined
         ):
-            raise BaseMoved(f"{_who(content)}: {_checkpoint(content.base_id)} can't be used any more")
+            raise BaseMoved(
+                f"{_who(content)}: {_checkpoint(content.base_id)} was quarantined meanwhile; choose one that is usable"
+            )
         stale_by = log.retained[content.base_id].stale_by
         if content.kind == "restore" and not is_forgiven(stale_by, allowed, prepared.h0):
             raise BaseMoved(
-                f"{_who(content)}: checkpoint {stale_by} made {_checkpoint(content.base_id)} stale meanwhile"
+                f"{_who(content)}: checkpoint {stale_by} made {_checkpoint(content.base_id)} stale meanwhile; look at what is usable, then call again"
             )
         return
     try:

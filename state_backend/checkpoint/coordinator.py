@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from state_backend.checkpoint.log import (
     read_on,
 )
 from state_backend.checkpoint.output_schemas import output_so_far
+from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Past
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
@@ -81,6 +83,7 @@ from state_backend.values.retention import RetentionPolicy
 logger = logging.getLogger("cairn")
 
 _COMMIT_ROUNDS = 100
+_FEW_FILES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +116,12 @@ class _HookRaised(Exception):
 
 
 class Coordinator:
-    """Checkpoints of one pipeline, over the storage of its own folder. Holds no state between calls; any number of
-    processes may use one pipeline at a time. ``policy``: None for the one that the pipeline's records say."""
+    """Checkpoints of one pipeline, over the storage of its own folder. Any number of processes may use one pipeline at a time.
+
+    policy: None for the one that the pipeline's records say.
+    remembers: each call takes over from the last one the records that are retained still, and reads only what is new. For a process
+        that makes several calls: a retained record is never changed, so it is read once. Without it nothing is kept between calls.
+    """
 
     def __init__(
         self,
@@ -122,10 +129,13 @@ class Coordinator:
         pipeline: str,
         *,
         policy: RetentionPolicy | None = None,
+        remembers: bool = False,
     ) -> None:
         self._storage = storage
         self._pipeline = pipeline
         self._policy = policy
+        self._remembers = remembers
+        self._last: Log | None = None
 
     @property
     def storage(self) -> Storage:
@@ -139,7 +149,10 @@ class Coordinator:
 
     def log(self, before: Log | None = None) -> Log:
         """The log as it is now. ``before``: what the same call has read already."""
-        return read_log(self._storage, before)
+        log = read_log(self._storage, self._last if before is None else before)
+        if self._remembers:
+            self._last = log
+        return log
 
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
@@ -186,8 +199,9 @@ class Coordinator:
         for entry in log.completed()[-1:]:
             if entry.content.pipeline_start_ms != pipeline_start_ms:
                 raise UsageError(
-                    f"pipeline {self._pipeline!r} began at {entry.content.pipeline_start_ms} ms since the epoch, and its start is "
-                    f"{pipeline_start_ms} now; the start of a pipeline never changes"
+                    f"pipeline {self._pipeline!r} began at {format_instant(from_ms(entry.content.pipeline_start_ms))}, and its start "
+                    f"is {format_instant(from_ms(pipeline_start_ms))} now; the start of a pipeline never changes\n"
+                    "Set it back, or give the pipeline another name to begin anew"
                 )
 
     def prepare(self, prepared: Prepared) -> None:
@@ -199,7 +213,9 @@ class Coordinator:
             # Of values: gzip's bytes depend on the zlib of the host, and JSON has no tuples.
             there = record_codec.decode(self._storage.read(path), path, Prepared)
             if there != record_codec.decode(data, path, Prepared):
-                raise StorageUnavailable(f"{path} exists with other content: two drivers share one attempt") from None
+                raise StorageUnavailable(
+                    f"{path} exists with other content: two drivers share one attempt; clear the task, so that it begins another one"
+                ) from None
 
     def load_prepared(self, attempt: str) -> Prepared:
         """What an attempt prepared. Raises: StateUnusable if it never got there."""
@@ -266,8 +282,10 @@ class Coordinator:
             ) from None
         self._check_not_refused(attempt)
         verified, known_id = False, prepared.h0
-        for _ in range(_COMMIT_ROUNDS):
-            log = self.log(log)
+        for tried in range(_COMMIT_ROUNDS):
+            if tried:
+                # The first try goes by what was read above: whoever came between has the id, and the create says so.
+                log = self.log(log)
             if log.head_id < known_id:
                 log = read_on(self._storage, log)
             try:
@@ -323,15 +341,18 @@ class Coordinator:
 
     def _verify(self, prepared: Prepared) -> None:
         """Every file that this attempt wrote is there, with the size and, where the storage keeps one, the crc32c acked. Looks at
-        them by folder, not one by one."""
+        them by folder, but one by one where a folder has few: an object store's listing costs what a dozen looks cost."""
         attempt, written = prepared.content.attempt, prepared.written
         if written is None:
             written = tuple(h for h in files_of(prepared.content, self._storage) if paths.attempt_of(h.path) == attempt)
-        folders = {handle.path.rpartition("/")[0] for handle in written}
-        there = {info.path: info for folder in folders for info in self._storage.list(f"{folder}/")}
+        folders = Counter(handle.path.rpartition("/")[0] for handle in written)
+        listed = [folder for folder, files in folders.items() if files > _FEW_FILES]
+        there = {info.path: info for folder in listed for info in self._storage.list(f"{folder}/")}
+        # A network disk may list a folder as it was some seconds ago.
+        missing = [handle.path for handle in written if handle.path not in there]
+        there |= {info.path: info for info in at_once(self._storage.stat, missing) if info is not None}
         for handle in written:
-            # A network disk may list a folder as it was some seconds ago.
-            info = there.get(handle.path) or self._storage.stat(handle.path)
+            info = there.get(handle.path)
             if info is None:
                 raise CorruptFile(
                     f"{handle.path} is missing from {self._storage.url}; nothing is committed, run the interval again"
@@ -456,6 +477,8 @@ class Coordinator:
                     raise _HookRaised(error) from error
             self._mark_published(interval, checkpoint_id)
             published.append(checkpoint_id)
+            if hook is None:
+                return published  # nothing was written over what a newer commit has published
             current = self.log(log).publication_of(interval)
             if current is None or current == checkpoint_id:
                 return published

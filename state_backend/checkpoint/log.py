@@ -22,7 +22,7 @@ from state_backend.checkpoint.past import Entry, Fact, Past
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptRecord, NotFound
+from state_backend.values.errors import CorruptRecord, InvariantViolated, NotFound
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
     Content,
@@ -63,7 +63,8 @@ class Log:
         head = self.entries[self.head_id]
         if isinstance(head, Tombstone):
             raise CorruptRecord(
-                f"{paths.record(head.id + 1)} is missing: {paths.record(head.id)} is a tombstone, which the newest record never is"
+                f"{paths.record(head.id + 1)} is missing: {paths.record(head.id)} is a tombstone, which the newest record never is\n"
+                "Put the missing record back from a copy"
             )
         return {r.id: r for r in head.retained}
 
@@ -80,7 +81,8 @@ class Log:
             entry = self.entry(checkpoint_id)
             if not isinstance(entry, Record):
                 raise CorruptRecord(
-                    f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole"
+                    f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole\n"
+                    "Put it back from a copy"
                 )
             found.append(entry)
         return found
@@ -267,10 +269,10 @@ class Log:
 
     @property
     def summary(self) -> Summary:
-        """The newest record's. Raises: CorruptRecord if it has none."""
+        """The newest record's. There is one whenever the log was not read whole."""
         found = self.recorded_summary
         if found is None:
-            raise CorruptRecord(f"{paths.record(self.head_id)} has no summary: an older release wrote it")
+            raise InvariantViolated(f"{paths.record(self.head_id)} has no summary, and the log was not read whole")
         return found
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
@@ -293,7 +295,7 @@ class Log:
             entry = self.entry(at)
             if entry is None or isinstance(entry, SweepRecord):
                 raise CorruptRecord(
-                    f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log"
+                    f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log\nPut it back from a copy"
                 )
             at = vouched_base_of(entry)
         return judged if judged in self.quarantined else None
@@ -409,7 +411,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
     Raises: CorruptRecord for one that can't be decoded or is missing: a checkpoint that is left out silently would be
     an older state taken for the newest.
     """
-    known = before.past.known if before is not None and before.past is not None else {}
+    known = _still_of_use(before) if before is not None and before.past is not None else {}
     for attempt in range(_READ_ROUNDS):
         try:
             log = _read_once(storage, known)
@@ -429,6 +431,13 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
             continue
         break
     return log
+
+
+def _still_of_use(log: Log) -> dict[int, Entry]:
+    """What was read of the newest record and of what it retains or is about to drop. The rest would pile up over a thousand commits."""
+    assert log.past is not None
+    of_use = {log.head_id, *log.retained, *(log.summary.dropping if log.recorded_summary is not None else ())}
+    return {n: entry for n, entry in log.past.known.items() if n >= log.head_id or n in of_use}
 
 
 def read_whole_log(storage: Storage) -> Log:
@@ -487,7 +496,7 @@ def _last_listed(storage: Storage) -> int:
     records = [info.path for info in storage.list(paths.CHECKPOINTS)]
     for path in records:
         if paths.record_id(path) is None:
-            raise CorruptRecord(f"{path}: no such file belongs here")
+            raise CorruptRecord(f"{path}: no such file belongs here; move it out of {storage.url}")
     marks = [info.path for folder in paths.MARKS for info in storage.list(folder)]
     for finding in missing_records(storage, [*records, *marks]):
         raise CorruptRecord(finding)

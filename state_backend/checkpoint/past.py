@@ -164,7 +164,9 @@ class Past(Mapping[int, Entry]):
         except NotFound:
             return None
         if end.attempt != attempt:
-            raise CorruptRecord(f"{path}: it says that it is of attempt {end.attempt}")
+            raise CorruptRecord(
+                f"{path}: it says that it is of attempt {end.attempt}; put the right one back from a copy"
+            )
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
@@ -174,7 +176,7 @@ class Past(Mapping[int, Entry]):
 def _fact(path: str) -> Fact:
     parsed = paths.parse_settled(path)
     if parsed is None:
-        raise CorruptRecord(f"{path}: no such file belongs here")
+        raise CorruptRecord(f"{path}: no such file belongs here; move it out of the pipeline's folder")
     return Fact(*parsed)
 
 
@@ -186,5 +188,6 @@ def read_settled(storage: Storage, fact: Fact) -> Settled:
     except NotFound:
         raise CorruptRecord(f"{path} is missing; put it back from a copy") from None
     if (found.interval, found.id, found.kind) != fact:
-        raise CorruptRecord(f"{path}: its content belongs to {paths.settled(found.interval, found.id, found.kind)}")
+        there = paths.settled(found.interval, found.id, found.kind)
+        raise CorruptRecord(f"{path}: its content belongs to {there}\nPut the right one back from a copy")
     return found

@@ -159,7 +159,7 @@ def prepare(
         digest=digest_of(acks),
         shards=_refs(acks, base, made.attempt, storage, first_task),
         outputs=outputs,
-        durations_us={**made.durations_us, **_slowest(acks)},
+        durations_us={**made.durations_us, **slowest(acks)},
         worker_pids=tuple(ack.pid for ack in acks),
     )
     prepared = Prepared(h0=h0, content=content, written=_written(content, acks))
@@ -224,7 +224,6 @@ def _totals(acks: Sequence[ShardAck], outputs: Sequence[OutputFile], states: Seq
     )
 
 
-def _slowest(acks: Sequence[ShardAck]) -> dict[str, int]:
-    """Microseconds of each phase on the shard where it took longest: shards run side by side."""
-    phases = dict.fromkeys(phase for ack in acks for phase in ack.durations_us)
-    return {phase: max(ack.durations_us.get(phase, 0) for ack in acks) for phase in phases}
+def slowest(acks: Sequence[ShardAck]) -> dict[str, int]:
+    """Microseconds of each phase on the shard that took longest of all: shards run side by side, and the others waited for it."""
+    return max((ack.durations_us for ack in acks), key=lambda phases: sum(phases.values()), default={})

@@ -196,6 +196,4 @@ def _read_block(file: BinaryIO, name: str) -> tuple[int, int, bytes]:
         raw: bytes = _ZSTD.decompress(stored, decompressed_size=raw_size, asbytes=True)
     except (OSError, ValueError) as error:
         raise CorruptFile(f"{name}: a block can't be decompressed to {raw_size} bytes: {error}") from None
-    if len(raw) != raw_size:
-        raise CorruptFile(f"{name}: a block has {len(raw)} bytes, expected {raw_size}")
     return kind, count, raw

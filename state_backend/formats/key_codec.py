@@ -42,7 +42,7 @@ from state_backend.formats.types import (
     to_python,
     walk,
 )
-from state_backend.values.errors import CorruptFile, KeyTypeError, StateTypeError
+from state_backend.values.errors import CorruptFile, InvariantViolated, KeyTypeError, StateTypeError
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
@@ -207,7 +207,7 @@ def _encoder(data_type: DataType) -> Encode:
             return lambda items: b"".join([*[b"\1" + encode_item((item,)) for item in items], b"\0"])
         case StructType():
             return _row_encoder(data_type)
-    raise KeyTypeError(f"{data_type} can't be a key")
+    raise InvariantViolated(f"{data_type} can't be a key; check_key_schema let it pass")
 
 
 def _decoder(data_type: DataType) -> Decode:
@@ -232,7 +232,7 @@ def _decoder(data_type: DataType) -> Decode:
                 return tuple(values), end
 
             return decode
-    raise KeyTypeError(f"{data_type} can't be a key")
+    raise InvariantViolated(f"{data_type} can't be a key; check_key_schema let it pass")
 
 
 def _item_row(data_type: ArrayType) -> StructType:

@@ -39,7 +39,7 @@ from state_backend.formats.types import (
     StructType,
     row_to_physical,
 )
-from state_backend.values.errors import KeyTypeError, StateTypeError
+from state_backend.values.errors import InvariantViolated, StateTypeError
 
 SEED = 42
 Fold = Callable[[Any, int], int]
@@ -119,7 +119,7 @@ def _fold(data_type: DataType) -> Fold:
             return _fold_struct(data_type)
         case ArrayType():
             return _fold_array(_fold(data_type.element))
-    raise KeyTypeError(f"{data_type} can't be hashed")
+    raise InvariantViolated(f"{data_type} can't be hashed; check_key_schema let it pass")
 
 
 def _fold_packed(form: str) -> Fold:

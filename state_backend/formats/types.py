@@ -39,7 +39,7 @@ from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
-from state_backend.values.errors import StateSchemaError
+from state_backend.values.errors import InvariantViolated, StateSchemaError
 
 Json = Any
 Convert = Callable[[Any], Any]
@@ -347,7 +347,7 @@ def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
             convert = row_to_physical(data_type, zone, nested=True)
             return lambda value: tuple(convert(value))
         case UnsupportedType():
-            raise StateSchemaError(f"{data_type} can't be stored: {data_type.why}")
+            raise InvariantViolated(f"{data_type} can't be stored; the codec let it pass")
 
 
 def _from_bool(value: Any) -> bool:

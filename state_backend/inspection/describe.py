@@ -219,3 +219,22 @@ def _content(group: KeyGroupState | None) -> tuple[dict[str, int], int] | None:
 def _plain(value: Any) -> dict[str, Any]:
     """A flat dataclass as a dict."""
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def summarise(record: Record) -> dict[str, Any]:
+    """What is worth showing about a checkpoint: ids, interval, counts, bytes."""
+    content = record.content
+    totals = content.totals
+    return {
+        "checkpoint": record.id,
+        "base": content.base_id,
+        "interval": str(content.interval),
+        "changed_bytes": totals.changed_bytes,
+        "uploaded_bytes": totals.uploaded_bytes,
+        "state_bytes": totals.state_bytes,
+        "state_files": totals.state_files,
+        "keys": totals.keys,
+        "keys_touched": totals.keys_touched,
+        "input_rows": totals.input_rows,
+        "output_rows": totals.output_rows,
+    }

@@ -26,7 +26,7 @@ from state_backend.state import layout
 from state_backend.state.canonical_columns import Located, StateRows, TimerRows, check_ascending, index_keys
 from state_backend.state.entry_columns import changes_by_key_group, expiries, is_expiring, split_timers, stored_keys
 from state_backend.state.shard_state import ShardState
-from state_backend.values.errors import CorruptFile, NotFound, StateTypeError
+from state_backend.values.errors import CorruptFile, InvariantViolated, NotFound, StateTypeError
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import CanonicalFile, KeyGroupState, ShardManifest, StateDescriptor
 
@@ -107,7 +107,9 @@ def read_canonical(
     by_state = {descriptor.name: descriptor for descriptor in states}
     for name in dict.fromkeys(f.state for f in files):
         if name != layout.TIMERS_NAME and name not in by_state:
-            raise CorruptFile(f"a savepoint in {storage.url} has a file of state {name!r}, which it does not declare")
+            raise InvariantViolated(
+                f"a savepoint in {storage.url} has a file of state {name!r}, which it does not declare"
+            )
         rows = TimerRows(key_schema) if name == layout.TIMERS_NAME else StateRows(by_state[name], key_schema)
         last: tuple[int, bytes] | None = None
         for file in (f for f in files if f.state == name):

@@ -58,7 +58,7 @@ def manifest_of(ref: ShardRef, storage: Storage) -> ShardManifest:
         if len(data) != handle.size_bytes or crc32c != handle.crc32c:
             raise CorruptFile(
                 f"{handle.path}: {len(data)} bytes, crc32c {crc32c:08x}; expected {handle.size_bytes} bytes, "
-                f"{handle.crc32c:08x}"
+                f"{handle.crc32c:08x}; put it back from a copy"
             )
         manifest = record_codec.decode(data, handle.path, ShardManifest)
     return changed(manifest, ref.changes) if ref.changes is not None else manifest
@@ -70,7 +70,9 @@ def needed_manifest(ref: ShardRef, storage: Storage) -> ShardManifest:
         return manifest_of(ref, storage)
     except NotFound as error:
         path = ref.manifest.path if ref.manifest is not None else "inline"
-        raise CorruptFile(f"the manifest of shard {ref.shard}, {path}, is missing from {storage.url}") from error
+        raise CorruptFile(
+            f"the manifest of shard {ref.shard}, {path}, is missing from {storage.url}; put it back from a copy"
+        ) from error
 
 
 def _manifest_in(where: InSegment, handle: Handle, storage: Storage) -> ShardManifest:

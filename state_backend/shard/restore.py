@@ -22,7 +22,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
 from state_backend.shard.transfer import download_all
 from state_backend.state.layout import key_group_bounds
-from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound
+from state_backend.values.errors import CorruptFile, CorruptRecord, InvariantViolated, NotFound
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import KeyGroupState, LocalFile, ShardManifest
 
@@ -131,7 +131,7 @@ def fetch(
     """Makes a folder with the shard's files, which RocksDB opens, and its segments, which are replayed into the open store.
 
     Returns the bytes that the storage delivered, and the bytes that the cache had.
-    Raises: CorruptFile if a file is missing or damaged; CorruptRecord if the manifest names a file outside the folder.
+    Raises: CorruptFile if a file is missing or damaged; CorruptRecord if CURRENT names a file outside the folder.
     """
     directory.mkdir(parents=True)
     for file in manifest.inline_files:
@@ -191,9 +191,9 @@ def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target:
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """A file of the folder by its name. Raises: CorruptRecord for a name that leads out of the folder."""
+    """A file of the folder by its name, which no decoded manifest has leading out of it."""
     if "/" in name or name in ("", ".", "..") or "\\" in name:
-        raise CorruptRecord(f"a manifest names a local file {name!r}")
+        raise InvariantViolated(f"a manifest names a local file {name!r}, which would lie outside of {directory}")
     return directory / name
 
 

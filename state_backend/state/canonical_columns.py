@@ -86,7 +86,7 @@ class StateRows:
                 columns["user_key"] = _struct(self._user_keys.schema, self._user_keys.decode(behind))
         columns["key"] = _struct(self._keys.schema, keys)
         columns["key_group"] = pa.array(groups.astype(np.int32))
-        columns["expires_at_ms"], rows = _split(entries)
+        columns["expires_at_ms"], rows = _split(entries, self._descriptor.name)
         numbers = self._versions(rows)
         columns["schema_version"] = pa.array(numbers.astype(np.int32))
         if self._read is not None:
@@ -224,7 +224,7 @@ def differs(keys: pa.Array, before: bytes | None) -> Array:
     return np.concatenate(([keys[0].as_py() != before], inner))
 
 
-def _split(entries: pa.Array) -> tuple[pa.Array, pa.Array]:
+def _split(entries: pa.Array, name: str) -> tuple[pa.Array, pa.Array]:
     """Expiries, null for none, and rows."""
     expiring = is_expiring(entries)
     if not expiring.any():
@@ -232,7 +232,7 @@ def _split(entries: pa.Array) -> tuple[pa.Array, pa.Array]:
     mask = pa.array(expiring)
     some = entries if expiring.all() else entries.filter(mask)
     if pc.min(pc.binary_length(some)).as_py() < 9:
-        raise CorruptFile("an entry that expires is cut off")
+        raise CorruptFile(f"state {name!r}: an entry that expires is cut off")
     times, rows = np.zeros(len(entries), np.int64), without_expiry(some)
     times[expiring] = expiries(some)
     if not expiring.all():

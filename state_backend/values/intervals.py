@@ -51,7 +51,7 @@ def to_ms(instant: datetime) -> int:
         raise UsageError(f"{instant!r} has no time zone, so it names no instant; pass tzinfo=UTC")
     delta = instant - datetime(1970, 1, 1, tzinfo=UTC)
     if delta.microseconds % 1000:
-        raise UsageError(f"{instant.isoformat()} is not a whole millisecond")
+        raise UsageError(f"{instant.isoformat()} is not a whole millisecond; leave its last three digits out")
     return delta.days * 86_400_000 + delta.seconds * 1000 + delta.microseconds // 1000
 
 

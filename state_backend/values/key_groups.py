@@ -24,6 +24,9 @@ class KeyGroupRange:
         if not 0 <= self.first <= self.last < MAX_MAX_PARALLELISM:
             raise UsageError(f"not a key-group range: {self.first} .. {self.last}")
 
+    def __str__(self) -> str:
+        return f"key groups {self.first} .. {self.last}"
+
     def __contains__(self, key_group: int) -> bool:
         return self.first <= key_group <= self.last
 

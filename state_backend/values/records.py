@@ -260,13 +260,14 @@ class Totals:
 class Content:
     """What an attempt made, before and after it is committed. ``base_id`` is None for a start from empty.
 
-    ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase; ``code_hash`` is over the
+    ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase, those of the shards of the slowest one; ``code_hash`` is over the
     sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
     ``restored_from``: the id of the savepoint whose state a ``restore`` record is. ``retention``: the policy by which the commit chose
     what stays, and by which later ones do until an interval brings another; None: the default of before it was recorded.
     ``output_schema``: that of output rows, as
     Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
-    ``output_schemas`` have it.
+    ``output_schemas`` have it. ``made_of``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.made_of`): an
+    interval with equal ones from an equal base has the same result; None: that can't be told, or an older release wrote it.
     """
 
     kind: Kind
@@ -293,6 +294,7 @@ class Content:
     restored_from: str | None = None
     retention: RetentionPolicy | None = None
     output_schema: dict[str, Any] | None = None
+    made_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,7 +392,7 @@ class SweepRecord:
 class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
     is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: none, but where an older
-    release wrote it; ``Settled`` has them."""
+    release wrote it; ``Settled`` has them. ``made_of``: the content's."""
 
     id: int
     kind: Kind
@@ -405,6 +407,7 @@ class Tombstone:
     outputs: tuple[OutputFile, ...]
     late_watermark_ms: int | None = None
     replace_overlapping: bool = False
+    made_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as changed
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import uuid4
 
 import google_crc32c
 import pytest
 from google.cloud.storage import Blob
+from requests import ConnectionError
 
+from state_backend.adapters import gcs_storage
 from state_backend.adapters.gcs_storage import GcsStorage
 from state_backend.adapters.local_storage import CHUNK_BYTES, LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
@@ -683,3 +688,78 @@ def test_an_object_without_a_size_is_empty(monkeypatch: pytest.MonkeyPatch) -> N
     (listed,) = storage.list("")
     assert listed.size_bytes == 0
     assert storage.read("empty") == b""
+
+
+def test_a_write_whose_end_is_not_known_is_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk over a network that answers with an error of input and output may have done it all the same."""
+    storage = LocalStorage(tmp_path)
+    storage.create("before", b"")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for name in ("link", "rename", "replace"):
+        monkeypatch.setattr(f"state_backend.adapters.local_storage.os.{name}", refuse)
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    with pytest.raises(UnknownOutcome, match=r"can't tell whether this was done: .*Input/output error"):
+        storage.create("a", b"data")
+
+
+def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n == "google.cloud.storage" or n.startswith("google.cloud.storage.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    monkeypatch.delitem(sys.modules, "state_backend.adapters.gcs_storage")
+    with pytest.raises(
+        UsageError, match=r"gs://bucket needs Google's client.*install it there: pip install 'cairn\[gcs\]'"
+    ):
+        open_storage("gs://bucket")
+
+
+# --- answers that Google's server does not give, by its documentation ------------------------------------------------------------
+
+
+def google_answers(status: int, **headers: str) -> Any:
+    """A connection whose every request is answered so."""
+    answer = SimpleNamespace(status_code=status, headers=headers, close=lambda: None)
+    return SimpleNamespace(put=lambda *_, **__: answer, get=lambda *_, **__: answer)
+
+
+def test_bytes_that_arrive_otherwise_than_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = gcs(Path())
+    storage.create("a", b"data")
+    monkeypatch.setattr("state_backend.adapters.gcs_storage.google_crc32c.value", lambda _: 5)
+    with pytest.raises(
+        StorageUnavailable, match=r"can't read 'a' of gs://.*: what arrived has crc32c 00000005, .*try again"
+    ):
+        storage.read("a")
+
+
+def test_a_replaced_file_that_is_stored_otherwise_is_looked_at() -> None:
+    """What was there before is gone, so that nothing can be taken back."""
+    storage: Any = gcs(Path())
+    handle = Handle(path="a", size_bytes=4, crc32c=1)
+    with pytest.raises(
+        UnknownOutcome, match=r"expected 4 bytes .*, the server has 3 bytes .*; read the file before going on"
+    ):
+        storage._compared(None, gcs_storage._Stored(3, 1, 8), handle, 7, "replace 'a'")
+
+
+def test_an_upload_of_which_the_server_lost_a_part_is_begun_again() -> None:
+    storage: Any = gcs(Path())
+    google, write = SimpleNamespace(session=google_answers(308, Range="bytes=0-1")), gcs_storage._Write()
+
+    def twice(_: str, request: Callable[[float], Any], __: Any) -> Any:
+        with pytest.raises(ConnectionError, match="took a part only"):
+            request(1.0)
+        return request(1.0)
+
+    storage._send = twice
+    with pytest.raises(StorageUnavailable, match="can't upload 'a': the server lost a part of the upload; try again"):
+        storage._push(google, "session", b"data", 4, None, write, "upload 'a'")
+
+
+def test_a_download_that_begins_anew_in_the_middle_is_refused() -> None:
+    body: Any = gcs_storage._Body(google_answers(200), "url", lambda request: request(1.0), offset=3)
+    with pytest.raises(StorageUnavailable, match="the server does not go on with a download where it broke; try again"):
+        next(iter(body))

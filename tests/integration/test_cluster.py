@@ -1,155 +1,306 @@
-"""A Spark standalone cluster of processes: a master, and two workers with host names, temp folders and work folders of their own that
-share nothing but the GCS server. Their Python has what Cairn needs, and not Cairn."""
+"""What happens to a cluster, under a real Airflow: one day of a pipeline per disturbance. Drivers connect to a Spark standalone cluster
+whose two hosts share nothing with them but the GCS server, and whose Python lacks Cairn. At the end state and outputs of all days are
+those of a run that nobody disturbed, and nothing is left behind. The tests build on each other; each also runs alone. Only with CAIRN_LONG=1: eight
+minutes on two cores.
+
+    CAIRN_LONG=1 pytest -s tests/integration/test_cluster.py        # -s shows the table
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
-import sys
-import sysconfig
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from local_stack.owned_process import OwnedProcesses, free_port
+from local_stack.airflow_server import AirflowServer
+from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.values.records import Record
+from state_backend.checkpoint.sweep import sweep
+from state_backend.inspection.verify import verify_pipeline
 from tests.support.gcs_server import BUCKET, gcs_server
+from tests.support.held_days import HeldDay, HeldDays
+from tests.support.reading import unnamed_files
+from tests.support.spark_cluster import HOSTS, Cluster, Seen, cluster_in, seen_in
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
+DAYS = 12  # more than there are tests
+FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old
+SPECULATION = {
+    "spark.speculation": True,
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": 0.5,
+    "spark.speculation.multiplier": 1.1,
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+DYNAMIC = {
+    "spark.dynamicAllocation.enabled": True,
+    "spark.dynamicAllocation.shuffleTracking.enabled": True,
+    "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
+    "spark.dynamicAllocation.initialExecutors": 1,
+    "spark.dynamicAllocation.maxExecutors": 2,
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
+    "spark.scheduler.minRegisteredResourcesRatio": 0,
+}
+DECOMMISSION = {
+    "spark.decommission.enabled": True,
+    "spark.storage.decommission.enabled": True,
+    "spark.storage.decommission.shuffleBlocks.enabled": True,
+}
+EXCLUDE = {"spark.excludeOnFailure.taskAndStage.enabled": True}
+DAGS = {
+    "plain": {},
+    "speculation": {"spark_conf": SPECULATION},
+    "dynamic": {"spark_conf": DYNAMIC},
+    "connect": {"spark_conn_id": "cairn_connect"},
+}
 
-PIPELINE = """
-from datetime import UTC, datetime
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import Row
-from cairn import Pipeline
 
-def source(spark, interval):
-    return spark.range(0, 2_000, 1, 4).selectExpr("concat('user-', id % 500) as user", "id as amount")
+@dataclass
+class Stack:
+    cluster: Cluster
+    connect: SparkConnectServer
+    airflow: AirflowServer
+    days: HeldDays
+    small_disk: bool
+    logged: dict[str, int] = field(default_factory=dict)
+    connect_runs: bool = False
 
-class Sum(StatefulProcessor):
-    def init(self, handle):
-        self._sum = handle.getValueState("sum", "total long, padding string")
+    def day(self, dag_id: str, held: str = "all") -> HeldDay:
+        self.logged = {_application(log): log.stat().st_size for log in self.cluster.events.iterdir()}
+        return HeldDay(self.days, self.airflow, dag_id, held)
 
-    def handleInputRows(self, key, rows, timerValues):
-        total = (self._sum.get() or (0, ""))[0] + sum(row.amount for row in rows)
-        self._sum.update((total, f"{key[0]}-{total}-" * 20))
-        yield Row(user=key[0], total=total)
+    def seen(self) -> Seen:
+        """What happened to the day's last application, which is the one that came through."""
+        log = max(self.cluster.events.iterdir(), key=lambda log: log.stat().st_mtime)
+        return seen_in(log, after=self.logged.get(_application(log), 0))
 
-SUMS = Pipeline(name="sums", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["user"], processor=Sum,
-                output_schema="user string, total long", parallelism=2, max_parallelism=16)
-"""
+    def connect_server(self) -> None:
+        """It takes the whole cluster from the first test that needs it on."""
+        if not self.connect_runs:
+            self.connect_runs = True
+            self.connect.start()
+        self.connect.wait_until_ready(240)
+        for host in HOSTS:
+            wait_until(lambda host=host: self.cluster.executors(host), 120, f"an executor on {host}")  # type: ignore[misc]
+
+    def note(self, disturbance: str, seen: str, day: HeldDay) -> None:
+        """Compares all days so far, and prints a line of the table."""
+        self.days.assert_undisturbed()
+        digest = day.succeed().content.digest
+        print(f"\n{disturbance:<20} | {seen} | tries {len(day.tries())} | {digest:016x} as undisturbed", flush=True)
 
 
-class Cluster:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes = OwnedProcesses(folder / "logs")
-        self.port = free_port(0)
-        self.url = f"spark://127.0.0.1:{self.port}"
-        # A Python with all packages of this one, and none of its .pth files: the editable install of Cairn is one of those.
-        self.python = folder / "venv/bin/python"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
-        (site,) = (folder / "venv/lib").glob("python*/site-packages")
-        (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
-
-    def start(self) -> None:
-        self._start(
-            "master", "Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(free_port(0))
-        )
-        for number in (2, 3):
-            self.start_worker(number)
-
-    def start_worker(self, number: int, name: str = "") -> None:
-        host = f"127.0.0.{number}"
-        self._start(
-            name or f"worker-{number}",
-            *("Worker", self.url, "--host", host, "--cores", "1", "--memory", "1g"),
-            *("--webui-port", str(free_port(0)), "--work-dir", str(self.folder / f"work-{number}")),
-            host=host,
-            temp=self.folder / f"temp-{number}",
-        )
-
-    def _start(self, name: str, role: str, *arguments: str, host: str = "127.0.0.1", temp: Path | None = None) -> None:
-        spec = find_spec("pyspark")
-        assert spec is not None and spec.origin is not None
-        home = Path(spec.origin).parent
-        temp = temp or self.folder / "temp-master"
-        temp.mkdir(exist_ok=True)
-        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        self.processes.start(
-            name,
-            [str(home / "bin/spark-class"), f"org.apache.spark.deploy.{role.lower()}.{role}", *arguments],
-            env={**env, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": host, "TMPDIR": str(temp)},
-            cwd=self.folder,
-        )
+def _application(log: Path) -> str:
+    return log.name.removesuffix(".inprogress")
 
 
 @contextmanager
-def cluster_in(folder: Path) -> Iterator[Cluster]:
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A disk of 24 MB at the folder; False if this user may not mount one."""
     folder.mkdir()
-    cluster = Cluster(folder)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.processes.stop(grace_s=5)
-
-
-def start(folder: Path, where: str, root: str, python: Path | None = None) -> subprocess.Popen[str]:
-    conf = {} if python is None else {"spark.pyspark.python": str(python), "spark.executor.memory": "512m"}
-    conf |= {"spark.sql.shuffle.partitions": "2"}
-    arguments = ["--pipeline", "sums_pipeline:SUMS", "--root", root, "--spark", where, "--settings-on-stdin"]
-    arguments += ["--start", "2024-01-01T00:00:00+00:00", "--end", "2024-01-02T00:00:00+00:00"]
-    arguments += ["--run-id", "run-1", "--clear-number", "0", "--try-number", "1", "--attempt", "attempt-1"]
-    (folder / "result.json").unlink(missing_ok=True)
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "cairn.command.driver", "process", *arguments, "--result", str(folder / "result.json")],
-        env={**os.environ, "PYTHONPATH": str(folder), "PYSPARK_DRIVER_PYTHON": sys.executable},
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=700", "cairn-tests", str(folder)],
+        capture_output=True,
+        check=False,
     )
-    assert driver.stdin is not None
-    driver.stdin.write(json.dumps({"conf": conf}))
-    driver.stdin.close()
-    driver.stdin = None
-    return driver
+    try:
+        yield mounted.returncode == 0
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def finish(folder: Path, driver: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = driver.communicate(timeout=300)
-    assert (folder / "result.json").exists(), output
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    assert "ok" in result, f"{result}\n{output}"
-    return result
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder: Path = tmp_path_factory.mktemp("cluster")
+    # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
+    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
+    database.chmod(0o711)
+    try:
+        with (
+            gcs_server(),
+            small_disk(folder / "disk") as mounted,
+            cluster_in(folder / "cluster", temp={HOSTS[1]: folder / "disk"}) as cluster,
+        ):
+            days = HeldDays(folder, f"gs://{BUCKET}/cluster", DAGS)
+            lacks = subprocess.run(
+                [cluster.python, "-I", "-c", "import rocksdict, cairn"], capture_output=True, text=True, check=False
+            )
+            assert "No module named 'cairn'" in lacks.stderr
+            # Its executors do have Cairn: a Connect server is sent nothing.
+            conf = {
+                key: json.dumps(value).strip('"')
+                for key, value in (cluster.conf | DECOMMISSION | EXCLUDE).items()
+                if key != "spark.pyspark.python"
+            }
+            connect = SparkConnectServer(ROOT, log_dir=folder / "logs", master=cluster.url, conf=conf)
+            spark = {"conn_type": "spark", "host": cluster.url, "extra": {"conf": cluster.conf}}
+            env = {
+                "AIRFLOW_CONN_CAIRN_SPARK": json.dumps(spark),
+                "AIRFLOW_CONN_CAIRN_CONNECT": connect.airflow_connection,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "PYTHONPATH": str(folder),
+                "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
+            }
+            where = {"home": folder / "home", "log_dir": folder / "logs", "database_dir": database / "data"}
+            try:
+                with days.undisturbed(DAYS), AirflowServer(ROOT, env=env, **where) as airflow:
+                    for dag_id in DAGS:
+                        airflow.wait_for_dag(dag_id)
+                    yield Stack(cluster, connect, airflow, days, mounted)
+            finally:
+                connect.stop()
+    finally:
+        shutil.rmtree(database, ignore_errors=True)
 
 
-def commit(root: str) -> Record:
-    record = Coordinator(open_storage(f"{root}/sums"), "sums").commit("attempt-1").record
-    assert record is not None
-    return record
+if os.environ.get("CAIRN_LONG"):
+    FIRST, SECOND = HOSTS
 
+    def test_nobody_disturbs(stack: Stack) -> None:
+        """Executors that lack Cairn get it from the driver, and both hosts work."""
+        day = stack.day("plain")
+        day.let_go()
+        day.succeed()
+        assert {t.host for t in day.shard_tries()} == set(HOSTS)
+        stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", day)
 
-if os.environ.get("CAIRN_LONG"):  # 149 s on two busy cores
+    def test_a_host_is_lost(stack: Stack) -> None:
+        """kill -9 of its Spark worker and of all that this one started."""
+        day = stack.day("plain")
+        lost = [t for t in day.shard_tries() if t.host == FIRST]
+        assert lost, "no shard was there, so this shows nothing"
+        stack.cluster.kill_host(FIRST)
+        day.let_go()
+        day.succeed()
+        again = [t for t in day.shard_tries() if t.number > 0 or t.host == SECOND]
+        assert {t.shard for t in lost} <= {t.shard for t in again}
+        removed = stack.seen().removed
+        assert removed
+        stack.note("worker killed", f"{len(lost)} shards run again on {SECOND}; {removed[0]}", day)
+        stack.cluster.start_worker(FIRST)
 
-    def test_executors_without_the_package_get_it_from_the_driver(tmp_path: Path) -> None:
-        """A day on the cluster, with state on the server alone, has the digest of a day in one process."""
-        (tmp_path / "sums_pipeline.py").write_text(PIPELINE)
-        with gcs_server(), cluster_in(tmp_path / "cluster") as cluster:
-            finish(tmp_path, start(tmp_path, cluster.url, f"gs://{BUCKET}/cluster", python=cluster.python))
-            on_cluster = commit(f"gs://{BUCKET}/cluster")
-            assert list((tmp_path / "cluster").glob("temp-*/cairn-*")), "no worker has worked, so this shows nothing"
-            finish(tmp_path, start(tmp_path, "local[2]", f"gs://{BUCKET}/alone"))
-            alone = commit(f"gs://{BUCKET}/alone")
-        assert on_cluster.content.digest == alone.content.digest
+    def test_an_executor_is_killed(stack: Stack) -> None:
+        day = stack.day("plain")
+        lost = [t for t in day.shard_tries() if t.host == SECOND]
+        assert lost, "no shard was there, so this shows nothing"
+        stack.cluster.kill_executor(SECOND)
+        day.let_go()
+        day.succeed()
+        removed = stack.seen().removed
+        assert removed
+        stack.note("executor killed", f"{len(lost)} shards run again; {removed[0]}", day)
+
+    def test_the_driver_is_killed(stack: Stack) -> None:
+        """Of the Spark application; its executors end with it, and Airflow's retry starts another one."""
+        day = stack.day("plain")
+        (driver,) = day.drivers()
+        os.kill(driver, signal.SIGKILL)
+        day.let_go()
+        day.succeed()
+        assert len(day.tries()) == 2
+        assert "the Spark driver was killed (SIGKILL)" in day.log_of_try(1)
+        stack.note("driver killed", "another application", day)
+
+    def test_a_slow_shard_is_copied(stack: Stack) -> None:
+        """The slow one would wait for minutes; its copy on the other host does not, and is the one that counts."""
+        day = stack.day("speculation", held="0")
+        day.succeed()
+        assert day.hold.exists(), "the slow one was let go, so this shows nothing"
+        first, copy = (t for t in day.shard_tries() if t.shard == 0)
+        assert first.host != copy.host
+        seen = stack.seen()
+        assert seen.copies >= 1
+        stack.note("speculation", f"shard 0 on {first.host}, copied to {copy.host}; {', '.join(seen.failures)}", day)
+
+    def test_executors_come_and_go(stack: Stack) -> None:
+        """Dynamic allocation begins with one executor, adds another while shards wait, and takes the idle one away while a shard is at
+        work."""
+        day = stack.day("dynamic", held="0")
+        (working,) = {t.host for t in day.shard_tries() if t.shard == 0}
+        (idle,) = set(HOSTS) - {working}
+        wait_until(lambda: not stack.cluster.executors(idle), 120, "the idle executor goes")
+        day.let_go()
+        day.succeed()
+        seen = stack.seen()
+        assert len(seen.added) >= 2 and seen.removed
+        stack.note("dynamic allocation", f"{len(seen.added)} executors added, {len(seen.removed)} removed", day)
+
+    # Those below on a Connect server of the cluster, whose executors live longer than a day.
+
+    def test_a_host_is_decommissioned(stack: Stack) -> None:
+        """As a provider takes a host back: it is announced, nothing more is started there, and then the host is gone, with a shard at
+        work. (Without the second part Spark lets the shard end there.)"""
+        stack.connect_server()
+        day = stack.day("connect")
+        lost = [t for t in day.shard_tries() if t.host == FIRST]
+        assert lost, "no shard was there, so this shows nothing"
+        stack.cluster.decommission(FIRST)
+        stack.cluster.kill_host(FIRST)
+        day.let_go()
+        day.succeed()
+        assert {t.host for t in day.shard_tries() if t.shard == lost[0].shard} == {FIRST, SECOND}
+        removed = stack.seen().removed
+        assert removed
+        stack.note("decommission", f"{len(lost)} shards run again; {removed[0]}", day)
+        stack.cluster.start_worker(FIRST)
+
+    def test_a_disk_is_full(stack: Stack) -> None:
+        """That of the second host's TMPDIR. Shards fail there, and run on the first."""
+        if not stack.small_disk:
+            pytest.skip("this user may not mount a tmpfs")
+        stack.connect_server()
+        ballast = stack.cluster.temp[SECOND] / "ballast"
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"\0" * 4096)
+        try:
+            day = stack.day("connect", held="")
+            day.succeed()
+        finally:
+            ballast.unlink()
+        failures = stack.seen().failures
+        assert failures
+        stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
+
+    def test_the_connect_server_is_killed(stack: Stack) -> None:
+        stack.connect_server()
+        day = stack.day("connect")
+        stack.connect.kill()
+        stack.connect.start()
+        day.let_go()
+        stack.connect.wait_until_ready(240)
+        day.succeed()
+        assert "lost its Spark Connect server" in day.log_of_try(1)
+        stack.connect.stop()
+        stack.connect_runs = False
+        stack.note("Connect server killed", "another server", day)
+
+    def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:
+        stack.connect.stop()
+        last = stack.day("plain")  # whoever works on a host removes what killed tasks left there
+        last.let_go()
+        last.succeed()
+        stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", last)
+        for host in HOSTS:
+            wait_until(lambda host=host: not stack.cluster.executors(host), 30, "executors end")  # type: ignore[misc]
+            wait_until(lambda host=host: not stack.cluster.python_workers(host), 30, "Python workers end")  # type: ignore[misc]
+            assert [f for work in stack.cluster.temp[host].glob("cairn-work-*") for f in work.iterdir()] == []
+        assert [f for f in (stack.days.folder / "memory").rglob("*") if f.is_file()] == []
+        storage = open_storage(f"{stack.days.root}/sums")
+        sweep(storage, "sums", now_ms=FAR_MS)
+        assert unnamed_files(storage, stack.days.log()) == set()
+        assert verify_pipeline(storage, work=tmp_path).success

@@ -248,11 +248,13 @@ def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
         result = process(tmp_path, where, 1, "attempt-1")
         assert "ok" in result, result
         refused = process(tmp_path, where, 1, "attempt-2", settings={"token": "another"})["error"]
+        without = process(tmp_path, where, 1, "attempt-5", settings={"token": None})["error"]
         static = process(
             tmp_path, where, 1, "attempt-3", settings={"token": TOKEN, "conf": {"spark.executor.memory": "2g"}}
         )["error"]
         unprotected = process(tmp_path, f"sc://127.0.0.1:{port}", 1, "attempt-4")["error"]
-    assert refused["type"] == static["type"] == unprotected["type"] == "UsageError"
+    assert {error["type"] for error in (refused, without, static, unprotected)} == {"UsageError"}
+    assert f"the Spark Connect server at {where} refuses a session without a token" in without["message"]
     assert f"the Spark Connect server at {where} refuses this token" in refused["message"]
     assert "does not let a session set spark.executor.memory" in static["message"]
     assert "would be sent unprotected; set use_ssl" in unprotected["message"]

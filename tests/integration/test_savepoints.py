@@ -325,7 +325,7 @@ def test_another_type_of_the_key_is_refused_before_the_first_row(spark: SparkSes
     def read(session: SparkSession, interval: Interval) -> DataFrame:
         return read_days(session, interval).selectExpr("length(user) AS user", "item", "amount")
 
-    with pytest.raises(errors.UsageError, match=r"key types is struct<user: int>.* made with struct<user: string>"):
+    with pytest.raises(errors.UsageError, match=r"the key is struct<user: int>.* made with struct<user: string>"):
         run_interval(spark, counting(source=read), day(2), str(tmp_path / "new"))
     assert run_interval(spark, counting(), day(2), str(tmp_path / "new")).id == 2
 

@@ -13,16 +13,13 @@ from pathlib import Path
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.sweep import sweep
-from state_backend.formats import paths
 from state_backend.inspection.verify import verify_pipeline
-from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import StorageUnavailable, UnknownOutcome, ValidationRefused
-from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Record
 from state_backend.values.retention import KeepYounger
 from tests.support.checkpoints import PIPELINE, START
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.reading import unnamed_files
 from tests.support.real_shards import RealPipeline
 
 WEEK = 2016 if os.environ.get("CAIRN_LONG") else 40
@@ -133,17 +130,8 @@ def test_a_week_of_five_minutes(tmp_path: Path) -> None:
     verified = verify_pipeline(week.storage, work=tmp_path / "verify")
     assert verified.success, verified
 
-    files = {info.path for info in week.storage.list("")}
-    whole = [e for e in log.completed() if isinstance(e, Record)]
-    state = {h.path for r in whole for ref in r.content.shards for h in handles_in(ref)}
-    state |= {h.path for r in whole for ref in r.content.shards for h in manifest_of(ref, week.storage).handles}
-    outputs = {o.handle.path for _, found in log.current_outputs().values() for o in found}
     assert len(log.current_outputs()) == WEEK
-    assert {path for path in files if path.startswith(paths.SHARED)} == state
-    assert {path for path in files if path.startswith(paths.OUTPUT)} == outputs
-    assert {path for path in files if path.startswith(paths.ATTEMPTS)} == {
-        paths.prepared(r.content.attempt) for r in whole
-    }
+    assert unnamed_files(week.storage, log) == set()
     assert list(week.memory.iterdir()) == []
     # Ten of the first and of the last that nothing disturbed; the first three have fewer checkpoints behind them.
     first, late = (sum(found) / 10 for found in (week.requests[20:30], week.requests[-10:]))

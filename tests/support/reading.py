@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ import pyarrow.parquet as pq
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.checkpoint.log import Log
+from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
+from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.entries import StoredEntry, decode_entry
+from state_backend.values.handles import handles_in
 from state_backend.values.records import Record, StateDescriptor
 
 
@@ -40,9 +45,11 @@ def read_state(root: Path, record: Record, name: str, work: Path) -> dict[tuple[
     return found
 
 
-def read_output(root: Path, record: Record) -> list[dict[str, Any]]:
-    """The rows that a checkpoint's interval put out, file by file."""
-    return [row for f in record.content.outputs for row in pq.read_table(root / f.handle.path).to_pylist()]
+def read_output(root: Path | str, record: Record) -> list[dict[str, Any]]:
+    """The rows that a checkpoint's interval put out, file by file. ``root`` is the pipeline's folder, or its URL."""
+    storage = open_storage(str(root))
+    files = (io.BytesIO(storage.read(f.handle.path)) for f in record.content.outputs)
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
 def read_entries(
@@ -75,3 +82,17 @@ def key_groups_in(store: RocksStore) -> Iterator[int]:
         if key_group == 0xFFFF:
             return
         start = (key_group + 1).to_bytes(2, "big")
+
+
+def unnamed_files(storage: Storage, log: Log) -> set[str]:
+    """What lies in the folders of state, attempts and outputs, and no checkpoint or current output names. Raises: AssertionError if
+    something that one names is missing."""
+    whole = [record for record in log.completed() if isinstance(record, Record)]
+    named = {h.path for r in whole for ref in r.content.shards for h in handles_in(ref)}
+    named |= {h.path for r in whole for ref in r.content.shards for h in manifest_of(ref, storage).handles}
+    named |= {o.handle.path for _, found in log.current_outputs().values() for o in found}
+    named |= {paths.prepared(r.content.attempt) for r in whole}
+    folders = (paths.SHARED, paths.OUTPUT, paths.ATTEMPTS)
+    files = {info.path for info in storage.list("") if info.path.startswith(folders)}
+    assert named <= files, named - files
+    return files - named

@@ -133,6 +133,7 @@ def test_a_whole_one_of_the_same_dates_is_waited_for(server: Callable[..., FakeA
         ),
         (RestError(404, "Could not find DAG"), 2, "has no DAG 'clicks'"),
         (RestError(422, "future"), 2, "refuses the backfill"),
+        (RestError(500, "Internal Server Error"), 3, "failed: HTTP 500: Internal Server Error; try again"),
         (ConnectionRefusedError(111, "refused"), 3, "start one with 'make ui'"),
     ],
 )
@@ -151,3 +152,13 @@ def test_the_call_is_checked(server: Callable[..., FakeAirflow]) -> None:
     server("ok")
     assert backfill("--from", "2024-01-09").exit_code == 2
     assert "is no day or instant" in backfill("--from", "monday").stderr
+
+
+def test_dates_without_an_interval_are_told(
+    server: Callable[..., FakeAirflow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server("ok")
+    monkeypatch.setattr(AirflowRest, "call_once", lambda *_: {"backfills": []})
+    result = backfill()
+    assert result.exit_code == 2
+    assert "nothing to run for DAG clicks from 2024-01-01T00:00:00+00:00 to 2024-01-03T00:00:00+00:00" in result.stderr

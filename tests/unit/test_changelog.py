@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from bisect import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from state_backend.shard.snapshot import (
     Snapshot,
     take_snapshot,
 )
-from state_backend.values.errors import CorruptFile, InvariantViolated
+from state_backend.values.errors import CorruptFile, InvariantViolated, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import (
@@ -330,3 +331,35 @@ def test_a_damaged_inline_segment_stops_the_restore(shard: Shard) -> None:
         restore_shard(
             ALL, [replace(shard.base, segments=(damaged,))], shard.storage, shard.folder / "db", EngineOptions()
         )
+
+
+def block(kind: int, pairs: int, raw: bytes) -> bytes:
+    """As the changelog writes one, of whatever content."""
+    file = io.BytesIO()
+    changelog._write_block(file, kind, pairs, raw)
+    return file.getvalue()
+
+
+def packed(*pairs: changelog.Pair) -> bytes:
+    return changelog._packed(pairs)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "says"),
+    [
+        (block(changelog.MANIFEST, 1, packed((b"k", b"v"))), "the block of its manifest holds none"),
+        (block(changelog.MANIFEST, 1, packed((b"", None))), "the block of its manifest holds none"),
+    ],
+)
+def test_a_manifest_that_is_none_is_named(blocks: bytes, says: str) -> None:
+    """Its checksums are right: another program wrote it."""
+    with pytest.raises(CorruptFile, match=f"shared/x.manifest: {says}"):
+        changelog.read_manifest(blocks + block(changelog.END, 0, b""), "shared/x.manifest")
+
+
+def test_an_entry_that_no_segment_can_hold_says_what_to_do(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    monkeypatch.setattr(changelog, "_MOST_BLOCK_BYTES", 1000)
+    with pytest.raises(
+        UsageError, match=r"too large for a changelog.*keep less under one key, or checkpoint in mode inc"
+    ):
+        shard.interval({b"\x00\x00a": b"1" * 2000})

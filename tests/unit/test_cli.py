@@ -551,3 +551,41 @@ def test_what_a_failing_sink_prints_publishes_or_gives_up(tmp_path: Path, monkey
     skipped = CliRunner().invoke(app, [*skip[:-1], "2024-01-04T00:00:00+00:00"])
     assert "skipped: checkpoint 4" in skipped.output and took.read_text() == "1 3 2 "
     assert made.coordinator.unpublished() == []
+
+
+# --- what is missing from a call, or from the storage -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["publish"], "--code is missing: module:NAME of the pipeline, whose sink is to be called"),
+        (["publish", "--skip", "5"], "--skip '5' is not an instant; write it as in 2013-01-02T00:00:00+00:00"),
+    ],
+)
+def test_a_call_that_lacks_something_says_what(root: Path, arguments: list[str], says: str) -> None:
+    result = cairn(root, *arguments)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["restore", "--checkpoint", "6"], "--checkpoint needs --pipeline: the one that goes back"),
+        (["fork", "--to", "other"], "expected one of --pipeline NAME and --savepoint URL"),
+    ],
+)
+def test_whose_state_is_meant_must_be_said(root: Path, arguments: list[str], says: str) -> None:
+    command, *rest = arguments
+    result = CliRunner().invoke(app, [command, "--root", str(root), *rest])
+    assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["show", "4"], ["diff", "3", "4", "--metadata"]])
+def test_a_manifest_that_is_missing_is_named(root: Path, arguments: list[str]) -> None:
+    gone = next((root / PIPELINE / "shared" / "a4").glob("*.manifest"))
+    gone.unlink()
+    result = cairn(root, *arguments)
+    assert result.exit_code == 1, result.output
+    assert "a manifest is missing: " in result.stderr and gone.name in result.stderr
+    assert result.stderr.splitlines()[-1] == "Put it back from a copy, or go on from an older checkpoint"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -86,6 +86,7 @@ def test_unquoted(name: str, plain: str) -> None:
         ({"start": "2024-01-01"}, "'p': start: '2024-01-01' is a str, not a datetime"),
         ({"key": "user"}, r"'p': key must be a list of columns, as in key=\['user'\]"),
         ({"key": ["user", connect.col("user")]}, "key must name one or more different columns"),
+        ({"api": "arrow", "initial_state": print}, "'p': initial_state needs api='row' or 'pandas'"),
     ],
 )
 def test_a_declaration_that_cannot_be_meant(changes: dict[str, Any], says: str) -> None:
@@ -99,3 +100,10 @@ def test_an_interval_of_naive_datetimes_is_refused() -> None:
         Interval(datetime(2024, 1, 1), START)
     with pytest.raises(UsageError, match=r"an interval's end: .* has no time zone"):
         Interval(START, datetime(2024, 1, 2))
+
+
+def test_an_instant_has_whole_milliseconds() -> None:
+    with pytest.raises(
+        UsageError, match=r"2024-01-01T00:00:00.000005\+00:00 is not a whole millisecond; leave its last"
+    ):
+        Interval(START, START + timedelta(microseconds=5)).end_ms  # noqa: B018

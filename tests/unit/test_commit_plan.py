@@ -9,7 +9,7 @@ import pytest
 from state_backend.checkpoint.clean_up import tombstone_of
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.log import Entry, Log
-from state_backend.values.errors import BaseMoved, Fenced, Swept
+from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, Swept
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, Quarantine, Retained, SweepRecord
 from state_backend.values.retention import KeepLast
@@ -223,3 +223,17 @@ def test_a_dropped_base_has_moved_also_if_its_consolidation_is_there() -> None:
 def test_a_rewind_and_a_consolidation_can_be_committed(kind: str) -> None:
     prepared = mine(day(2), 2, 3, kind=kind, digest=C2.content.digest)
     assert isinstance(plan(log_of(C1, C2, C3), prepared), Create)
+
+
+def test_a_log_that_lost_its_end_takes_no_commit() -> None:
+    """The attempt saw checkpoint 2; a copy of the log that lacks it is put back meanwhile."""
+    with pytest.raises(CorruptRecord) as raised:
+        plan(log_of(C1), mine(day(3), 2, 2))
+    assert "00000000000000000002.json is missing" in str(raised.value)
+    assert "nothing is committed, put the record back from a copy" in str(raised.value)
+
+
+def test_what_was_quarantined_meanwhile_is_not_consolidated() -> None:
+    log = log_of(C1, C2, quarantined={2: Quarantine(id=2, reason="a test says so")})
+    with pytest.raises(BaseMoved, match="checkpoint 2 was quarantined meanwhile; choose one that is usable"):
+        plan(log, mine(day(2), 2, 2, kind="consolidate"))

@@ -18,10 +18,10 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.shard import file_cache
-from state_backend.shard.file_cache import FileCache, open_cache
+from state_backend.shard.file_cache import FileCache, damage_of_copies, open_cache
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
-from state_backend.values.errors import CorruptFile
+from state_backend.values.errors import CorruptFile, DamagedCopy
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange
 from state_backend.values.records import ShardManifest
@@ -412,3 +412,12 @@ def test_a_damaged_storage_and_a_damaged_cache_are_told_apart(tmp_path: Path, st
     with pytest.raises(CorruptFile, match="0-0-0"):
         restore_shard(OWNED, [manifest], storage, tmp_path / "refused", OPTIONS, cache)
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_copy_is_told_apart_and_dropped(tmp_path: Path, storage: FaultyStorage) -> None:
+    """A task that finds damage in a file that this host had asks for another try, which downloads it."""
+    cache = FileCache(tmp_path / "cache", 1_000_000)
+    manifest = checkpoint(storage, tmp_path, cache)
+    with pytest.raises(DamagedCopy, match="block checksum mismatch"), damage_of_copies(cache, storage.url, [manifest]):
+        raise CorruptFile("block checksum mismatch")
+    assert sound_files(tmp_path / "cache") == []

@@ -655,3 +655,22 @@ def test_whatever_user_code_raises_is_told(shard: Shard, call: str, error: BaseE
     )
     # As Spark's worker sends it.
     "".join(traceback.format_exception(raised.value)).encode()
+
+
+def test_a_timer_at_a_part_of_a_millisecond_is_refused(shard: Shard) -> None:
+    with pytest.raises(errors.ProcessorError, match=r"a whole number of milliseconds since the epoch; found float 1.5"):
+        shard.one(lambda p: p.handle.registerTimer(1.5))
+
+
+@pytest.mark.parametrize("method", ["get", "update", "exists"])
+def test_state_in_init_is_refused_on_the_driver(method: str) -> None:
+    state = DeclaringHandle(parse, "processing").getValueState("v", VALUE)
+    with pytest.raises(errors.UsageError, match=rf"state 'v' is used outside a key \({method}, in init or close\)"):
+        getattr(state, method)()
+
+
+def test_a_frame_of_other_values_names_the_column(shard: Shard, tmp_path: Path) -> None:
+    """Of pandas' own arrays, which only Spark's conversion knows."""
+    frame = pd.DataFrame({"n": pd.array(["x"], dtype="string"), "k": ["a"]})
+    with pytest.raises(errors.ProcessorError, match="output column 'n' is int64, and a value does not fit"):
+        shard.run({"k": [0]}, lambda *_: [frame], output=frames_to(tmp_path))

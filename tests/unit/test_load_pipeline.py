@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from cairn.command import driver
 from cairn.command.cli import app
 from cairn.command.driver import load_pipeline
 from state_backend.values.errors import UsageError
@@ -66,3 +68,17 @@ def test_the_traceback_is_the_module_s_own(modules: None, tmp_path: Path) -> Non
     assert "importlib" not in result.stderr
     assert result.stderr.splitlines()[-1] == "Mend that module; nothing was read or computed"
     assert not (tmp_path / "root").exists()
+
+
+def test_a_task_and_its_pipeline_have_one_name(modules: None, tmp_path: Path) -> None:
+    """As Airflow's operator starts the driver: the answer is in the result."""
+    result = tmp_path / "result.json"
+    options = ["--pipeline", "loads_well:GOOD", "--name", "better", "--root", str(tmp_path), "--spark", "local[1]"]
+    run = ["--start", "2024-01-01T00:00:00+00:00", "--end", "2024-01-02T00:00:00+00:00", "--run-id", "r"]
+    attempt = ["--attempt", "a", "--clear-number", "0", "--try-number", "1", "--result", str(result)]
+    assert driver.main(["process", *options, *run, *attempt]) == 1
+    error = json.loads(result.read_text())["error"]
+    assert (error["type"], error["message"]) == (
+        "UsageError",
+        "the task's pipeline_name is 'better', but loads_well:GOOD is named 'good'; make them the same",
+    )

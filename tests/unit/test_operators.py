@@ -31,6 +31,7 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowNotFoundException,
     AirflowSkipException,
+    DownstreamTasksSkipped,
 )
 
 from cairn.pipeline import Interval
@@ -39,6 +40,7 @@ from cairn_operators import (
     SavepointOperator,
     StatefulMicroBatchOperator,
     ValidateStateOperator,
+    backfill_pipeline,
     stateful_pipeline,
 )
 from cairn_operators.data_interval import data_interval, is_due
@@ -448,7 +450,7 @@ def checkpoint(
     asked: list[str] = []
 
     class Coordinator:
-        def __init__(self, storage: Any, pipeline: str) -> None:
+        def __init__(self, storage: Any, pipeline: str, **_: Any) -> None:
             asked.append(pipeline)
 
         def commit(self, attempt: str) -> Any:
@@ -646,6 +648,109 @@ def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) ->
 def test_a_savepoint_off_the_cadence_is_skipped() -> None:
     with pytest.raises(AirflowSkipException):
         run(savepoint(every=timedelta(days=7)))
+
+
+def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process starts only to skip itself. What the task returns is there all the same."""
+    committing, _ = checkpoint(monkeypatch, record)
+    dag = stateful_pipeline(
+        "d",
+        "m:P",
+        "memory://r",
+        schedule="@daily",
+        start_date=datetime(2013, 1, 1, tzinfo=UTC),
+        docs_dir="/docs",
+        savepoints="memory://s",
+        sweep_every=timedelta(days=1),
+    )
+    task = dag.get_task("checkpoint")
+    task.attempt, task.sink_of = committing.attempt, ""
+    returned: dict[str, Any] = {}
+    ti = SimpleNamespace(try_number=1, xcom_push=lambda key, value: returned.update({key: value}))
+    where = {"dag": dag, "task": task, "ti": ti}
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(task, context(**where))
+    assert skipped.value.tasks == ["savepoint"]
+    assert returned["return_value"]["checkpoint"] == 7
+    week = datetime(2013, 1, 8, tzinfo=UTC)
+    ended = context(**where, data_interval_start=week - timedelta(days=1), data_interval_end=week)
+    assert run(task, ended)["checkpoint"] == 7
+
+    # Of a checkpoint that retention has dropped there is nothing to validate and nothing to copy.
+    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator.commit", lambda *_: DROPPED)
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(task, ended)
+    assert sorted(skipped.value.tasks) == ["savepoint", "validate"] and returned["return_value"] == {"checkpoint": 7}
+
+
+DROPPED = SimpleNamespace(id=7, record=None)
+
+
+# --- a range -------------------------------------------------------------------------------------------------------------------------
+
+
+def backfill_task(**more: Any) -> Any:
+    dag = backfill_pipeline("b", "m:P", "memory://operators", pipeline_name="p", **more)
+    task = dag.get_task("backfill")
+    task.first, task.last, task.reprocess = "2013-01-01", "2013-01-05T00:00+00:00", "none"
+    task.replace_overlapping, task.only_plan = "False", "False"
+    return task
+
+
+class Events(dict[Any, Any]):
+    """As Airflow's accessor of an alias."""
+
+    def __missing__(self, key: Any) -> Any:
+        told: list[Any] = []
+        self[key] = SimpleNamespace(add=lambda asset, extra: told.append((asset.uri, extra)), told=told)
+        return self[key]
+
+
+def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callable[[str], Path]) -> None:
+    folder = fake('ok {"intervals": 5, "computed": 2, "kept": 3, "checkpoint": 9}')
+    driver = folder / "fake_driver.py"
+    told = {"checkpoint": 8, "interval": "i", "output_rows": 3, "state_bytes": 4}
+    line = f"print('@cairn committed {json.dumps(told)}')\nprint('@cairn committed {json.dumps({'checkpoint': 9})}')\n"
+    driver.write_text(driver.read_text().replace('print("a line"', f'{line}print("a line"'))
+    task, events = backfill_task(), Events()
+    assert run(task, context(outlet_events=events))["checkpoint"] == 9
+    asked = json.loads((folder / "arguments.json").read_text())
+    options = dict(zip(asked[1::2], asked[2::2], strict=True))
+    assert asked[0] == "range" and "--dry-run" not in asked
+    assert (options["--first"], options["--last"]) == ("2013-01-01T00:00:00+00:00", "2013-01-05T00:00:00+00:00")
+    assert (options["--every-s"], options["--reprocess"], options["--clear-number"]) == ("86400.0", "none", "2")
+    assert events[task.alias].told == [
+        ("cairn://p/", {**told, "rows": 3, "bytes": 4, "validated": False}),
+        ("cairn://p/", {"checkpoint": 9, "validated": False}),
+    ]
+
+
+def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> None:
+    folder = fake('ok {"intervals": 5, "computed": 2, "kept": 3, "checkpoint": null}')
+    task = backfill_task(docs_dir="/docs")
+    task.only_plan = "True"
+    ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        run(task, context(ti=ti))
+    assert skipped.value.tasks == ["validate"]
+    assert "--dry-run" in json.loads((folder / "arguments.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"first": "yesterday"}, "first is 'yesterday'"),
+        ({"first": "2013-02-01"}, "the other way round"),
+        ({"reprocess": "some"}, "expected one of changed, none, all"),
+        ({"only_plan": "perhaps"}, "expected true or false"),
+    ],
+)
+def test_a_range_that_makes_no_sense_fails_for_good(change: dict[str, str], said: str) -> None:
+    task = backfill_task()
+    for name, value in change.items():
+        setattr(task, name, value)
+    with pytest.raises(AirflowFailException, match=said):
+        run(task)
 
 
 @pytest.mark.parametrize(("every", "flag"), [(None, []), (timedelta(days=7), ["--without-expectations"])])

@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.aggregates import Count, RunningAggregate
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
@@ -144,6 +145,28 @@ def test_rows_may_come_in_any_form(rows: Any) -> None:
     tester.run(rows)
     assert counts(tester) == {"ann": 1, None: 1}
     assert tester.timers() == [{"key_user": "ann", "expires_at": START + timedelta(minutes=90)}]
+
+
+def test_an_input_may_have_no_column_but_the_key() -> None:
+    class Seen(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self._n = handle.getValueState("n", "n long")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            n = (self._n.get() or (0,))[0] + sum(1 for _ in rows)
+            self._n.update((n,))
+            yield Row(user=key[0], n=n)
+
+    pipeline = Pipeline(
+        name="seen",
+        start=START,
+        source=lambda spark, interval: None,
+        key=["user"],
+        processor=Seen,
+        output_schema="user string, n long",
+    )
+    rows = PipelineTester(pipeline, input_schema="user string").run([("ann",), ("bob",), ("ann",)]).output
+    assert sorted(row["n"] for row in rows) == [1, 2]
 
 
 def test_a_naive_datetime_is_wall_time_in_the_sessions_zone() -> None:
@@ -358,3 +381,62 @@ def test_output_files_are_those_that_count_now(tmp_path: Path) -> None:
     assert of_first.isdisjoint(before)
     (late,) = output_files(tester.root, "visits", late=True)
     assert pa.parquet.read_table(late)["user"].to_pylist() == ["ann"]
+
+
+# --- what a processor of columns may not do ----------------------------------------------------------------------------------------
+
+
+class Silent(ArrowProcessor):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("total", "sum long")
+
+    def handleBatch(self, batch: KeyedBatch) -> Any:
+        raise NotImplementedError
+
+
+def wrong(batch: KeyedBatch, **columns: Any) -> BatchResult:
+    return BatchResult(states={"total": pa.table(columns)})
+
+
+def giving(**output: Any) -> dict[str, Any]:
+    return {"handleBatch": lambda s, b: BatchResult(output=pa.table(output))}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"handleBatch": lambda s, b: None}, "it returned a NoneType; it must return cairn.arrow_processor.BatchResult"),
+    ({"handleBatch": lambda s, b: wrong(b, sum=[1, 2, 3])}, r"states\['total'\] has 3 rows for 1 keys"),
+    (
+        {"handleBatch": lambda s, b: BatchResult(states={"totals": pa.table({"sum": [1]})})},
+        "states names 'totals'; init.. declared total",
+    ),
+    (
+        {"handleBatch": lambda s, b: wrong(b, sum=["x"] * len(b.keys))},
+        "state 'total' field 'sum': expected bigint .Arrow int64., found Arrow string",
+    ),
+    ({"handleBatch": lambda s, b: wrong(b, sun=pa.nulls(len(b.keys), pa.int64()))}, "state 'total'.*sum"),
+    (
+        giving(user=["a"], totals=[1]),
+        "the output has the columns user, totals; output_schema has user, rows, first; they",
+    ),
+    (giving(user=["a"], rows=["x"], first=[True]), "output column 'rows' is int64, found string"),
+    (giving(user=["a"], rows=[None], first=[True]), "output column 'rows' is NOT NULL, but a row has no value for it"),
+    ({"handleBatch": lambda s, b: 1 / 0}, "handleBatch, interval .*ZeroDivisionError"),
+    ({"init": lambda s, h: h.getListState("l", "n long")}, "list state 'l': api='arrow' has value states only"),
+    ({"init": lambda s, h: h.getMapState("m", "n long", "n long")}, "map state 'm': api='arrow' has value states only"),
+    ({"init": lambda s, h: h.registerTimer(5)}, "registerTimer: api='arrow' has value states only"),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "message"), BAD, ids=range(len(BAD)))
+def test_a_processor_that_breaks_the_contract_is_told_what_to_do(behaviour: dict[str, Any], message: str) -> None:
+    bad = type("Bad", (Silent,), {"__module__": __name__, **behaviour})
+    output = "user string, rows long not null, first boolean"
+    with pytest.raises(UsageError, match=f"(?s){message}"):
+        visiting(replace(VISITS, api="arrow", order_by=(), processor=bad, output_schema=output)).run(
+            [("ann", 1, None), ("bob", 2, None)]
+        )
+
+
+def test_a_schema_that_is_none_is_named() -> None:
+    with pytest.raises(UsageError, match="PipelineTester: input_schema is not a schema: 'user strin'"):
+        PipelineTester(VISITS, input_schema="user strin")

@@ -102,3 +102,10 @@ def test_an_interval_that_was_replaced_by_another_cut_loses_its_files() -> None:
 def test_a_url_that_nothing_serves_is_told_at_once() -> None:
     with pytest.raises(UsageError, match="not a storage URL"):
         plain_copy("ftp://somewhere")
+
+
+def test_a_file_that_is_no_output_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"'file:///mine/part.parquet' is no output file of a pipeline; expected one below"
+    ):
+        plain_copy("memory://copy")(None, ["file:///mine/part.parquet"], day(1), 1)

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
-from cairn_operators import StatefulMicroBatchOperator, airflow_runs
+from cairn_operators import StatefulMicroBatchOperator, airflow_runs, previous_checkpoint_trigger
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from state_backend.adapters.open_storage import open_storage
@@ -22,6 +22,7 @@ from state_backend.formats import paths
 from state_backend.values.errors import StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
+from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, PIPELINE, START, Folder, day, record, run
 
 TASKS = ("process", "checkpoint")
@@ -327,6 +328,8 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     says: dict[str, Any] = {"states": {"day2": {"process": "running", "checkpoint": None}}, "ended": 0}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: says["states"]))
     monkeypatch.setattr(RuntimeTaskInstance, "get_dr_count", staticmethod(lambda **_: says["ended"]))
+    monkeypatch.setattr(previous_checkpoint_trigger, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 0.01)
     return says
 
 
@@ -402,6 +405,35 @@ def test_without_a_storage_airflow_is_asked_alone(airflow_says: dict[str, Any], 
         airflow_says["states"] = {"day2": {"process": "success", "checkpoint": "success"}}
 
     assert fires(made, commits).startswith("day2 has ended")
+
+
+def test_the_storage_is_asked_often_and_airflow_rarely(
+    folder: Folder, airflow_says: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    asked: list[str] = []
+    states = lambda **_: asked.append("airflow") or airflow_says["states"]  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 60.0)
+    made = trigger()
+    committed = made._committed
+    monkeypatch.setattr(made, "_committed", lambda url: asked.append("storage") or committed(url))  # type: ignore[func-returns-value]
+    assert fires(made, lambda: folder.run(day(2), "a2", run=run("day2", clear_number=1))) == "checkpoint 2 is there"
+    assert asked.count("airflow") == 1 and asked.count("storage") >= 3
+
+
+def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver() -> None:
+    """Its base is dropped too: it can stay as it is, and can't be computed."""
+    dropping = Folder(policy=KeepLast(2))
+    for n in range(1, 7):
+        dropping.run(day(n), f"a{n}")
+        dropping.coordinator.clean_up()
+    log = dropping.coordinator.log()
+    assert isinstance(plan_start(log, PIPELINE, day(3), Permissions(), []), Go)
+    assert isinstance(plan_start(log, PIPELINE, day(8), Permissions(), []), Refuse)
+    dropping.run(day(1), "changed")
+    assert isinstance(plan_start(dropping.coordinator.log(), PIPELINE, day(3), Permissions(), []), Refuse)
 
 
 @pytest.mark.usefixtures("airflow_says", "folder")

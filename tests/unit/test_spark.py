@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
+import sys
+import time
+import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.sql.types import StructField, StructType, YearMonthIntervalType
+from typer.testing import CliRunner
 
-from cairn.operations.read_source import read_source
+from cairn import spark_session
+from cairn.command import spark_server
+from cairn.command.cli import app
+from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.spark_session import _properties, _session_url, explain, interrupt_former, operation_tag
-from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable
+from cairn.runtime.first_cause import first_cause
+from cairn.spark_session import (
+    _properties,
+    _session_url,
+    check_running,
+    connect,
+    explain,
+    interrupt_former,
+    operation_tag,
+)
+from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
 from tests.support.checkpoints import day
 from tests.support.counting import counting
 
@@ -122,3 +142,174 @@ def test_an_error_that_came_through_py4j_is_told_in_java_s_words(monkeypatch: py
     assert str(raised.value).endswith(
         "the source raised org.example.DriverException: no connection; caused by java.net.ConnectException: refused"
     )
+
+
+# --- sources -----------------------------------------------------------------------------------------------------------------------
+
+
+class Frame:
+    """What a source may return, as far as it is looked at before the rows are."""
+
+    isStreaming = False
+    select = unionByName = None
+
+    def __init__(self, *columns: StructField, streaming: bool = False) -> None:
+        self.schema, self.isStreaming = StructType([*columns]), streaming
+
+
+@pytest.mark.parametrize(
+    ("returns", "says"),
+    [
+        (5, "the source returned a int; it must return a DataFrame, or a DataFrame and its position"),
+        (None, "the source returned None; it must return a DataFrame"),
+        (Frame(streaming=True), "a streaming DataFrame, which has no end; read the interval's rows by spark.read"),
+        ((Frame(), "offset 5"), "the source's position must be a dict that is JSON, to be recorded: it is a str"),
+        (
+            (Frame(), {"at": float("nan")}),
+            "the source's position must be a dict that is JSON, to be recorded: Out of range",
+        ),
+        (
+            Frame(StructField("m", YearMonthIntervalType(1, 1))),
+            "column 'm' is interval month; interval month can't be handed to Python; drop it",
+        ),
+    ],
+)
+def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
+    with pytest.raises(SourceError) as raised:
+        read_source(cast(Any, None), counting(source=lambda *_: returns), day(1))
+    assert str(raised.value).startswith(f"pipeline 'counting', {day(1)}: ") and says in str(raised.value)
+
+
+# --- sessions and servers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spark_says", "error", "says"),
+    [
+        (
+            '[CANNOT_MODIFY_STATIC_CONFIG] Cannot modify "spark.executor.memory"',
+            UsageError,
+            "does not let a session set spark.executor.memory: .*; set it where the server is started",
+        ),
+        ("UNAUTHENTICATED: Invalid authentication token", UsageError, "refuses a session without a token: .*password"),
+        (
+            "Deadline exceeded\n\tat org.x",
+            StorageUnavailable,
+            r"no Spark Connect server answers at .*: Deadline exceeded; start it",
+        ),
+    ],
+)
+def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str, error: Any, says: str) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError(spark_says)
+
+    session = SimpleNamespace(client=None, conf=SimpleNamespace(set=refuse))
+    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(getOrCreate=lambda: session))
+    monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(spark_session, "_check_listening", lambda _: None)
+    monkeypatch.setattr(spark_session, "_be_impatient", lambda _: None)
+    with pytest.raises(error, match=f"the Spark Connect server at sc://h {says}|{says}"):
+        connect("sc://h", "test", conf={"spark.executor.memory": "1g"})
+
+
+def test_a_server_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(
+        StorageUnavailable, match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused"
+    ):
+        connect(f"sc://127.0.0.1:{port}", "test")
+
+
+def test_a_token_goes_nowhere_unprotected() -> None:
+    with pytest.raises(UsageError, match="would be sent unprotected; set use_ssl"):
+        connect("sc://far.example:15002", "test", token="secret")
+
+
+def test_a_stopped_session_is_refused() -> None:
+    with pytest.raises(UsageError, match="the Spark session was stopped; pass one that runs"):
+        check_running(cast(Any, SimpleNamespace(is_stopped=True)))
+
+
+@pytest.fixture
+def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+
+def test_without_java(without_java: None) -> None:
+    with pytest.raises(UsageError, match=r"Spark master 'local\[2\]' needs a Java 17\+ runtime.*; run 'make java'"):
+        connect("local[2]", "test")
+    result = CliRunner().invoke(app, ["spark"])
+    assert (result.exit_code, "no java on the PATH; run 'make java'" in result.stderr) == (2, True)
+
+
+def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_server, "find_spec", lambda _: None)
+    monkeypatch.setattr(spark_server, "answers", lambda _: False)
+    result = CliRunner().invoke(app, ["spark"])
+    assert (result.exit_code, "PySpark is not installed here; 'make setup' installs it" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "answers", "code", "says"),
+    [
+        ("", [True], 2, "somebody listens on port 15002 already; take another one, as in: cairn spark --port 15003"),
+        ("raise SystemExit(7)", [False] * 1000, 3, "the Spark server ended with code 7; what it said is above"),
+        ("import time; time.sleep(60)", [False] * 1000, 3, "does not answer on port 15002 after two minutes"),
+        ("raise SystemExit(7)", [False, True], 3, "the Spark server ended with code 7; what it said is above"),
+    ],
+)
+def test_a_server_that_does_not_come_up(
+    monkeypatch: pytest.MonkeyPatch, program: str, answers: list[bool], code: int, says: str
+) -> None:
+    if "sleep" in program:
+        clock = SimpleNamespace(monotonic=iter([0, 200]).__next__, sleep=time.sleep)
+        monkeypatch.setattr(spark_server, "time", clock)
+    given = iter(answers)
+    monkeypatch.setattr(spark_server, "answers", lambda _: next(given))
+    monkeypatch.setattr(spark_server, "server_command", lambda *_: [sys.executable, "-I", "-c", program])
+    monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
+    result = CliRunner().invoke(app, ["spark"])
+    assert (result.exit_code, says in result.stderr) == (code, True), result.output
+
+
+def test_a_worker_without_our_packages_is_told_what_to_install() -> None:
+    with pytest.raises(UsageError) as raised, first_cause():
+        raise RuntimeError("Traceback\nModuleNotFoundError: No module named 'rocksdict'\n\tat org.apache.spark.X")
+    first, second, *_ = str(raised.value).splitlines()
+    assert first == "a Python worker of Spark lacks the package rocksdict"
+    assert second.startswith("Install what Cairn needs where executors run: pip install ")
+
+
+GARBAGE = """An error occurred while calling o161.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure
+\tat org.apache.spark.scheduler.DAGScheduler.failJob(DAGScheduler.scala:9)
+Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///x.json. SQLSTATE: KD001
+\tat org.apache.spark.sql.execution.FileScanRDD.next(FileScanRDD.scala:5)
+\t... 17 more
+"""
+
+
+def test_a_garbage_input_file_is_a_line_and_its_java_stack_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever calls it sees no cause with a hundred lines above; who wants those asks the logger."""
+    with caplog.at_level("DEBUG", "cairn.spark"), pytest.raises(SourceError) as raised, input_errors("clicks", day(1)):
+        raise RuntimeError(GARBAGE)
+    seen = "".join(traceback.format_exception(raised.value))
+    assert "FileScanRDD.scala" not in seen and "FileScanRDD.scala" in caplog.text
+    assert str(raised.value).startswith(
+        f"pipeline 'clicks', {day(1)}: an input file can't be read: Encountered error while reading file file:///x.json."
+    )
+    assert str(raised.value).endswith("Nothing was committed\nWrite it anew, or leave it out of the source")
+
+
+def test_a_source_that_met_garbage_is_told_without_java() -> None:
+    def source(*_: Any) -> Any:
+        raise RuntimeError(GARBAGE)
+
+    with pytest.raises(SourceError) as raised:
+        read_source(cast(Any, None), counting(source=source), day(1))
+    seen = "".join(traceback.format_exception(raised.value))
+    assert "an input file can't be read" in seen and "in source" in seen
+    assert ".scala" not in seen and "17 more" not in seen

@@ -28,7 +28,7 @@ from state_backend.values.records import KeyGroupState
 from tests.support.checkpoints import PIPELINE
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
-from tests.support.shards import STATES
+from tests.support.shards import STATES, struct
 from tests.support.state_sources import USERS, CountingStorage, StateChain, random_changes
 from tests.unit.test_state_table import NAMES, rows
 
@@ -330,3 +330,10 @@ def test_values_as_json() -> None:
     assert plain({"m": {date(2024, 1, 2): datetime(2024, 1, 2, 3, tzinfo=UTC)}}) == {
         "m": {"2024-01-02": "2024-01-02T03:00:00+00:00"}
     }
+
+
+def test_states_of_other_keys_are_not_compared(tmp_path: Path) -> None:
+    source = StateChain(tmp_path).step(1, "full")
+    other = replace(source, content=replace(source.content, key_schema=struct(("device", "string"))))
+    with pytest.raises(UsageError, match=r"the keys of .* are not those of .*; only states of one key can be compared"):
+        changes(source, other, tmp_path / "compared")

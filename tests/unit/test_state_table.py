@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cairn.operations.export import export_state
@@ -21,18 +22,23 @@ from cairn.runtime.checkpoint_names import find_state
 from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import rocksdb_manifest
+from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.rocksdb_manifest import live_spans, without
+from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import manifests_of
 from state_backend.inspection.table import Part, StateSource, needed_for, read_table, table_schema
 from state_backend.inspection.verify import offering_sound
+from state_backend.state import layout
+from state_backend.state.canonical_columns import StateRows
+from state_backend.state.entries import decode_entry
 from state_backend.state.state_variables import ListState, ValueState
-from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, UsageError
+from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, StateSchemaError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
-from state_backend.values.records import SchemaVersion
+from state_backend.values.records import SchemaVersion, StateDescriptor
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, START, content, day
 from tests.support.real_shards import RealPipeline
@@ -383,3 +389,73 @@ def test_a_state_is_found_by_root_and_pipeline_by_path_and_as_a_savepoint(tmp_pa
 def test_shards_of_a_source() -> None:
     source = StateSource(url="/", content=CONTENT, checkpoint_id=1)
     assert [source.key_groups(shard) for shard in range(4)] == [range_of(shard, 4, 16) for shard in range(4)]
+
+
+# --- what is not as it was written ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_a_savepoint_that_is_gone_is_named(tmp_path: Path) -> None:
+    chain = StateChain(tmp_path)
+    chain.step(1, "full", lambda state, user: ValueState(state, "value").update((1, user)))
+    source = chain.savepoint("saved", "canonical")
+    gone = next((tmp_path / "saved").glob("*/state-value/*.parquet"))
+    gone.unlink()
+    with pytest.raises(CorruptFile, match=f"a file of the savepoint is missing from .*{gone.name}"):
+        rows(source, "value", tmp_path)
+
+
+def test_a_manifest_of_another_shard_is_told(tmp_path: Path) -> None:
+    source = StateChain(tmp_path).step(2, "full")
+    swapped = replace(source, content=replace(source.content, shards=source.content.shards[::-1]))
+    with pytest.raises(CorruptFile) as raised:
+        rows(swapped, "value", tmp_path)
+    assert "the manifest of shard 0 is of shard 1, key groups 8 .. 15; expected key groups 0 .. 7" in str(raised.value)
+
+
+VALUE, LIST = (next(d for d in STATES if d.name == name) for name in ("value", "list"))
+STORED = KEYS.encode(("a",))
+ELEMENT = layout.LIST_ELEMENT + (0).to_bytes(8, "big")
+ROW = RowColumns("value", parse_struct(VALUE.versions[-1].value), 1).encode(pa.table({"n": [1], "s": ["x"]}))[0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("state", "entries", "says"),
+    [
+        (VALUE, {b"": b"\x02short"}, "an entry that expires is cut off"),
+        (VALUE, {b"": b"\x09\x01"}, "an entry does not begin as a row does"),
+        (LIST, {b"\x07": b""}, "a stored key names no element"),
+        (LIST, {layout.LIST_META: b"\0" * 9}, "the positions of a list are not 16 bytes"),
+        (LIST, {layout.LIST_META: b"\0" * 16, ELEMENT: ROW}, "an element lies behind the end of its list"),
+    ],
+)
+def test_entries_that_no_state_writes_are_told(state: StateDescriptor, entries: dict[bytes, bytes], says: str) -> None:
+    """Their file is whole, and their checksums are right."""
+    stored = pa.array([b"\x00\x00" + bytes([state.state_id]) + STORED + rest for rest in entries], pa.binary())
+    with pytest.raises(CorruptFile, match=f"state '{state.name}': {says}"):
+        StateRows(state, KEY).table(stored, pa.array(entries.values(), pa.binary()))
+
+
+@pytest.mark.parametrize(
+    ("state", "rest", "entry", "says"),
+    [
+        (LIST, b"\x07", ROW, r"list state 'list', key \('a',\): 07 names no element"),
+        (VALUE, b"more", ROW, r"value state 'value', key \('a',\): 4 bytes follow the key"),
+        (VALUE, b"", b"\x09", r"state 'value', key \('a',\): an entry begins with 09"),
+        (VALUE, b"", b"", r"state 'value', key \('a',\): an entry begins with nothing"),
+    ],
+)
+def test_one_entry_that_no_state_writes_is_told(state: StateDescriptor, rest: bytes, entry: bytes, says: str) -> None:
+    stored_key = b"\x00\x00" + bytes([state.state_id]) + STORED + rest
+    with pytest.raises(CorruptFile, match=says):
+        decode_entry(state, stored_key, entry, KEYS, None)
+
+
+def test_timers_that_are_no_times_are_told() -> None:
+    with pytest.raises(CorruptFile, match="the timers under 6162 are not times of 8 bytes each: 010203"):
+        layout.timers_in(b"ab", b"\x01\x02\x03")
+
+
+def test_a_recorded_type_that_no_state_can_hold_is_told() -> None:
+    """By a release that knows more types."""
+    with pytest.raises(StateSchemaError, match="interval day to second can't be stored"):
+        arrow_type(parse_struct(struct(("i", "interval day to second"))))

@@ -175,3 +175,12 @@ def test_what_airflow_refuses(tmp_path: Path, script: str, error: type[Exception
 def test_without_airflow() -> None:
     with pytest.raises(UsageError, match="--stop needs Airflow's command line"):
         AirflowCli(["/nowhere/airflow"]).is_paused("d")
+
+
+def test_an_airflow_that_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    cli = airflow(tmp_path, "exec sleep 60")
+    hasty = AirflowCli(cli._command, timeout_s=0.2)
+    with pytest.raises(
+        StorageUnavailable, match="airflow dags details d --output json did not end within 0 s; try again"
+    ):
+        hasty.is_paused("d")

@@ -40,7 +40,7 @@ def backfill(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
 ) -> int:
     """Runs a DAG's intervals again, in order: creates Airflow's backfill, and looks that none of its runs is missing."""
-    first, last = _instant("--from", from_), _instant("--to", to)
+    first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
     if last < first:
         raise UsageError(f"--from {from_} is after --to {to}; both are starts of intervals, the first and the last one")
     made = AirflowRest(airflow).create_backfill(
@@ -59,7 +59,7 @@ def backfill(
     return 0
 
 
-def _instant(option: str, text: str) -> datetime:
+def day_or_instant(option: str, text: str) -> datetime:
     """In UTC, if it has no time zone."""
     try:
         found = datetime.fromisoformat(text)

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from cairn.command import new_pipeline, state_commands
 from cairn.command.backfill import backfill
+from cairn.command.run import run
 from cairn.command.spark_server import spark
 from cairn.operations.export import export_state
 from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
@@ -65,6 +66,7 @@ Pipeline = Annotated[str, typer.Option(envvar="CAIRN_PIPELINE", help="Name of th
 AnyRoot = Annotated[str | None, typer.Option("--root", envvar="CAIRN_ROOT", help="Not needed for a savepoint.")]
 AnyPipeline = Annotated[str | None, typer.Option("--pipeline", envvar="CAIRN_PIPELINE", help="The same.")]
 States = Annotated[list[str] | None, typer.Option("--state", help="Only this state, or $timers; may be repeated.")]
+_PUT_BACK = "Put it back from a copy, or go on from an older checkpoint"
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
 P = ParamSpec("P")
 
@@ -266,7 +268,7 @@ def _metadata_diff(sources: Sequence[StateSource]) -> dict[str, Any]:
             try:
                 manifests = manifests_of(source, open_storage(source.url))
             except NotFound as error:
-                raise CorruptFile(f"{source}: a manifest is missing: {error}") from error
+                raise CorruptFile(f"{source}: a manifest is missing: {error}\n{_PUT_BACK}") from error
         sides += [Record(id=source.checkpoint_id, retained=(), reproduces=None, content=source.content), manifests]
     return describe_difference(*sides)
 
@@ -472,7 +474,7 @@ app.command()(_exit_codes(state_commands.savepoint))
 app.command()(_exit_codes(state_commands.restore))
 app.command()(_exit_codes(state_commands.fork))
 app.command()(_exit_codes(new_pipeline.new))
-app.command()(_exit_codes(new_pipeline.run))
+app.command()(_exit_codes(run))
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------
@@ -496,7 +498,7 @@ def _manifests(record: Record, storage: Storage) -> list[ShardManifest]:
         with telling_drops(storage, record.id):
             return [manifest_of(ref, storage) for ref in record.content.shards]
     except NotFound as error:
-        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}") from error
+        raise CorruptFile(f"checkpoint {record.id}: a manifest is missing: {error}\n{_PUT_BACK}") from error
 
 
 def _now_ms() -> int:

@@ -1,6 +1,6 @@
 """The driver program that Airflow's operators start: one command, one result file.
 
-    python -m cairn.command.driver process|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
+    python -m cairn.command.driver process|range|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
 
 The result is JSON, ``{"ok": {...}}`` or ``{"error": {"type": ..., "message": ...}}`` with exit code 1. A driver that is killed
 leaves no result. Lines on stdout are the log.
@@ -18,8 +18,8 @@ import textwrap
 import time
 import traceback
 import uuid
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +28,21 @@ from cairn.runtime.checkpoint_names import parse_checkpoint
 from cairn.runtime.user_code import user_text
 from cairn.spark_session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
 from state_backend.adapters.open_storage import join_url
+from state_backend.inspection.describe import summarise
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
 from state_backend.values.records import Permissions, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cairn.operations.run_intervals import Outcome
+
 log = logging.getLogger("cairn")
 
 # Begins the one line of a ``process`` driver that is for the operator and not for people: attempt and options, as JSON.
 BEGUN = "@cairn begun "
+# The same of a ``range`` driver, for each interval that the run has committed: what the asset's event says, as JSON.
+COMMITTED = "@cairn committed "
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,12 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _process(options: argparse.Namespace) -> dict[str, Any]:
     from cairn.operations.run_interval import process_interval
+    from cairn.operations.run_intervals import committed_alike
 
-    pipeline = load_pipeline(options.pipeline)
-    if options.name not in (None, pipeline.name):
-        raise UsageError(
-            f"the task's pipeline_name is {options.name!r}, but {options.pipeline} is named {pipeline.name!r}; make them the same"
-        )
+    pipeline = _named_pipeline(options)
     interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
     earlier = json.loads(options.earlier) if options.earlier else None
 
@@ -82,7 +84,28 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
 
     started = time.monotonic()
+    run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
+    permissions = Permissions(
+        allow_gap=options.allow_gap,
+        allow_stale_base=options.allow_stale_base,
+        replace_overlapping=options.replace_overlapping,
+    )
     spark = _connect(options, pipeline, "process")
+    there, read = committed_alike(spark, pipeline, interval, options.root, run=run, permissions=permissions)
+    if there is not None:
+        log.info(
+            "%s %s: checkpoint %d, which run %s committed, was made by the same code from the same input: nothing is computed again. "
+            "Clear this task to compute it in any case",
+            *(pipeline.name, interval, there.id, there.run.run_id if there.run is not None else "of an older release"),
+        )
+        return {
+            "attempt": there.attempt,
+            "reused": True,
+            "committed": there.id,
+            "interval": str(interval),
+            "sink": pipeline.sink is not None,
+            "seconds": round(time.monotonic() - started, 3),
+        }
     prepared = process_interval(
         spark,
         pipeline,
@@ -90,14 +113,11 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         options.root,
         options.mode,
         attempt=options.attempt,
-        run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
-        permissions=Permissions(
-            allow_gap=options.allow_gap,
-            allow_stale_base=options.allow_stale_base,
-            replace_overlapping=options.replace_overlapping,
-        ),
+        run=run,
+        permissions=permissions,
         earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
         on_begin=on_begin,
+        read=read,
     )
     content = prepared.content
     return {
@@ -115,6 +135,64 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         "sink": pipeline.sink is not None,
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _range(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.plan_range import Progress, intervals_between
+    from cairn.operations.run_intervals import plan_intervals, run_intervals
+
+    pipeline = _named_pipeline(options)
+    length = timedelta(seconds=options.every_s)
+    first, last = (datetime.fromisoformat(text) for text in (options.first, options.last))
+    intervals = intervals_between(first, last + length, length)
+    run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
+    how: dict[str, Any] = {
+        "reprocess": options.reprocess,
+        "replace_overlapping": options.replace_overlapping,
+        "run": run,
+    }
+    if options.dry_run:
+        spark = _connect(options, pipeline, "range") if options.reprocess == "changed" else None
+        planned = plan_intervals(spark, pipeline, intervals, options.root, **how)
+        for one in planned:
+            what = "would be computed" if one.computed else f"stays checkpoint {one.checkpoint}"
+            log.info("%s %s: %s: %s", pipeline.name, one.interval, what, one.why)
+        return _counts(planned)
+
+    def committed(outcome: Outcome, _: Progress) -> None:
+        # For the operator, as soon as it is so: a driver that is killed leaves no result.
+        if outcome.ours:
+            print(COMMITTED + json.dumps(_committed(outcome)), flush=True)
+
+    spark = _connect(options, pipeline, "range")
+    return _counts(run_intervals(spark, pipeline, intervals, options.root, options.mode, on_outcome=committed, **how))
+
+
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    computed = sum(outcome.computed for outcome in outcomes)
+    return {
+        "intervals": len(outcomes),
+        "computed": computed,
+        "kept": len(outcomes) - computed,
+        "checkpoint": outcomes[-1].checkpoint,
+    }
+
+
+def _committed(outcome: Outcome) -> dict[str, Any]:
+    """What the asset's event says of a checkpoint, as where one interval is committed by a task of its own."""
+    if outcome.record is not None:
+        return summarise(outcome.record)
+    return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
+
+
+def _named_pipeline(options: argparse.Namespace) -> Pipeline:
+    """Raises: UsageError if the task calls the pipeline otherwise."""
+    pipeline = load_pipeline(options.pipeline)
+    if options.name not in (None, pipeline.name):
+        raise UsageError(
+            f"the task's pipeline_name is {options.name!r}, but {options.pipeline} is named {pipeline.name!r}; make them the same"
+        )
+    return pipeline
 
 
 def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
@@ -312,6 +390,17 @@ def _parser() -> argparse.ArgumentParser:
     process.add_argument("--allow-gap", action="store_true")
     process.add_argument("--allow-stale-base", action="store_true")
     process.add_argument("--replace-overlapping", action="store_true")
+    several = command("range", _range)
+    for option in ("--first", "--last", "--run-id"):
+        several.add_argument(option, required=True)
+    for option in ("--clear-number", "--try-number"):
+        several.add_argument(option, required=True, type=int)
+    several.add_argument("--every-s", required=True, type=float, help="how long an interval is, in seconds")
+    several.add_argument("--name")
+    several.add_argument("--mode", default="incremental")
+    several.add_argument("--reprocess", default="changed")
+    several.add_argument("--replace-overlapping", action="store_true")
+    several.add_argument("--dry-run", action="store_true")
     savepoint = command("savepoint", _savepoint)
     savepoint.add_argument("--checkpoint", default="latest")
     savepoint.add_argument("--to", required=True)

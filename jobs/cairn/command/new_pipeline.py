@@ -1,4 +1,4 @@
-"""``cairn new``: the files of a pipeline that runs at once, in the layout of this repository, and ``cairn run``, which runs it without Airflow.
+"""``cairn new``: the files of a pipeline that runs at once, in the layout of this repository.
 
 jobs/pipelines/<name>.py          source, processor, expectations, the Pipeline
 dags/<name>.py                    the DAG, wiring only
@@ -22,9 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from cairn.command.new_pipeline_templates import PARTS, TEMPLATES
-from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import Interval
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SAMPLE_DAYS = 3
@@ -177,59 +175,3 @@ def _ask(question: str, kind: Any, default: Any, yes: bool) -> Any:
         if answer in known:
             return kind(answer)
         typer.echo(f"{answer!r} is not one of {', '.join(known)}", err=True)
-
-
-def run(
-    code: Annotated[str, typer.Argument(help="module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.")],
-    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")],
-    start: Annotated[
-        str | None, typer.Option(help="Where the first interval starts; left out: where the newest one ends.")
-    ] = None,
-    every: Annotated[
-        str | None, typer.Option(help="How long an interval is, as in 1h or 1d; left out: like the newest one.")
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many intervals, one after the other.")] = 1,
-    spark: Annotated[
-        str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
-    ] = "local[2]",
-) -> int:
-    """Processes and commits intervals of a pipeline here and now, without Airflow.
-
-    One that ran already is run again, from the checkpoint that it started from."""
-    from cairn.command.driver import load_pipeline
-    from cairn.operations.run_interval import coordinator_of, run_interval
-    from cairn.spark_session import connect
-
-    pipeline = load_pipeline(code)
-    log = coordinator_of(pipeline, root).log()
-    newest = max((record.content.interval for record in log.completed()), key=lambda i: i.end, default=None)
-    if every is not None:
-        length = parse_duration(every)
-    elif newest is not None:
-        length = newest.end - newest.start
-    else:
-        raise UsageError(f"{pipeline.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
-    at = _instant(start) if start is not None else newest.end if newest is not None else pipeline.start
-    session = connect(spark, f"cairn run {pipeline.name}")
-    if not spark.startswith("sc://"):
-        session.sparkContext.setLogLevel("ERROR")
-    for n in range(count):
-        interval = Interval(at + n * length, at + (n + 1) * length)
-        record = run_interval(session, pipeline, interval, root)
-        totals = record.content.totals
-        late = sum(file.rows for file in record.content.outputs if file.late)
-        typer.echo(
-            f"{interval}: checkpoint {record.id}, {totals.input_rows:,} rows in, {late:,} of them late, {totals.output_rows:,} out, "
-            f"{totals.entries:,} entries of state and timers"
-        )
-    return 0
-
-
-def _instant(text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--start {text!r} is no instant; write it as in 2024-01-01T00:00Z") from None
-    if found.tzinfo is None:
-        raise UsageError(f"--start {text!r} has no time zone; write it as in 2024-01-01T00:00Z")
-    return found

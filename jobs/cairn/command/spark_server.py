@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +25,8 @@ from state_backend.values.errors import StorageUnavailable, UsageError
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
-def server_command(port: int, master: str, shuffle_partitions: int) -> list[str]:
-    """The command line of a server in the foreground."""
+def server_command(port: int, master: str, shuffle_partitions: int, more: Mapping[str, str] | None = None) -> list[str]:
+    """The command line of a server in the foreground. ``more``: Spark's configuration by name, before what stands here."""
     conf = {
         "spark.master": master,
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -38,6 +39,7 @@ def server_command(port: int, master: str, shuffle_partitions: int) -> list[str]
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
         # At INFO each interval writes hundreds of lines into the terminal.
         "spark.log.level": "WARN",
+        **(more or {}),
     }
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     submit = str(_spark_home() / "bin/spark-submit")

@@ -301,7 +301,7 @@ def start_of(option: str, text: str) -> datetime:
     """The instant that an option gives. Raises: UsageError for another text, and for one without a time zone."""
     found = parse_checkpoint(text)
     if not isinstance(found, datetime):
-        raise UsageError(f"{option} {text!r} is not an instant like 2013-01-02T00:00:00+00:00")
+        raise UsageError(f"{option} {text!r} is not an instant; write it as in 2013-01-02T00:00:00+00:00")
     return found
 
 

@@ -173,7 +173,7 @@ class AirflowCli:
                 except ValueError:
                     continue
                 return rows
-        raise StorageUnavailable(f"airflow {' '.join(arguments)} answered no JSON: {said.strip()[-500:]!r}")
+        raise StorageUnavailable(f"airflow {' '.join(arguments)} answered no JSON, try again: {said.strip()[-500:]!r}")
 
     def _run(self, *arguments: str) -> str:
         what = f"airflow {' '.join(arguments)}"
@@ -201,7 +201,7 @@ class AirflowCli:
         lines = text.splitlines() or [""]
         if "does not exist" in text:
             return UsageError(f"{what}: {lines[-1]}; --dag names the pipeline's DAG, AIRFLOW_HOME the Airflow")
-        return StorageUnavailable(f"{what} failed: {lines[-1]}")
+        return StorageUnavailable(f"{what} failed: {lines[-1]}; is AIRFLOW_HOME that of the Airflow that runs?")
 
 
 def _airflow() -> str:

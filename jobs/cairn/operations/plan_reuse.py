@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, RunRef
 
 if TYPE_CHECKING:
+    from cairn.pipeline import Pipeline
     from cairn.shard_jobs.interval import IntervalJob
 
 
@@ -119,6 +120,48 @@ def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtim
         "runtime": runtime,
     }
     return plain | {name: _short(value) for name, value in settings.items()}
+
+
+def made_of(
+    pipeline: Pipeline,
+    *,
+    code_hash: str,
+    source_position: Mapping[str, Any],
+    input_schema: Any,
+    output_schema: Any,
+    key: Sequence[str],
+    order_by: Sequence[str],
+    zone: str,
+    source: str,
+    runtime: str,
+    permissions: Permissions,
+) -> str | None:
+    """32 hex digits over everything but the state before it that decides what an interval's result is: code, settings, permissions,
+    and the input by its source's position. How the state is written (mode, retention) is no part of it.
+
+    None where equal digits would not mean equal input: the source records no position.
+    """
+    if not source_position:
+        return None
+    parts = {
+        "code": code_hash,
+        "source": source,
+        "runtime": runtime,
+        "position": source_position,
+        "input": input_schema,
+        "output": output_schema,
+        "key": [*key],
+        "order_by": [*order_by],
+        "zone": zone,
+        "permissions": repr(permissions),
+        "declared": repr(
+            (
+                *(pipeline.api, pipeline.time_mode, pipeline.event_time, pipeline.watermark_delay, pipeline.watermark),
+                *(pipeline.parallelism, pipeline.max_parallelism, pipeline.engine, pipeline.changelog),
+            )
+        ),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def source_hash(source: Any) -> str:

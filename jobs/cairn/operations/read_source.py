@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import textwrap
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ from state_backend.values.errors import CairnError, SourceError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger("cairn.spark")
+
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.A-Z_]*\] ([^\n]*?)(?:\s*SQLSTATE: \w+)?(?:\n|$)")
+_JAVA_FRAME = re.compile(r"\s*(at [\w.$/<>]+\([^)]*\)|\.\.\. \d+ more|JVM stacktrace:)\s*$")
 # SQLSTATE class 22, data exceptions: a cast that fails, a division by zero.
 _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
@@ -51,8 +55,9 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
         error.with_traceback(
             own_frame.tb_next if own_frame is not None and own_frame.tb_next is not None else own_frame
         )
-        raised.add_note(textwrap.indent(user_traceback(error), "  "))
-        raise raised from error
+        raised.add_note(textwrap.indent(without_java(user_traceback(error)), "  "))
+        log.debug("what the source raised", exc_info=error)
+        raise raised from None
     if rows.isStreaming:
         raise SourceError(
             f"{where}: the source returned a streaming DataFrame, which has no end; read the interval's rows by spark.read"
@@ -67,6 +72,11 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
             f"{where}: the source's position must be a dict that is JSON, to be recorded: {error}"
         ) from None
     return rows, position
+
+
+def without_java(text: str) -> str:
+    """A traceback without the frames of Java's stacks, which Spark's errors have in their text."""
+    return "\n".join(line for line in text.splitlines() if not _JAVA_FRAME.match(line))
 
 
 def check_types(schema: StructType, what: str) -> None:
@@ -96,7 +106,8 @@ def arrow_schema_json(data_type: Any) -> Any:
 def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
     """Around what reads the rows.
 
-    Raises: SourceError for files and values that Spark could not read, which it sees only when it computes.
+    Raises: SourceError for files and values that Spark could not read, which it sees only when it computes. Spark's own error, whose
+        text is a hundred lines of Java's stack, goes to the logger ``cairn.spark`` at DEBUG.
     """
     try:
         yield
@@ -106,18 +117,19 @@ def input_errors(pipeline: str, interval: Interval) -> Iterator[None]:
         told = _unreadable(f"pipeline {pipeline!r}, {interval}", error)
         if told is None:
             raise
-        raise SourceError(told) from error
+        log.debug("what Spark said", exc_info=error)
+        raise SourceError(told) from None
 
 
 def _unreadable(where: str, error: Exception) -> str | None:
     """What a person needs of Spark's error about an input, wherever Spark met it; None for another error."""
     text = str(error)
     for pattern, what, way_out in (
-        (_UNREADABLE, "an input file can't be read", "write it anew, or leave it out of the source"),
-        (_BAD_DATA, "the input can't be computed", "mend the rows, or what the source makes of them"),
+        (_UNREADABLE, "an input file can't be read", "Write it anew, or leave it out of the source"),
+        (_BAD_DATA, "the input can't be computed", "Mend the rows, or what the source makes of them"),
     ):
         if found := pattern.search(text):
-            return f"{where}: {what}: {found[1].strip()} Nothing was committed; {way_out}"
+            return f"{where}: {what}: {found[1].strip()} Nothing was committed\n{way_out}"
     return None
 
 

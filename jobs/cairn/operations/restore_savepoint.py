@@ -190,7 +190,8 @@ def _check_fits(pipeline: Pipeline, savepoint: Savepoint) -> None:
     ):
         if recorded != now:
             raise UsageError(
-                f"pipeline {pipeline.name!r}: {what} is {now}, but the savepoint of {content.pipeline!r} was made with {recorded}"
+                f"pipeline {pipeline.name!r}: {what} is {now}, but the savepoint of {content.pipeline!r} was made with {recorded}\n"
+                "Declare it as it was, or choose another savepoint"
             )
     if savepoint.format == "native" and content.max_parallelism != pipeline.max_parallelism:
         raise UsageError(

@@ -12,13 +12,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from cairn.operations.plan_reuse import Earlier, Now, Recompute, options_of, plan_reuse, source_hash
+from cairn.operations.plan_reuse import Earlier, Now, Recompute, made_of, options_of, plan_reuse, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.column_names import ColumnNames, grouping_names
@@ -49,7 +49,7 @@ from state_backend.values.errors import (
     StateUnusable,
     UsageError,
 )
-from state_backend.values.intervals import to_ms
+from state_backend.values.intervals import format_instant, from_ms, to_ms
 from state_backend.values.records import (
     Content,
     LogicalTime,
@@ -111,7 +111,7 @@ def run_interval(
     permissions = Permissions(
         allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping
     )
-    coordinator = coordinator_of(pipeline, root)
+    coordinator = coordinator_of(pipeline, root, remembers=True)
     process_interval(
         spark,
         pipeline,
@@ -124,6 +124,17 @@ def run_interval(
         coordinator=coordinator,
     )
     result = coordinator.commit(attempt)
+    finish_commit(spark, pipeline, coordinator, result.id, root)
+    return result.record or coordinator.record(result.id)
+
+
+def finish_commit(
+    spark: SparkSession, pipeline: Pipeline, coordinator: Coordinator, checkpoint_id: int, root: str
+) -> None:
+    """Publishes what waits for the sink, and deletes what nobody needs any more.
+
+    Raises: SinkFailed if the output of this checkpoint is not published; of others that is logged.
+    """
     failed = None
     try:
         hook = pipeline.sink_hook(spark, join_url(root, pipeline.name))
@@ -135,10 +146,9 @@ def run_interval(
     except CorruptFile as error:  # of another checkpoint: this one counts
         log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     if failed is not None:
-        if result.id in failed.ids:
+        if checkpoint_id in failed.ids:
             raise failed
         log.warning("%s: %s", pipeline.name, failed)
-    return result.record or coordinator.record(result.id)
 
 
 def process_interval(
@@ -155,6 +165,7 @@ def process_interval(
     earlier: tuple[str, Mapping[str, str]] | None = None,
     on_begin: Callable[[Mapping[str, str]], None] | None = None,
     on_shards: OnShards | None = None,
+    read: Read | None = None,
 ) -> Prepared:
     """Runs the interval on Spark, from its base to *prepared*. Nothing is committed.
 
@@ -162,11 +173,12 @@ def process_interval(
         if it is what would be computed now (``cairn.operations.plan_reuse``).
     on_begin: gets the options of this attempt once it is decided that it is computed.
     on_shards: brings the rows to the shards, and runs the job on each; None: Spark does.
+    read: what the source said, if it was asked before; None: it is asked now.
     """
     check_running(spark)
     use_this_python(spark)
     # The source runs in the pipeline's zone too: it may read instants from text.
-    with _session_zone(spark, pipeline.time_zone):
+    with in_zone_of(spark, pipeline.time_zone):
         return _process_interval(
             spark,
             pipeline,
@@ -180,11 +192,12 @@ def process_interval(
             earlier=earlier,
             on_begin=on_begin,
             on_shards=on_shards or _on_spark,
+            read=read,
         )
 
 
 @contextmanager
-def _session_zone(spark: SparkSession, wanted: str | None) -> Iterator[None]:
+def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
     if wanted is None:
         yield
         return
@@ -210,10 +223,11 @@ def _process_interval(
     earlier: tuple[str, Mapping[str, str]] | None,
     on_begin: Callable[[Mapping[str, str]], None] | None,
     on_shards: OnShards,
+    read: Read | None,
 ) -> Prepared:
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    started_ns = time.monotonic_ns()
+    started_ns = time.monotonic_ns() - (read.waited_ns if read is not None else 0)
     pipeline_root = join_url(root, pipeline.name)
     coordinator = coordinator or coordinator_of(pipeline, root)
     begun = coordinator.begin(
@@ -230,7 +244,7 @@ def _process_interval(
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
     output_schema = _output_schema(spark, pipeline)
     _check_output(pipeline, coordinator, begun.output, output_schema)
-    rows, position = read_source(spark, pipeline, interval)
+    rows, position = read_source(spark, pipeline, interval) if read is None else (read.rows, read.position)
     names = _names_of(spark, rows, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
     key_schema = key_schema_of(rows.schema, key)
@@ -279,7 +293,8 @@ def _process_interval(
         engine=pipeline.engine,
         changelog=pipeline.changelog,
         retention=pipeline.retention_of(interval),
-        plan_us=(time.monotonic_ns() - started_ns) // 1000,
+        plan_us=0,
+        made_of=_made_of(spark, pipeline, interval, rows, position, processor.code_hash, permissions),
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
     options = options_of(job, order_by, source_hash(pipeline.source), runtime_version())
@@ -289,7 +304,10 @@ def _process_interval(
         on_begin(options)
     inputs = Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by)
     with offering_sound(open_storage(pipeline_root), begun.base), input_errors(pipeline.name, interval):
-        job.finish(on_shards(spark, job, inputs))
+        planned_ns = time.monotonic_ns()
+        acks = on_shards(spark, job, inputs)
+        spark_us = (time.monotonic_ns() - planned_ns) // 1000
+        replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us)
     prepared = coordinator.load_prepared(attempt)
     totals = prepared.content.totals
     log.info(
@@ -299,7 +317,61 @@ def _process_interval(
         *(totals.input_rows, totals.output_rows, totals.keys_touched),
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
+    # The last line: where the time went, for who asks why an interval was slow.
+    phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
+    log.info(
+        "%s %s: %.2f s: %s",
+        *(pipeline.name, interval, (time.monotonic_ns() - started_ns) / 1e9),
+        ", ".join(f"{phase} {us / 1e6:.2f}" for phase, us in sorted(phases.items(), key=lambda p: -p[1])),
+    )
     return prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a source said of an interval: `read_source`. ``waited_ns``: how long the interval had to wait for it."""
+
+    rows: DataFrame
+    position: dict[str, Any]
+    waited_ns: int = 0
+
+
+def would_be_made_of(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
+) -> str | None:
+    """What `Content.made_of` would be of a result that was computed now; None: it can't be told.
+
+    Raises: UsageError for a processor that can't be hashed or sent, or an output schema that can't be parsed.
+    """
+    code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
+    return _made_of(spark, pipeline, interval, read.rows, read.position, code_hash, permissions)
+
+
+def _made_of(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    interval: Interval,
+    rows: DataFrame,
+    position: dict[str, Any],
+    code_hash: str,
+    permissions: Permissions,
+) -> str | None:
+    if pipeline.initial_state is not None and interval.start == pipeline.start:
+        return None  # whether its rows are the same can't be told
+    session_zone = spark.conf.get(_SESSION_ZONE)
+    return made_of(
+        pipeline,
+        code_hash=code_hash,
+        source_position=position,
+        input_schema=arrow_schema_json(rows.schema.jsonValue()),
+        output_schema=_output_schema(spark, pipeline).jsonValue(),
+        key=pipeline.key,
+        order_by=pipeline.order_by,
+        zone=zone_of(session_zone if pipeline.time_zone is None else pipeline.time_zone).name,
+        source=source_hash(pipeline.source),
+        runtime=runtime_version(),
+        permissions=permissions,
+    )
 
 
 def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
@@ -370,9 +442,9 @@ def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | N
     return zone
 
 
-def coordinator_of(pipeline: Pipeline, root: str) -> Coordinator:
+def coordinator_of(pipeline: Pipeline, root: str, *, remembers: bool = False) -> Coordinator:
     """The coordinator of the pipeline's folder under a root."""
-    return Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name)
+    return Coordinator(open_storage(join_url(root, pipeline.name)), pipeline.name, remembers=remembers)
 
 
 def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
@@ -380,10 +452,14 @@ def parse_ddl(spark: SparkSession, ddl: str) -> StructType:
     parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)
+    except UsageError:  # a test's own parser has said it already
+        raise
     except Exception as error:
         raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error
     if not isinstance(schema, StructType):
-        raise UsageError(f"not a schema of columns: {ddl!r}")
+        raise UsageError(
+            f"not a schema of columns: {ddl!r}; write each column as name and type, as in 'user string, n long'"
+        )
     return schema
 
 
@@ -400,7 +476,9 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
         )
     twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
     if twice:
-        raise UsageError(f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once")
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once; give each column a name of its own"
+        )
     return schema
 
 
@@ -502,20 +580,22 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
     for what, recorded, now in (
         ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
         ("time_mode", base.time.mode, pipeline.time_mode),
-        ("start", base.pipeline_start_ms, to_ms(pipeline.start)),
+        ("start", format_instant(from_ms(base.pipeline_start_ms)), format_instant(from_ms(to_ms(pipeline.start)))),
     ):
         if recorded != now:
-            raise UsageError(
-                f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change"
-            )
+            raise _changed(pipeline, what, now, recorded)
     before, now_types = (
         [(names.folded(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
     )
     if before != now_types:
-        raise UsageError(
-            f"pipeline {pipeline.name!r}: key types is {parse_struct(key_schema.jsonValue())}, but its state was made with "
-            f"{parse_struct(base.key_schema)}; it can't change"
-        )
+        raise _changed(pipeline, "the key", parse_struct(key_schema.jsonValue()), parse_struct(base.key_schema))
+
+
+def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
+    return UsageError(
+        f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
+        "Set it back, or give the pipeline another name to begin anew"
+    )
 
 
 def _key_types(schema: dict[str, Any]) -> list[tuple[str, KeyType]]:

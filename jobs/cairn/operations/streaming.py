@@ -160,7 +160,10 @@ class _StateReader:
         try:
             return self._spark.read.format("statestore").options(**self._options, **options).load(self._path)
         except Exception as error:
-            raise SourceError(f"the streaming checkpoint {self._path} can't be read: {_first_line(error)}") from error
+            raise SourceError(
+                f"the streaming checkpoint {self._path} can't be read: {_first_line(error)}\n"
+                "Look at the path and the batch; the query must not run meanwhile"
+            ) from error
 
 
 def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
@@ -171,7 +174,7 @@ def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[st
     except Exception as error:
         raise SourceError(f"{what}: {_first_line(error)}") from error
     if not rows:
-        raise SourceError(f"{what}: it holds no operator's metadata")
+        raise SourceError(f"{what}: it holds no operator's metadata; pass its checkpointLocation")
     for row in rows:
         if row.operatorId == operator_id and row.operatorName.startswith("transformWithState"):
             properties: dict[str, Any] = json.loads(row.operatorProperties)
@@ -203,7 +206,7 @@ def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> No
     if mode != pipeline.time_mode:
         raise UsageError(
             f"pipeline {pipeline.name!r}: time_mode is {pipeline.time_mode!r}, but the query in {path} runs with "
-            f"{properties['timeMode']}"
+            f"{properties['timeMode']}; declare the query's"
         )
 
 
@@ -229,7 +232,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
     found = frames[0].schema["key"].dataType
     if not isinstance(found, StructType) or [*map(str.lower, found.names)] != [*map(str.lower, pipeline.key)]:
         raise UsageError(
-            f"pipeline {pipeline.name!r}: key is {list(pipeline.key)}, but the query in {path} groups by {found.simpleString()}"
+            f"pipeline {pipeline.name!r}: key is {list(pipeline.key)}, but the query in {path} groups by {found.simpleString()}; declare the query's"
         )
     return found
 
@@ -267,7 +270,9 @@ def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -
 def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any]) -> None:
     theirs, ours = parse_struct(found.jsonValue()), parse_struct(declared)
     if str(theirs) != str(ours):
-        raise StateSchemaError(f"state {what}: the query in {path} has {theirs}, init() declares {ours}")
+        raise StateSchemaError(
+            f"state {what}: the query in {path} has {theirs}, init() declares {ours}; declare the query's"
+        )
     if not fits_parquet(ours):
         raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
 

@@ -152,7 +152,9 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
     except CorruptFile as error:  # of another checkpoint: this one counts
         log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     if consolidated is None:
-        raise UsageError(f"the consolidation of checkpoint {record.id} was dropped by retention at once; leave it out")
+        raise UsageError(
+            f"the consolidation of checkpoint {record.id} of {pipeline.name!r} was dropped by retention at once; leave consolidate out"
+        )
     before, after = record.content.totals, consolidated.content.totals
     log.info(
         "%s: checkpoint %d is checkpoint %d consolidated: %d files with %d bytes instead of %d with %d",

@@ -352,7 +352,7 @@ def _expected(
     known = {s.state for s in found.states}
     for name in {*suites, *over_time} - known:
         raise UsageError(
-            f"pipeline {pipeline.name!r}: expectations of a state {name!r}; it has {', '.join(sorted(known))}"
+            f"pipeline {pipeline.name!r} has expectations of a state {name!r}, which is not there; its states are {', '.join(sorted(known))}"
         )
     from cairn.runtime.first_cause import first_cause
 

@@ -154,7 +154,7 @@ class ArrowRunner:
         schema = self._output.schema
         if set(table.column_names) != set(schema.names):
             raise ProcessorError(
-                f"the output has the columns {', '.join(table.column_names)}; output_schema has {', '.join(schema.names)}"
+                f"the output has the columns {', '.join(table.column_names)}; output_schema has {', '.join(schema.names)}; they must be the same"
             )
         columns = []
         for field in schema:

@@ -117,7 +117,7 @@ class _Part:
         self._groups = [group_of(row) % max_parallelism for row in zip(*values, strict=True)]
         self._keys = _order_of([(c, schema[name].dataType) for c, name in zip(self.keys, key, strict=True)], order_key)
         in_order = [name for name in dict.fromkeys(names) if name not in key]
-        orders = _order_of([(columns[name], schema[name].dataType) for name in in_order], order_key)
+        orders = _order_of([(columns[name], schema[name].dataType) for name in in_order], order_key, len(table))
         floats = [columns[f.name] for f in schema.fields if _is_float(f.dataType)]
         nested = [(columns[f.name], f.dataType) for f in schema.fields if not _is_float(f.dataType) and _has_float(f)]
         self._orders = [

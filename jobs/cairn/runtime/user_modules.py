@@ -170,14 +170,14 @@ def bytes_of(spec: ModuleSpec) -> bytes:
     file = str(spec.origin)
     try:
         return Path(file).read_bytes()
-    except OSError:
+    except OSError as gone:
         loader: Any = spec.loader
         try:
             loader.invalidate_caches()
             data: bytes = loader.get_data(file)
-        except (AttributeError, OSError) as error:
+        except (AttributeError, OSError):
             raise UsageError(
-                f"the module {spec.name} of the processor can't be read any more: {file}: {error}"
+                f"the module {spec.name} of the processor can't be read any more: {gone}; put it back, or start anew without it"
             ) from None
         return data
 
@@ -193,7 +193,7 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"the module {name} of the processor can't be parsed: {error}") from None
+        raise UsageError(f"the module {name} of the processor can't be parsed: {error}; mend it") from None
     names: list[str] = []
     pending: list[ast.AST] = [tree]
     while pending:

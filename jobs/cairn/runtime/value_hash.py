@@ -78,7 +78,10 @@ class ValueHasher:
         try:
             digest = self._composite(value, path)
         except RecursionError:
-            raise UsageError(f"{path}, a {_type_name(value)}, is nested too deep to be hashed") from None
+            where = f"{path[:60]}…" if len(path) > 60 else path
+            raise UsageError(
+                f"{where}, a {_type_name(value)}, is nested too deep to be hashed; give the processor a flatter value"
+            ) from None
         finally:
             del self._open[id(value)]
         self._done[id(value)] = digest

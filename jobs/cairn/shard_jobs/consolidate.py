@@ -80,7 +80,8 @@ class ConsolidationJob(JobOnContent):
                     )
                     if problems:
                         raise CorruptFile(
-                            f"checkpoint {self.checkpoint_id}, shard {shard}, consolidated: {'; '.join(problems[:3])}"
+                            f"checkpoint {self.checkpoint_id}, shard {shard}, consolidated: {'; '.join(problems[:3])}\n"
+                            "Nothing is committed; validate it, and go on from an older checkpoint"
                         )
         return ShardAck(
             shard=shard,
@@ -102,7 +103,8 @@ class ConsolidationJob(JobOnContent):
         digest = digest_of(acks)
         if digest != content.digest:
             raise CorruptFile(
-                f"checkpoint {self.checkpoint_id} records digest {content.digest:016x}; consolidated it is {digest:016x}"
+                f"checkpoint {self.checkpoint_id} records digest {content.digest:016x}; consolidated it is {digest:016x}\n"
+                "Nothing is committed; validate it, and go on from an older checkpoint"
             )
         made = replace(
             content,

@@ -35,7 +35,7 @@ from cairn.shard_jobs.shipping import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare import NO_TOTALS, ShardAck, prepare, summary_of
+from state_backend.checkpoint.prepare import NO_TOTALS, ShardAck, prepare, slowest, summary_of
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns
@@ -103,6 +103,7 @@ class IntervalJob:
     changelog: ChangelogOptions
     retention: RetentionPolicy
     plan_us: int
+    made_of: str | None = None
 
     @property
     def zone(self) -> str:
@@ -326,14 +327,16 @@ class IntervalJob:
 
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
-    def finish(self, acks: list[ShardAck]) -> None:
-        """Writes ``prepared.json``. Raises: SourceError if not as many rows came as the source counted."""
+    def finish(self, acks: list[ShardAck], spark_us: int = 0) -> None:
+        """Writes ``prepared.json``. ``spark_us``: how long Spark had the job, in which the slowest shard's own phases lie.
+
+        Raises: SourceError if not as many rows came as the source counted."""
         expected_rows = self.source_position.get("counts", {}).get("rows")
         input_rows = sum(ack.input_rows for ack in acks)
         if expected_rows is not None and expected_rows != input_rows:
             raise SourceError(
                 f"{self.pipeline} {self.interval}: the source counted {expected_rows} rows, but {input_rows} reached the "
-                "processor; did the input change while it was read?"
+                "processor; did the input change while it was read? Run the interval again"
             )
         newest_event_us = max((ack.newest_event_us for ack in acks if ack.newest_event_us is not None), default=None)
         time_ = self.time
@@ -359,9 +362,11 @@ class IntervalJob:
             digest=0,
             shards=(),
             outputs=(),
-            durations_us={"plan": self.plan_us},
+            # What is not of the slowest shard is Spark's: planning the query, waiting for cores, shuffling, fetching the acks.
+            durations_us={"plan": self.plan_us, "spark": max(0, spark_us - sum(slowest(acks).values()))},
             worker_pids=(),
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
+            made_of=self.made_of,
         )
         prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base)

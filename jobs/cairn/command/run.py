@@ -1,0 +1,206 @@
+"""``cairn run``: intervals of a pipeline here and now, without Airflow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cairn.command.backfill import day_or_instant
+from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.values.errors import ProcessorError, SourceError, UsageError
+from state_backend.values.intervals import Interval, format_instant
+
+if TYPE_CHECKING:
+    from cairn.operations.plan_range import Progress
+    from cairn.operations.run_intervals import Outcome
+
+
+class Redo(StrEnum):
+    changed = "changed"
+    none = "none"
+    all = "all"
+
+
+class SparkLog(StrEnum):
+    """The least level of Spark's own log lines that are shown."""
+
+    OFF, ERROR, WARN, INFO = "off", "error", "warn", "info"
+
+
+def run(
+    code: Annotated[str, typer.Argument(help="module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.")],
+    root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")],
+    start: Annotated[
+        str | None, typer.Option(help="Where the first interval starts; left out: where the newest one ends.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(help="How long an interval is, as in 1h or 1d; left out: like the newest one.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many intervals, one after the other.")] = 1,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="A range: start of its first interval, 2024-01-04 or 2024-01-04T06:00.")
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Start of the range's last interval, included.")] = None,
+    reprocess: Annotated[
+        Redo,
+        typer.Option(
+            help="What of a range that has results is computed again: what other code or input made (changed), nothing (none), all."
+        ),
+    ] = Redo.changed,
+    replace_overlapping: Annotated[
+        bool, typer.Option("--replace-overlapping", help="Replace output of intervals that are cut otherwise.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be computed, and why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
+    spark: Annotated[
+        str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
+    ] = "local[2]",
+    spark_log: Annotated[
+        SparkLog, typer.Option(help="What a Spark of this process says; its stack traces are at error.")
+    ] = SparkLog.OFF,
+) -> int:
+    """Processes and commits intervals of a pipeline here and now, without Airflow.
+
+    With --from and --to a whole range, in one go: what the same code made of the same input stays as it is, and after a failure the same
+    command goes on behind the last commit. Without them one that ran already is run again, from the checkpoint that it started from."""
+    from cairn.command.driver import load_pipeline
+    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.run_intervals import plan_intervals, run_intervals
+    from cairn.spark_session import connect
+
+    asked = _Asked(start=start, from_=from_, to=to, count=count)
+    pipeline = load_pipeline(code)
+    log = coordinator_of(pipeline, root).log()
+    newest = max((record.content.interval for record in log.completed()), key=lambda i: i.end, default=None)
+    if every is not None:
+        length = parse_duration(every)
+    elif newest is not None:
+        length = newest.end - newest.start
+    else:
+        raise UsageError(f"{pipeline.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
+    how = Redo.all if from_ is None else reprocess
+    session = None
+    if not dry_run or how is Redo.changed:
+        session = connect(spark, f"cairn run {pipeline.name}")
+        if not spark.startswith("sc://"):
+            session.sparkContext.setLogLevel(spark_log.upper())
+    if dry_run or session is None:
+        planned = plan_intervals(
+            session, pipeline, intervals, root, reprocess=how.value, replace_overlapping=replace_overlapping
+        )
+        return _say(planned, as_json)
+    lines = _Lines(sys.stderr.isatty() and not as_json)
+    try:
+        outcomes = run_intervals(
+            session,
+            pipeline,
+            intervals,
+            root,
+            reprocess=how.value,
+            replace_overlapping=replace_overlapping,
+            on_outcome=None if as_json else lines.show,
+        )
+    except (SourceError, ProcessorError) as error:
+        if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
+            error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
+        raise
+    if as_json:
+        return _say(outcomes, as_json)
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Which intervals were asked for: a range, or some from a start on."""
+
+    start: str | None
+    from_: str | None
+    to: str | None
+    count: int
+
+    def __post_init__(self) -> None:
+        if (self.from_ is None) != (self.to is None):
+            raise UsageError("--from and --to are given together: the starts of the first and of the last interval")
+        if self.from_ is not None and (self.start is not None or self.count != 1):
+            raise UsageError("a range from --from to --to has no --start and no --count; leave those out")
+
+    def intervals(self, length: timedelta, default_start: datetime) -> tuple[Interval, ...]:
+        """Raises: UsageError, as `intervals_between`."""
+        from cairn.operations.plan_range import intervals_between
+
+        if self.from_ is not None and self.to is not None:
+            first, last = day_or_instant("--from", self.from_), day_or_instant("--to", self.to)
+            if last < first:
+                raise UsageError(
+                    f"--from {self.from_} is after --to {self.to}; both are starts of intervals, the first and the last one"
+                )
+            return intervals_between(first, last + length, length)
+        at = _instant(self.start) if self.start is not None else default_start
+        return intervals_between(at, at + self.count * length, length)
+
+
+class _Lines:
+    """A line for each interval; on a terminal also one that is written over, with the progress."""
+
+    def __init__(self, terminal: bool) -> None:
+        self._terminal = terminal
+
+    def show(self, outcome: Outcome, progress: Progress) -> None:
+        """As `run_intervals` calls it."""
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        typer.echo(_line(outcome))
+        if self._terminal and progress.done < progress.total:
+            sys.stderr.write(str(progress))
+            sys.stderr.flush()
+
+
+def _line(outcome: Outcome) -> str:
+    if outcome.record is None:
+        return f"{outcome.interval}: {outcome.why}"
+    totals = outcome.record.content.totals
+    late = sum(file.rows for file in outcome.record.content.outputs if file.late)
+    return (
+        f"{outcome.interval}: checkpoint {outcome.record.id}, {totals.input_rows:,} rows in, {late:,} of them late, "
+        f"{totals.output_rows:,} out, {totals.entries:,} entries of state and timers"
+    )
+
+
+def _say(outcomes: list[Outcome], as_json: bool) -> int:
+    if as_json:
+        shown = [
+            {
+                "start": format_instant(o.interval.start),
+                "end": format_instant(o.interval.end),
+                "computed": o.computed,
+                "checkpoint": o.checkpoint,
+                "why": o.why,
+            }
+            for o in outcomes
+        ]
+        typer.echo(json.dumps(shown, indent=2))
+        return 0
+    for outcome in outcomes:
+        what = "would be computed" if outcome.computed else f"stays checkpoint {outcome.checkpoint}"
+        typer.echo(f"{outcome.interval}: {what}: {outcome.why}")
+    computed = sum(outcome.computed for outcome in outcomes)
+    typer.echo(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
+    return 0
+
+
+def _instant(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--start {text!r} is no instant; write it as in 2024-01-01T00:00Z") from None
+    if found.tzinfo is None:
+        raise UsageError(f"--start {text!r} has no time zone; write it as in 2024-01-01T00:00Z")
+    return found

@@ -1,0 +1,217 @@
+"""A range of intervals in one go: through one driver, each interval its own checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Asset, AssetAlias, Param
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
+
+from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.micro_batch import MODES
+from cairn_operators.validate_state import ValidateStateOperator
+
+REPROCESS = ("changed", "none", "all")
+# Begins a line of the driver that is for the operator and not for people.
+_COMMITTED = "@cairn committed "
+
+_DOC = """Runs the intervals of a range in one go, one after the other. Each is a checkpoint of its own, with its own record, output and
+event on the asset, as if it had been run alone.
+
+* **What is there already** stays where the same code made it from the same input (`changed`), always (`none`: only what is missing), or
+  never (`all`).
+* **Dry run** only says, in the log, what would be computed, and why.
+* **A failure** stops it; everything before is committed. A **retry** goes on behind the last commit.
+* **Clear**: the form's answers count again. With `all` everything is computed anew.
+"""
+
+
+class RunIntervalsOperator(DriverOperator):
+    """Processes and commits the intervals of ``pipeline`` that start from ``first`` to ``last``, both included, each ``every`` long, on
+    one Spark session.
+
+    ``first`` and ``last`` are ISO instants; a day, or an instant without a zone, is in UTC. ``reprocess``: what is computed although it has
+    a result: "changed" what other code or input made, "none", "all". ``replace_overlapping`` as in `StatefulMicroBatchOperator`.
+    ``dry_run`` only logs what would be done. ``mode``: incremental, full or changelog.
+
+    The asset ``cairn://<pipeline_name>`` gets an event for each interval that the run committed, when the task has succeeded.
+    Returns counts and the last interval's checkpoint; None for that in a dry run that would compute it.
+    """
+
+    template_fields: Sequence[str] = (
+        *DriverOperator.template_fields,
+        "pipeline_name",
+        "first",
+        "last",
+        "reprocess",
+        "replace_overlapping",
+        "only_plan",
+    )
+
+    def __init__(
+        self,
+        *,
+        pipeline_name: str,
+        first: str,
+        last: str,
+        every: timedelta,
+        reprocess: str = "changed",
+        replace_overlapping: bool | str = False,
+        dry_run: bool | str = False,
+        mode: str = "incremental",
+        **kwargs: Any,
+    ) -> None:
+        # Through an alias, since of an asset that is an outlet itself Airflow keeps one event per task.
+        self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
+        self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+        super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
+        if mode not in MODES:
+            raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
+        if every <= timedelta(0):
+            raise ValueError(f"{self.task_id}: every is {every}; an interval has a length")
+        self.pipeline_name = pipeline_name
+        self.first = first
+        self.last = last
+        self.every = every
+        self.reprocess = reprocess
+        self.replace_overlapping = replace_overlapping
+        self.only_plan = dry_run  # BaseOperator has a method dry_run
+        self.mode = mode
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the driver, and tells the asset what it committed."""
+        run, ti = context["dag_run"], context["ti"]
+        first, last = _instant("first", self.first), _instant("last", self.last)
+        if self.reprocess not in REPROCESS:
+            raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")
+        if last < first:
+            raise AirflowFailException(
+                f"the first interval starts at {self.first} and the last one at {self.last}, which is earlier\n"
+                "Trigger the DAG again with the two the other way round"
+            )
+        arguments = ["--first", first.isoformat(), "--last", last.isoformat()]
+        arguments += ["--every-s", str(self.every.total_seconds()), "--name", self.pipeline_name]
+        arguments += ["--run-id", run.run_id, "--clear-number", str(run.clear_number or 0)]
+        arguments += ["--try-number", str(ti.try_number), "--mode", self.mode, "--reprocess", self.reprocess]
+        arguments += ["--replace-overlapping"] if _yes("replace_overlapping", self.replace_overlapping) else []
+        arguments += ["--dry-run"] if _yes("dry_run", self.only_plan) else []
+        committed: list[dict[str, Any]] = []
+
+        def line(text: str) -> None:
+            if text.startswith(_COMMITTED):
+                committed.append(json.loads(text.removeprefix(_COMMITTED)))
+            else:
+                self.log.info("%s", text)
+
+        result = self.run_driver("range", *arguments, on_line=line)
+        self._tell_asset(context, committed)
+        if result["checkpoint"] is None and self.downstream_task_ids:
+            context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=result)
+            raise DownstreamTasksSkipped(tasks=sorted(self.downstream_task_ids))
+        return result
+
+    def _tell_asset(self, context: Any, committed: Sequence[dict[str, Any]]) -> None:
+        if (events := context.get("outlet_events")) is None:
+            return
+        for summary in committed:
+            extra = {**summary, "validated": False}
+            if "output_rows" in summary:
+                extra |= {"rows": summary["output_rows"], "bytes": summary["state_bytes"]}
+            events[self.alias].add(self.asset, extra=extra)
+
+
+def _instant(name: str, text: str) -> datetime:
+    """In UTC, if it has no time zone."""
+    try:
+        found = datetime.fromisoformat(str(text).strip())
+    except ValueError:
+        raise AirflowFailException(
+            f"{name} is {text!r}; expected a day or an instant like 2024-01-04 or 2024-01-04T06:00+00:00"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _yes(name: str, value: bool | str) -> bool:
+    text = str(value).strip().lower()
+    if text not in ("true", "false", ""):
+        raise AirflowFailException(f"{name} is {value!r}; expected true or false")
+    return text == "true"
+
+
+def backfill_pipeline(
+    dag_id: str,
+    pipeline: str,
+    root: str,
+    *,
+    pipeline_name: str,
+    every: timedelta = timedelta(days=1),
+    docs_dir: str | None = None,
+    spark_conn_id: str = "cairn_spark",
+    gcp_conn_id: str | None = None,
+    backfill: dict[str, Any] | None = None,
+    validate: dict[str, Any] | None = None,
+    **dag_arguments: Any,
+) -> DAG:
+    """A DAG without schedule that runs a range of a pipeline's intervals in one go: whoever triggers it fills in from, to, what to do
+    about results that are there, and whether it is a dry run.
+
+    ``every``: how long an interval is, as in the pipeline's own DAG. With ``docs_dir`` the last checkpoint is validated at the end; those
+    before it are not. ``backfill`` and ``validate`` are further arguments of the tasks, ``dag_arguments`` of the DAG.
+    """
+    params = {
+        "from": Param(
+            "",
+            type="string",
+            minLength=1,
+            title="From",
+            description="Start of the first interval: 2024-01-04, or 2024-01-04T06:00 (UTC)",
+        ),
+        "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
+        "reprocess": Param(
+            "changed",
+            type="string",
+            enum=[*REPROCESS],
+            title="Results that are there",
+            description="changed: compute again what other code or input made; none: only what is missing; all: everything",
+        ),
+        "replace_overlapping": Param(
+            False, type="boolean", description="Replace output of intervals that overlap these, cut otherwise"
+        ),
+        "dry_run": Param(
+            False, type="boolean", title="Dry run", description="Only say what would be computed, and why"
+        ),
+    }
+    where: dict[str, Any] = {
+        "pipeline": pipeline,
+        "root": root,
+        "spark_conn_id": spark_conn_id,
+        "gcp_conn_id": gcp_conn_id,
+    }
+    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
+    with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
+        run = RunIntervalsOperator(
+            task_id="backfill",
+            pipeline_name=pipeline_name,
+            first="{{ params.from }}",
+            last="{{ params.to }}",
+            every=every,
+            reprocess="{{ params.reprocess }}",
+            replace_overlapping="{{ params.replace_overlapping }}",
+            dry_run="{{ params.dry_run }}",
+            **where,
+            **{"retries": 3, "retry_delay": timedelta(seconds=5), **(backfill or {})},
+        )
+        if docs_dir is not None:
+            run >> ValidateStateOperator(
+                task_id="validate",
+                checkpoint="{{ ti.xcom_pull(task_ids='backfill')['checkpoint'] }}",
+                docs_dir=docs_dir,
+                pipeline_name=pipeline_name,
+                **where,
+                **{"retries": 1, **(validate or {})},
+            )
+    return dag

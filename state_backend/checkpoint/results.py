@@ -1,0 +1,94 @@
+"""What the log has of given intervals: which commit counts for each, whether it still does, and what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, run_of
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Record, RunRef, Tombstone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The commit ``id`` whose output of an interval is current, and the attempt that made it.
+
+    ``spoilt``: why no interval should build on it, in words; None: it counts. ``made_of``: as in `Content`. ``dropped``: retention has
+    let go of its state, so that its output is all that is left.
+    """
+
+    id: int
+    attempt: str
+    run: RunRef | None
+    made_of: str | None
+    dropped: bool
+    spoilt: str | None
+
+
+def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval) -> dict[Interval, Result]:
+    """The result of each interval that has one.
+
+    pipeline_start: an interval that begins at the pipeline's start. Of results that were dropped the log has no mark that says whether
+    they became stale: all commits after them are looked at, of any interval since the pipeline's start.
+    """
+    if not intervals or not log.head_id:
+        return {}
+    span = Interval(min(i.start for i in intervals), max(i.end for i in intervals))
+    wanted = {*intervals}
+    newest = {interval: n for interval, n in log.outputs_near(span) if interval in wanted}
+    if log.past is not None:
+        log.past.load(newest.values())
+    dropped = [n for n in newest.values() if n not in log.retained]
+    since = Interval(min(pipeline_start.start, span.start), span.end) if dropped else span
+    later = log.commits_near(since, after=min(newest.values())) if newest else []
+    return {interval: _result(log, n, later) for interval, n in newest.items()}
+
+
+def _result(log: Log, checkpoint_id: int, later: Sequence[Record | Tombstone]) -> Result:
+    entry = log.entries[checkpoint_id]
+    assert isinstance(entry, Record | Tombstone)
+    return Result(
+        id=checkpoint_id,
+        attempt=attempt_of(entry),
+        run=run_of(entry),
+        made_of=entry.content.made_of if isinstance(entry, Record) else entry.made_of,
+        dropped=checkpoint_id not in log.retained,
+        spoilt=_spoilt(log, entry, later),
+    )
+
+
+def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombstone]) -> str | None:
+    interval = interval_of(entry)
+    assert interval is not None
+    if (refused := log.quarantine_above(entry.id)) is not None:
+        return f"checkpoint {refused} is quarantined"
+    if (mark := log.retained.get(entry.id)) is not None:
+        if mark.stale_by is not None:
+            return f"checkpoint {mark.stale_by} made it stale"
+    else:
+        for other in later:
+            if other.id > entry.id and _makes_stale(other, interval):
+                return f"checkpoint {other.id} made it stale"
+    for other in later:
+        if other.id > entry.id and kind_of(other) == "restore" and interval_of(other) == interval:
+            return f"checkpoint {other.id} restored other state at {format_instant(interval.end)}"
+    return None
+
+
+def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
+    """Whether a later commit changed something before the interval's end, as `lineage.stale_marks` has it."""
+    changed = interval_of(commit)
+    if changed is None or kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
+        return False
+    return changed != interval and changed.start < interval.end
+
+
+def spoilt_by(results: dict[Interval, Result], record: Record) -> dict[Interval, Result]:
+    """The results after one more commit: what it makes stale is spoilt. What it made itself is the caller's."""
+    return {
+        interval: replace(result, spoilt=f"checkpoint {record.id} made it stale")
+        if result.spoilt is None and _makes_stale(record, interval)
+        else result
+        for interval, result in results.items()
+    }

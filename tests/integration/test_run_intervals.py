@@ -1,0 +1,149 @@
+"""A range of intervals in one go, on Spark; what holds without Spark too is in tests/unit/test_run_intervals.py."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command import driver
+from cairn.command.cli import app
+from cairn.operations.plan_range import Progress
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
+from cairn.pipeline import Interval
+from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+ASKED: list[Interval] = []
+
+
+def read(spark: SparkSession, interval: Interval) -> tuple[DataFrame, dict[str, Any]]:
+    """The rows of the day, with a position, so that it can be told whether they are the same."""
+    ASKED.append(interval)
+    rows = DAYS.get(interval.start, [])
+    return spark.createDataFrame(rows, INPUT_SCHEMA), {"rows": repr(rows)}
+
+
+PIPELINE = counting(source=read)
+WEEK = [day(n) for n in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[None]:
+    for each in (DAYS, ASKED):
+        each.clear()
+    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
+    DAYS[day(1).start] = [("ann", "pear", 3)]
+    DAYS[day(4).start] = [("bob", "kiwi", 1)]
+    yield
+    for each in (DAYS, ASKED):
+        each.clear()
+
+
+def made(root: Path) -> list[Any]:
+    """All of each checkpoint that does not depend on when, where and by which attempt it was made."""
+    return [
+        (
+            *(record.id, record.reproduces, record.retained),
+            *(record.content.base_id, record.content.interval, record.content.digest, record.content.time),
+            *(
+                record.content.states,
+                record.content.source_position,
+                record.content.made_of,
+                record.content.permissions,
+            ),
+            [(o.handle.size_bytes, o.handle.crc32c, o.rows, o.late) for o in record.content.outputs],
+            [ref.inline and (ref.inline.key_group_states, len(ref.inline.files)) for ref in record.content.shards],
+        )
+        for record in coordinator_of(PIPELINE, str(root)).log().completed()
+    ]
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def ran(outcomes: list[Outcome]) -> list[bool]:
+    return [outcome.computed for outcome in outcomes]
+
+
+def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkSession, tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for interval in WEEK:
+        run_interval(spark, PIPELINE, interval, str(alone))
+    ASKED.clear()
+    told: list[str] = []
+
+    def tell(outcome: Outcome, progress: Progress) -> None:
+        told.append(f"{outcome.checkpoint} {progress.done}/{progress.total}")
+
+    outcomes = run_intervals(spark, PIPELINE, WEEK, str(together), on_outcome=tell)
+    assert made(alone) == made(together)
+    assert told == [f"{n} {n}/5" for n in range(1, 6)]
+    assert [outcome.checkpoint for outcome in outcomes] == [1, 2, 3, 4, 5] and all(ran(outcomes))
+    assert ASKED == WEEK  # once each
+    published = {path for path in files(together) if "/published/" in path}
+    assert len(published) == 5
+
+    # Again: nothing is computed, nothing is written, and a plan says so before.
+    there = files(together)
+    assert not any(ran(plan_intervals(spark, PIPELINE, WEEK, str(together))))
+    again = run_intervals(spark, PIPELINE, WEEK, str(together))
+    assert not any(ran(again)) and files(together) == there
+    assert again[0].why == "stays checkpoint 1: the same code made it from the same input"
+
+
+def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> None:
+    root = f"file://{tmp_path}"
+    common = ["run", "tests.integration.test_run_intervals:PIPELINE", "--root", root, "--spark", "local[2]"]
+    span = ["--from", "2024-01-01", "--to", "2024-01-03", "--every", "1d"]
+
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(app, [*common, *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    planned = said(*span, "--dry-run")
+    assert "3 of 3 intervals would be computed; nothing was written" in planned and not files(tmp_path)
+    lines = said(*span).splitlines()
+    assert sum(": checkpoint " in line for line in lines) == 3
+    assert "stays checkpoint 3" in said(*span)
+    assert '"computed": false' in said(*span, "--reprocess", "none", "--json")
+    assert "2 of 3 intervals would be computed" not in said(*span, "--reprocess", "none", "--dry-run")
+    wrong = CliRunner().invoke(app, [*common, "--from", "2024-01-01"])
+    assert wrong.exit_code == 2 and "--from and --to are given together" in wrong.output
+
+
+def test_airflows_own_run_of_a_committed_day_computes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """By the driver that Airflow starts; a clear, another input or another base computes it."""
+
+    def process(*, clear_number: int = 0) -> dict[str, Any]:
+        result = tmp_path / "result.json"
+        words = ["process", "--pipeline", "tests.integration.test_run_intervals:PIPELINE", "--root", str(tmp_path)]
+        words += ["--spark", "local[2]", "--start", day(1).start.isoformat(), "--end", day(1).end.isoformat()]
+        words += ["--run-id", "scheduled__1", "--clear-number", str(clear_number), "--try-number", "1"]
+        assert driver.main([*words, "--attempt", str(uuid.uuid4()), "--result", str(result)]) == 0
+        ok: dict[str, Any] = json.loads(result.read_text())["ok"]
+        return ok
+
+    run_intervals(spark, PIPELINE, WEEK[:3], str(tmp_path))
+    passed = process()
+    assert passed["committed"] == 2 and passed["reused"]
+    assert coordinator_of(PIPELINE, str(tmp_path)).commit(passed["attempt"]).outcome == "already"
+    assert "committed" not in process(clear_number=1)
+    DAYS[day(1).start] = [("ann", "kiwi", 3)]
+    assert "committed" not in process()
+    DAYS[day(1).start] = [("ann", "pear", 3)]
+    DAYS[day(0).start] = []
+    run_intervals(spark, PIPELINE, WEEK[:1], str(tmp_path))
+    assert "committed" not in process()

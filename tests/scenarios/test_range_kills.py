@@ -1,0 +1,82 @@
+"""A range whose process is killed again and again comes to what it comes to undisturbed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.operations.run_interval import coordinator_of
+from state_backend.checkpoint.sweep import sweep
+from tests.support.layout import REPOSITORY
+from tests.support.range_driver import pipeline, run_days
+
+LONG = bool(os.environ.get("CAIRN_LONG"))
+DAYS, KILLS = (12, 40) if LONG else (3, 2)
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+# What the sweep itself adds to the log; and what a storage was writing when its process died, which the storage takes away after a while.
+_NOT_COMPARED = ("settled/", "HEAD.json", "checkpoints/", ".tmp/")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("undisturbed")
+    run_days(str(root), DAYS, 1)
+    return root
+
+
+def results(root: Path) -> list[Any]:
+    return [
+        (r.id, r.content.interval, r.content.base_id, r.content.digest, [o.handle.crc32c for o in r.content.outputs])
+        for r in coordinator_of(pipeline(), str(root)).log().completed()
+    ]
+
+
+def files(root: Path) -> Counter[str]:
+    """How many files there are of each name, whatever the attempts are called."""
+    found = (str(p.relative_to(root / "counting")) for p in root.rglob("*") if p.is_file())
+    return Counter(_UUID.sub("…", name) for name in found if not name.startswith(_NOT_COMPARED))
+
+
+def run_and_kill(root: Path, number: int, after_s: float | None) -> tuple[int, list[str]]:
+    """The exit code, and what it printed. ``after_s``: from its first line to its end; None: it is left alone."""
+    command = [sys.executable, "-m", "tests.support.range_driver", str(root), str(DAYS), str(number)]
+    path = os.pathsep.join([str(REPOSITORY / "jobs"), str(REPOSITORY)])
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        if after_s is not None:
+            time.sleep(after_s)
+            process.kill()
+        lines = process.stdout.read().splitlines()
+    return process.returncode, lines
+
+
+@pytest.mark.parametrize("seed", [1, 2] if LONG else [1])
+def test_a_range_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: Path, seed: int) -> None:
+    chosen, number = random.Random(seed), 0
+    for number in range(1, KILLS + 1):
+        code, _ = run_and_kill(tmp_path, number, chosen.uniform(0.0, 0.6))
+        if code == 0:
+            break
+    code, lines = run_and_kill(tmp_path, number + 1, None)
+    assert code == 0 and len(lines) == DAYS
+    committed = coordinator_of(pipeline(), str(tmp_path)).log().head_id
+    assert committed == DAYS  # each day once: a try goes on behind the last commit
+    assert results(tmp_path) == results(undisturbed)
+
+    storage = coordinator_of(pipeline(), str(tmp_path)).storage
+    later_ms = time.time_ns() // 1_000_000 + 60_000
+    sweep(storage, "counting", now_ms=later_ms, min_age=timedelta(seconds=1), dry_run=False)
+    assert files(tmp_path) == files(undisturbed)

@@ -1,0 +1,55 @@
+"""A process that runs a range of days without Spark, to be killed at any time.
+
+    python -m tests.support.range_driver ROOT DAYS TRY
+
+It prints ``ready`` when it begins, and a line for each day that it has committed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cairn import testing
+from cairn.operations.run_intervals import run_intervals
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.ddl import parse_ddl_locally
+from cairn.runtime.local_rows import LocalRows
+from state_backend.values.records import RunRef
+from state_backend.values.zones import zone_of
+from tests.support.counting import INPUT_SCHEMA, counting, day
+
+
+def read(spark: Any, interval: Interval) -> Any:
+    """Some rows, the same for a day in every process, and their position."""
+    chosen = random.Random(str(interval))
+    rows = [(f"u{chosen.randrange(40)}", f"i{chosen.randrange(9)}", chosen.randrange(100)) for _ in range(60)]
+    return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), {"rows": repr(rows)}
+
+
+def pipeline() -> Pipeline:
+    made = counting(source=read)
+    return replace(made, engine=replace(made.engine, cache_dir=None))
+
+
+def run_days(root: str, days: int, number: int) -> None:
+    """All days as one run, in its try of this number."""
+    piped = pipeline()
+    run_intervals(
+        testing._Session("UTC"),  # type: ignore[arg-type]
+        piped,
+        [day(n) for n in range(days)],
+        root,
+        reprocess="all",
+        run=RunRef(run_id="range", clear_number=0, try_number=number),
+        on_shards=partial(testing._on_shards, piped.processor),
+        on_outcome=lambda outcome, progress: print(progress.done, outcome.computed, flush=True),
+    )
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    run_days(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,166 @@
+"""Which intervals of a range are computed, what the log says of those that are there, and how progress reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from cairn.operations.plan_range import (
+    AskSource,
+    Compute,
+    Keep,
+    Progress,
+    check_in_order,
+    intervals_between,
+    plan_by_input,
+    plan_interval,
+)
+from state_backend.checkpoint.results import Result, results_of, spoilt_by
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Permissions, Record
+from state_backend.values.retention import KeepLast
+from tests.support.checkpoints import START, Folder, day, run
+
+DAY = timedelta(days=1)
+BEGINNING = Interval(START, START + timedelta(milliseconds=1))
+OTHERS, MINE = run("other"), run("mine", clear_number=2, try_number=1)
+THERE = Result(id=7, attempt="a", run=OTHERS, made_of="m", dropped=False, spoilt=None)
+SPOILT = replace(THERE, spoilt="checkpoint 9 made it stale")
+BY_ME = replace(THERE, run=MINE)
+EARLIER_CLEAR = replace(THERE, run=run("mine", clear_number=1))
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (None, (Compute, Compute, Compute)),
+        (THERE, (AskSource, Keep, Compute)),
+        (SPOILT, (Compute, Compute, Compute)),
+        (BY_ME, (Keep, Keep, Keep)),
+        (EARLIER_CLEAR, (AskSource, Keep, Compute)),
+        (replace(BY_ME, spoilt="checkpoint 9 is quarantined"), (Compute, Compute, Compute)),
+    ],
+)
+def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, ...]) -> None:
+    again = replace(MINE, try_number=2)
+    assert tuple(type(plan_interval(there, how, again)) for how in ("changed", "none", "all")) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "said"),
+    [
+        ("m", "m", None),
+        ("m", "n", "other code, with other settings or from other input"),
+        ("m", None, "the source records no position"),
+        (None, "m", "an older release made it"),
+        (None, None, "the source records no position"),
+    ],
+)
+def test_only_equal_code_and_input_stay(recorded: str | None, now: str | None, said: str | None) -> None:
+    decision = plan_by_input(replace(THERE, made_of=recorded), now)
+    if said is None:
+        assert decision == Keep(checkpoint=7, why="the same code made it from the same input")
+    else:
+        assert isinstance(decision, Compute) and said in decision.why
+
+
+# --- what the log has ----------------------------------------------------------------------------------------------------------
+
+
+def days(folder: Folder, *numbers: int) -> dict[int, str | None]:
+    """Of each day that has a result: why it does not count."""
+    results = results_of(folder.coordinator.log(), [day(n) for n in numbers], BEGINNING)
+    return {n: results[day(n)].spoilt for n in numbers if day(n) in results}
+
+
+@pytest.mark.parametrize("kept", [10, 2])
+def test_what_a_rerun_makes_stale_does_not_count_also_when_it_was_dropped(kept: int) -> None:
+    folder = Folder(policy=KeepLast(kept))
+    for n in range(1, 6):
+        folder.run(day(n), f"a{n}", made_of=f"m{n}")
+        folder.coordinator.clean_up()
+    assert days(folder, 1, 2, 3, 4, 5, 6) == dict.fromkeys(range(1, 6))
+    results = results_of(folder.coordinator.log(), [day(n) for n in range(1, 7)], BEGINNING)
+    assert [(r.id, r.made_of) for r in results.values()] == [(n, f"m{n}") for n in range(1, 6)]
+    assert [r.dropped for r in results.values()] == [n <= 5 - kept for n in range(1, 6)]
+
+    # Day 1 starts from nothing, so that it can be run again however much was dropped.
+    folder.run(day(1), "another")
+    folder.coordinator.clean_up()
+    found = days(folder, 1, 2, 3, 4, 5)
+    assert found[1] is None
+    assert all(found[n] == "checkpoint 6 made it stale" for n in range(2, 6))
+
+
+def test_the_same_result_again_makes_nothing_stale() -> None:
+    folder = Folder(policy=KeepLast(2))
+    first = folder.run(day(1), "a1").record
+    assert first is not None
+    for n in range(2, 5):
+        folder.run(day(n), f"a{n}")
+    folder.run(day(1), "again", digest=first.content.digest)
+    assert days(folder, 1, 2, 3, 4) == dict.fromkeys(range(1, 5))
+
+
+def test_what_is_quarantined_or_replaced_by_another_cut_does_not_count() -> None:
+    folder = Folder()
+    for n in range(1, 4):
+        folder.run(day(n), f"a{n}")
+    folder.coordinator.quarantine(2, "wrong")
+    found = days(folder, 1, 2, 3)
+    assert found == {1: None, 2: "checkpoint 2 is quarantined", 3: "checkpoint 2 is quarantined"}
+
+    folder = Folder()
+    folder.run(day(1), "a1")
+    whole = Interval(day(1).start, day(1).start + DAY / 2)
+    folder.run(whole, "half", permissions=Permissions(replace_overlapping=True))
+    assert days(folder, 1) == {}
+
+
+def test_a_commit_of_the_range_itself_spoils_what_follows() -> None:
+    folder = Folder()
+    for n in range(1, 4):
+        folder.run(day(n), f"a{n}")
+    results = results_of(folder.coordinator.log(), [day(n) for n in range(1, 4)], BEGINNING)
+    changed = folder.run(day(2), "changed").record
+    assert isinstance(changed, Record)
+    after = spoilt_by(results, changed)
+    assert [after[day(n)].spoilt for n in (1, 2, 3)] == [None, None, "checkpoint 4 made it stale"]
+    assert [days(folder, 1, 3)[n] for n in (1, 3)] == [None, "checkpoint 4 made it stale"]
+
+
+def test_an_empty_log_and_an_empty_range_have_no_results() -> None:
+    assert results_of(Folder().coordinator.log(), [day(1)], BEGINNING) == {}
+    folder = Folder()
+    folder.run(day(1), "a1")
+    assert results_of(folder.coordinator.log(), [], BEGINNING) == {}
+
+
+# --- ranges ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_is_whole_and_without_gaps() -> None:
+    assert intervals_between(START, START + 3 * DAY, DAY) == tuple(
+        Interval(START + n * DAY, START + (n + 1) * DAY) for n in range(3)
+    )
+    with pytest.raises(UsageError, match="would end at 2024-01-04"):
+        intervals_between(START, START + 2.5 * DAY, DAY)
+    with pytest.raises(UsageError, match="the end lies behind the start"):
+        intervals_between(START, START, DAY)
+    check_in_order([day(1), day(2), day(3)])
+    with pytest.raises(UsageError, match="without gaps"):
+        check_in_order([day(1), day(3)])
+
+
+def test_progress_says_the_recent_rate_and_what_is_left() -> None:
+    progress = Progress(done=0, total=400, kept=0, recent_s=())
+    assert str(progress.left_alone()) == "1 of 400"
+    slow = progress.computed(60.0)
+    assert str(slow) == "1 of 400, 60.00 s each, 6 h 39 min left"
+    for _ in range(20):
+        slow = slow.computed(0.5)
+    assert str(slow) == "21 of 400, 0.50 s each, 3 min 10 s left"
+    assert str(Progress(done=9, total=10, kept=0, recent_s=(0.4,)).computed(0.4)) == "10 of 10, 0.40 s each"

@@ -1,0 +1,294 @@
+"""A range of intervals in one go, without Spark: each as if it had been run alone; what stays, what a failure leaves, what comes next."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn import testing
+from cairn.operations.plan_range import Progress
+from cairn.operations.run_interval import coordinator_of, finish_commit, process_interval
+from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.ddl import parse_ddl_locally
+from cairn.runtime.local_rows import LocalRows
+from state_backend.values.errors import ProcessorError, SinkFailed, SourceError, UsageError
+from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.zones import zone_of
+from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+
+ASKED: list[Interval] = []
+BROKEN: set[Interval] = set()
+SESSION: Any = testing._Session("UTC")
+WEEK = [day(n) for n in range(5)]
+
+
+def read(spark: Any, interval: Interval) -> Any:
+    """The rows of the day, with a position, so that it can be told whether they are the same."""
+    ASKED.append(interval)
+    if interval in BROKEN:
+        raise OSError("the disk is gone")
+    rows = DAYS.get(interval.start, [])
+    return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), {"rows": repr(rows)}
+
+
+def read_without_position(spark: Any, interval: Interval) -> Any:
+    return read(spark, interval)[0]
+
+
+def pipeline_of(**changes: Any) -> Pipeline:
+    made = counting(**{"source": read, **changes})
+    return replace(made, engine=replace(made.engine, cache_dir=None))
+
+
+PIPELINE = pipeline_of()
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[None]:
+    for each in (DAYS, ASKED, BROKEN):
+        each.clear()
+    DAYS[day(0).start] = [("ann", "pear", 1), ("bob", "fig", 5), ("ann", "fig", 2), (None, "fig", 9)]
+    DAYS[day(1).start] = [("ann", "pear", 3)]
+    DAYS[day(4).start] = [("bob", "kiwi", 1)]
+    yield
+    for each in (DAYS, ASKED, BROKEN):
+        each.clear()
+
+
+def run_all(root: Path, intervals: list[Interval] = WEEK, pipeline: Pipeline = PIPELINE, **more: Any) -> list[Outcome]:
+    on_shards = partial(testing._on_shards, pipeline.processor)
+    return run_intervals(SESSION, pipeline, intervals, str(root), on_shards=on_shards, **more)
+
+
+def plan_all(root: Path, pipeline: Pipeline = PIPELINE, **more: Any) -> list[Outcome]:
+    return plan_intervals(SESSION, pipeline, WEEK, str(root), **more)
+
+
+def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
+    coordinator, attempt = coordinator_of(PIPELINE, str(root)), str(uuid.uuid4())
+    process_interval(
+        SESSION,
+        PIPELINE,
+        interval,
+        str(root),
+        more.pop("mode", "incremental"),
+        attempt=attempt,
+        run=RunRef(run_id="alone", clear_number=0, try_number=1),
+        permissions=Permissions(),
+        on_shards=partial(testing._on_shards, PIPELINE.processor),
+    )
+    result = coordinator.commit(attempt)
+    finish_commit(SESSION, PIPELINE, coordinator, result.id, str(root))
+    assert result.record is not None
+    return result.record
+
+
+def made(root: Path) -> list[Any]:
+    """All of each checkpoint that does not depend on when, where and by which attempt it was made."""
+    return [
+        (
+            *(record.id, record.reproduces, record.retained),
+            *(record.content.base_id, record.content.interval, record.content.digest, record.content.time),
+            *(
+                record.content.states,
+                record.content.source_position,
+                record.content.made_of,
+                record.content.permissions,
+            ),
+            [(o.handle.size_bytes, o.handle.crc32c, o.rows, o.late) for o in record.content.outputs],
+            [ref.inline and (ref.inline.key_group_states, len(ref.inline.files)) for ref in record.content.shards],
+        )
+        for record in coordinator_of(PIPELINE, str(root)).log().completed()
+    ]
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def ran(outcomes: list[Outcome]) -> list[bool]:
+    return [outcome.computed for outcome in outcomes]
+
+
+def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Path) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for interval in WEEK:
+        run_alone(alone, interval)
+    ASKED.clear()
+    told: list[str] = []
+
+    def tell(outcome: Outcome, progress: Progress) -> None:
+        told.append(f"{outcome.checkpoint} {progress.done}/{progress.total}")
+
+    outcomes = run_all(together, on_outcome=tell)
+    assert made(alone) == made(together) and len(made(alone)) == 5
+    assert told == [f"{n} {n}/5" for n in range(1, 6)]
+    assert [outcome.checkpoint for outcome in outcomes] == [1, 2, 3, 4, 5] and all(ran(outcomes))
+    assert ASKED == WEEK  # once each
+    for kind in ("published", "settled", "checkpoints", "output"):
+        counts = [sum(f"counting/{kind}/" in path for path in files(root)) for root in (alone, together)]
+        assert counts[0] == counts[1] > 0, kind
+
+    # Again: nothing is computed, nothing is written, and a plan says so before.
+    there = files(together)
+    assert not any(ran(plan_all(together)))
+    again = run_all(together)
+    assert not any(ran(again)) and files(together) == there
+    assert again[0].why == "stays checkpoint 1: the same code made it from the same input"
+
+
+def test_other_input_or_code_is_computed_and_what_was_made_from_it(tmp_path: Path) -> None:
+    run_all(tmp_path)
+    DAYS[day(2).start] = [("bob", "kiwi", 7)]
+    planned = plan_all(tmp_path)
+    assert ran(planned) == [False, False, True, False, False]
+    assert planned[2].why == "checkpoint 3 was made by other code, with other settings or from other input"
+    assert planned[3].why.endswith(f"computed if the result of {day(2)} differs")
+    assert ran(run_all(tmp_path, reprocess="none")) == [False] * 5
+    outcomes = run_all(tmp_path)
+    assert ran(outcomes) == [False, False, True, True, True]
+    assert outcomes[4].why == "checkpoint 8, since checkpoint 5 does not count: checkpoint 6 made it stale"
+    assert not any(ran(run_all(tmp_path)))
+
+    assert ran(plan_all(tmp_path, pipeline_of(order_by=["item"]))) == [True] * 5
+    assert ran(plan_intervals(None, PIPELINE, WEEK, str(tmp_path))) == [True] * 5
+    assert ran(run_all(tmp_path, WEEK[:2], reprocess="all")) == [True, True]
+    assert not any(ran(plan_all(tmp_path)))  # the same results again make nothing stale
+
+
+def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> None:
+    """The source of the next day is asked ahead; that it fails matters when it is that day's turn."""
+    run = RunRef(run_id="manual__1", clear_number=0, try_number=1)
+    BROKEN.add(day(3))
+    with pytest.raises(SourceError, match="the disk is gone") as raised:
+        run_all(tmp_path, reprocess="all", run=run)
+    note = raised.value.__notes__[-1]
+    assert (
+        note.startswith("3 of 5 intervals were computed and committed before, 0 stay as they were")
+        and str(day(3)) in note
+    )
+    assert [r.content.interval for r in coordinator_of(PIPELINE, str(tmp_path)).log().completed()] == WEEK[:3]
+    assert not coordinator_of(PIPELINE, str(tmp_path)).unpublished()
+
+    BROKEN.clear()
+    outcomes = run_all(tmp_path, reprocess="all", run=replace(run, try_number=2))
+    assert ran(outcomes) == [False, False, False, True, True] and all(outcome.ours for outcome in outcomes)
+    cleared = RunRef(run_id="manual__1", clear_number=1, try_number=3)
+    assert all(ran(run_all(tmp_path, WEEK[:2], reprocess="all", run=cleared)))
+
+
+def test_a_sink_that_fails_stops_it_behind_its_own_interval(tmp_path: Path) -> None:
+    called: list[int] = []
+
+    def sink(spark: Any, paths: list[str], interval: Interval, checkpoint_id: int) -> None:
+        called.append(checkpoint_id)
+        if checkpoint_id == 2 and called.count(2) == 1:
+            raise OSError("no")
+
+    piped = pipeline_of(sink=sink)
+    with pytest.raises(SinkFailed):
+        run_all(tmp_path, WEEK[:3], piped)
+    assert len(coordinator_of(piped, str(tmp_path)).log().completed()) == 2
+    assert ran(run_all(tmp_path, WEEK[:3], piped)) == [False, False, True]
+    assert called == [1, 2, 2, 3]
+
+
+def test_a_clean_up_that_fails_keeps_the_next_interval_from_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Any) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator.clean_up", refused)
+    with pytest.raises(OSError, match="read-only"):
+        run_all(tmp_path)
+    assert len(coordinator_of(PIPELINE, str(tmp_path)).log().completed()) == 1
+    monkeypatch.undo()
+    assert ran(run_all(tmp_path)) == [False, True, True, True, True]
+
+
+def test_without_a_position_everything_is_computed(tmp_path: Path) -> None:
+    blind = pipeline_of(source=read_without_position)
+    run_all(tmp_path, WEEK[:2], blind)
+    outcomes = run_all(tmp_path, WEEK[:2], blind)
+    assert all(ran(outcomes)) and "can't be told: the source records no position" in outcomes[0].why
+    assert ran(run_all(tmp_path, WEEK[:2], blind, reprocess="none")) == [False, False]
+    with pytest.raises(UsageError, match="without gaps"):
+        run_all(tmp_path, [day(3), day(5)])
+    with pytest.raises(UsageError, match="'some' is not one of changed, none, all"):
+        run_all(tmp_path, reprocess="some")
+
+
+def test_nothing_is_read_ahead_if_told_so(tmp_path: Path) -> None:
+    """A source that depends on what the pipeline has written sees all that is committed."""
+    seen: list[int] = []
+
+    def chained(spark: Any, interval: Interval) -> Any:
+        seen.append(coordinator_of(PIPELINE, str(tmp_path)).log().head_id)
+        return read(spark, interval)
+
+    run_all(tmp_path, WEEK, pipeline_of(source=chained), read_ahead=False)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
+    """As Airflow's own run of a day does: a clear, other input and another base are no reason to leave the day as it is."""
+
+    def found(run_id: str = "scheduled__1", clear_number: int = 0) -> int | None:
+        run = RunRef(run_id=run_id, clear_number=clear_number, try_number=1)
+        there, _ = committed_alike(SESSION, PIPELINE, day(1), str(tmp_path), run=run, permissions=Permissions())
+        return there.id if there is not None else None
+
+    assert found() is None
+    mine = RunRef(run_id="mine", clear_number=0, try_number=1)
+    run_all(tmp_path, WEEK[:3], run=mine)
+    assert found() == 2 and found(clear_number=1) is None
+    assert found("mine") is None  # a retry has its own rules
+    DAYS[day(1).start] = [("ann", "kiwi", 3)]
+    assert found() is None
+    DAYS[day(1).start] = [("ann", "pear", 3)]
+    DAYS[day(0).start] = []
+    assert found() == 2
+    run_all(tmp_path, WEEK[:1])
+    assert found() is None
+
+
+def test_the_mode_is_no_part_of_what_a_result_is_made_of(tmp_path: Path) -> None:
+    first, again = run_alone(tmp_path / "a", day(0)), run_alone(tmp_path / "b", day(0), mode="full")
+    assert first.content.made_of == again.content.made_of is not None
+
+
+def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    took_us: list[int] = []
+
+    def watched(session: Any, job: Any, inputs: Any) -> Any:
+        began = time.monotonic_ns()
+        acks = testing._on_shards(PIPELINE.processor, session, job, inputs)
+        took_us.append((time.monotonic_ns() - began) // 1000)
+        return acks
+
+    with caplog.at_level("INFO", "cairn"):
+        (outcome,) = run_intervals(SESSION, PIPELINE, WEEK[:1], str(tmp_path), on_shards=watched)
+    assert outcome.record is not None
+    phases = outcome.record.content.durations_us
+    assert phases.keys() == {"plan", "spark", "restore", "process", "timers", "upload"}
+    assert sum(phases.values()) - phases["plan"] >= took_us[0]
+    (told,) = [line for line in caplog.messages if " s: " in line]
+    assert all(f"{phase} 0." in told for phase in (*phases, "prepare"))
+
+
+def test_a_processor_that_fails_leaves_everything_before(tmp_path: Path) -> None:
+    DAYS[day(2).start] = [("bob", "fig", None)]  # type: ignore[list-item]  # nothing can be added to
+    with pytest.raises(ProcessorError):
+        run_all(tmp_path)
+    assert len(coordinator_of(PIPELINE, str(tmp_path)).log().completed()) == 2
+    DAYS[day(2).start] = [("bob", "fig", 1)]
+    assert ran(run_all(tmp_path)) == [False, False, True, True, True]

@@ -1,0 +1,446 @@
+"""What operations refuse before anything is computed or written: settings, input and state that do not go together. Without Spark;
+that Spark's own rows and answers get there is in tests/integration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from pyspark.sql import types as t
+from pyspark.sql.connect import functions as connect
+
+from cairn.change_expectations import OverTime
+from cairn.operations import run_interval, streaming, take_savepoint, validate
+from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.operations.take_savepoint import check_destination, check_free, consolidate_checkpoint
+from cairn.operations.validate import validate_checkpoint
+from cairn.pipeline import Pipeline
+from cairn.runtime.column_names import ColumnNames, grouping_names
+from cairn.runtime.keyed_output import KeyedOutput
+from cairn.runtime.keyed_state import KeyedState
+from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.values.errors import (
+    CairnError,
+    ProcessorError,
+    SourceError,
+    StateSchemaError,
+    StateUnusable,
+    UsageError,
+)
+from state_backend.values.retention import KeepLast
+from tests.support.checkpoints import START, Folder, content, day, run
+from tests.support.savepoints import MAX_PARALLELISM, SmallPipeline
+from tests.support.shards import KEY_SCHEMA, STATES, struct
+
+ANY: Any = None
+PIPELINE = Pipeline(
+    name="p",
+    start=START,
+    source=lambda spark, interval: ANY,
+    key=["k"],
+    processor=object,
+    output_schema="k string",
+    max_parallelism=MAX_PARALLELISM,
+)
+EVENT: dict[str, Any] = {
+    "time_mode": "event",
+    "event_time": "at",
+    "watermark_delay": datetime(2024, 1, 2) - datetime(2024, 1, 1),
+}
+
+
+def fields(**types: t.DataType) -> t.StructType:
+    return t.StructType([t.StructField(name, type_) for name, type_ in types.items()])
+
+
+def refused(error: type[CairnError], says: str, call: Callable[[], object]) -> None:
+    with pytest.raises(error) as raised:
+        call()
+    assert says in str(raised.value)
+
+
+# --- an interval -----------------------------------------------------------------------------------------------------------------
+
+
+class FakeSpark:
+    """Parses every schema as this type."""
+
+    def __init__(self, parsed: t.DataType | None = None) -> None:
+        self._parse_ddl = lambda _: parsed
+        self.conf = SimpleNamespace(get=lambda *_: "false")
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (
+            "int",
+            "output_schema is not a schema of columns: 'int'; write each column as name and type, as in 'user string",
+        ),
+        (5, "output_schema is a int; it must be DDL or a StructType"),
+        (
+            t.StructType([t.StructField(n, t.LongType()) for n in "aba"]),
+            "output_schema names a more than once; give each column",
+        ),
+    ],
+)
+def test_an_output_schema_that_is_none(schema: Any, says: str) -> None:
+    spark: Any = FakeSpark(t.IntegerType())
+    refused(
+        UsageError,
+        f"pipeline 'p': {says}",
+        lambda: run_interval._output_schema(spark, replace(PIPELINE, output_schema=schema)),
+    )
+
+
+def test_a_mode_that_is_none() -> None:
+    def process() -> object:
+        return run_interval._process_interval(
+            ANY, PIPELINE, day(1), "memory://m", "partial", attempt="a", run=run(), permissions=ANY, coordinator=None, earlier=None,
+            on_begin=None, on_shards=ANY,
+        )  # fmt: skip
+
+    refused(UsageError, "mode 'partial' is not one of incremental, full, changelog", process)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(fields(at=t.StringType()), "found string"), (fields(other=t.TimestampType()), "found no such column")],
+)
+def test_an_event_time_that_is_none(given: t.StructType, says: str) -> None:
+    names = ColumnNames(names=tuple(given.names), case_sensitive=False, what="the input")
+    if "at" in given.names:
+        pipeline = replace(PIPELINE, **EVENT)
+        refused(SourceError, says, lambda: run_interval._event_time(pipeline, names, given, None))
+
+
+class Rows:
+    """An initial state, grouped or not, as Spark Connect has it."""
+
+    def __init__(self, schema: t.StructType, *grouping: Any) -> None:
+        self.schema = schema
+        self._df, self._group_type, self._grouping_cols = self, "groupby", grouping
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "says"),
+    [
+        (
+            Rows(fields(k=t.StringType(), n=t.LongType()), connect.col("n")),
+            UsageError,
+            "the initial state is grouped by n; the pipeline's key is k",
+        ),
+        (
+            Rows(fields(k=t.LongType()), connect.col("k")),
+            SourceError,
+            "the initial state's key is struct<k:bigint>, the input's struct<k:string>; cast one of them",
+        ),
+    ],
+)
+def test_an_initial_state_by_another_key(rows: Any, error: type[CairnError], says: str) -> None:
+    spark: Any = FakeSpark()
+    pipeline = replace(PIPELINE, initial_state=lambda _: rows)
+    refused(error, says, lambda: run_interval._initial_state(spark, pipeline, fields(k=t.StringType())))
+
+
+def test_a_grouping_by_more_than_columns() -> None:
+    rows = Rows(fields(k=t.StringType()), connect.upper("k"))
+    refused(
+        UsageError,
+        "the rows is grouped by something else than plain columns; add it",
+        lambda: grouping_names(rows, "the rows"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_parallelism": 8}, "max_parallelism is 8, but its state was made with 16; it can't change"),
+        ({"time_mode": "none"}, "time_mode is none, but its state was made with processing"),
+        (
+            {"start": datetime(2023, 1, 1, tzinfo=UTC)},
+            "start is 2023-01-01T00:00:00Z, but its state was made with 2024-01-01T00:00:00Z",
+        ),
+        ({}, "the key is struct<k: bigint>, but its state was made with struct<k: string>"),
+    ],
+)
+def test_what_can_not_change(changes: dict[str, Any], says: str) -> None:
+    base = content(day(1), "a", key_schema=KEY_SCHEMA, max_parallelism=16)
+    pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
+    names = ColumnNames(names=("k",), case_sensitive=False, what="the input")
+    key = fields(k=t.StringType() if changes else t.LongType())
+    refused(UsageError, says, lambda: run_interval._check_unchanged(pipeline, base, key, names))
+
+
+class Raises:
+    def init(self, handle: Any) -> None:
+        raise ValueError("no such table")
+
+    def close(self) -> None: ...
+
+
+def test_an_init_that_raises_on_the_driver() -> None:
+    pipeline = replace(PIPELINE, processor=Raises)
+    says = "pipeline 'p': Raises.init on the driver: ValueError: no such table"
+    refused(ProcessorError, says, lambda: run_interval.declared_states(ANY, pipeline))
+
+
+# --- savepoints and checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"key": ["device"]}, "key is ['device'], but the savepoint of 'p' was made with ['k']"),
+        ({"time_mode": "none"}, "time_mode is none, but the savepoint of 'p' was made with processing"),
+        (
+            {"max_parallelism": 8},
+            "max_parallelism is 8, but the native savepoint was made with 16, and its files are by key group",
+        ),
+    ],
+)
+def test_a_savepoint_of_another_pipeline(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
+    pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
+    refused(UsageError, says, lambda: restore_savepoint(ANY, pipeline, str(tmp_path / "new"), str(tmp_path / "saved")))
+
+
+def test_a_claim_mode_that_is_none() -> None:
+    taken: Any = "TAKE"
+    refused(
+        UsageError,
+        "claim mode 'TAKE' is not one of NO_CLAIM, CLAIM",
+        lambda: restore_savepoint(ANY, PIPELINE, "memory://m", "memory://s", claim=taken),
+    )
+
+
+def test_an_attempt_whose_checkpoint_was_dropped_since() -> None:
+    folder = Folder(policy=KeepLast(1))
+    for n in (1, 2, 3):
+        folder.run(day(n), f"a{n}")
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+    with mock.patch("cairn.operations.restore_savepoint.coordinator_of", lambda *_: folder.coordinator):
+        refused(
+            UsageError,
+            "attempt a1 was committed, but its checkpoint was dropped since; nothing is left to do",
+            lambda: restore_savepoint(ANY, PIPELINE, "memory://m", "memory://s", attempt="a1"),
+        )
+
+
+def test_where_a_savepoint_can_not_go(tmp_path: Path) -> None:
+    SmallPipeline(tmp_path).take(tmp_path / "saved", "native")
+    refused(UsageError, "holds a savepoint already; choose another folder", lambda: check_free(str(tmp_path / "saved")))
+    refused(
+        UsageError,
+        "savepoint format 'pickle' is not one of native, canonical",
+        lambda: check_destination("memory://root/p", "memory://saved", "pickle"),
+    )
+
+
+def test_a_consolidation_that_is_dropped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to its commit was lost, and by the time that it is looked at others have committed beyond what is kept."""
+    record = SmallPipeline(tmp_path).record
+    assert record is not None
+    monkeypatch.setattr(take_savepoint, "run_on_shards", lambda *_: ())
+    monkeypatch.setattr(take_savepoint.ConsolidationJob, "finish", lambda *_: None)
+    monkeypatch.setattr(Coordinator, "is_prepared", lambda *_: True)
+    monkeypatch.setattr(Coordinator, "commit", lambda *_: CommitResult(id=2, record=None, outcome="already"))
+    refused(
+        UsageError,
+        "checkpoint 1 of 'p' was dropped by retention at once; leave consolidate out",
+        lambda: consolidate_checkpoint(ANY, PIPELINE, str(tmp_path / "root"), record),
+    )
+
+
+# --- validation --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("quick", "validation mode 'quick' is not one of fast, full"),
+        ("full", "a full validation restores the state, so it needs a Spark session; fast does not"),
+    ],
+)
+def test_a_validation_that_can_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, says: str) -> None:
+    monkeypatch.setattr(validate, "verify_files", lambda *_, **__: SimpleNamespace(findings=(), files=1))
+    record = SmallPipeline(tmp_path).record
+    assert record is not None
+    refused(UsageError, says, lambda: validate_checkpoint(None, PIPELINE, str(tmp_path / "root"), record, mode=mode))
+
+
+def test_expectations_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = SimpleNamespace(before=None)
+    found: Any = SimpleNamespace(states=[SimpleNamespace(state="counts"), SimpleNamespace(state="$timers")])
+    pipeline = replace(PIPELINE, expectations=lambda: {"count": []})
+    refused(
+        UsageError,
+        "pipeline 'p' has expectations of a state 'count', which is not there; its states are $timers, counts",
+        lambda: validate._expected(ANY, pipeline, target, found, None),
+    )
+    monkeypatch.setitem(sys.modules, "great_expectations", None)
+    refused(UsageError, "lacks Great Expectations (import of", lambda: validate._Suites(pipeline, target, None))
+
+
+def test_an_expectation_that_can_not_be_evaluated() -> None:
+    config = SimpleNamespace(type="expect_column_max_to_be_between", kwargs={"column": "m"})
+    info = {"raised_exception": True, "exception_message": "no column m"}
+    result = SimpleNamespace(expectation_config=config, exception_info=info)
+    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m; the expectation is wrong, not the data"
+    refused(UsageError, says, lambda: validate._finding("n", result))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"least_rows": 1.5, "most_rows": 1.0},
+            "least_rows=1.5 and most_rows=1.0: expected 0 <= least_rows <= most_rows",
+        ),
+        ({"least_rows": -1.0}, "expected 0 <= least_rows"),
+        ({"removable": "n > 1"}, "removable says which rows may be lost, so it needs no_row_lost=True"),
+    ],
+)
+def test_expectations_over_time_that_can_not_be_meant(settings: dict[str, Any], says: str) -> None:
+    refused(UsageError, says, lambda: OverTime(**settings))
+
+
+# --- data sources ------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_data_sources_refuse(tmp_path: Path) -> None:
+    made = SmallPipeline(tmp_path)
+    made.take(tmp_path / "saved", "canonical")
+    here = {"root": str(tmp_path / "root"), "pipeline": "p"}
+    refused(
+        UsageError, "format(\"keyed_output\") needs the option 'pipeline'", lambda: KeyedOutput({"root": "/r"}).schema()
+    )
+    refused(StateUnusable, "has no published output yet; run an interval first", lambda: KeyedOutput(here).schema())
+    refused(UsageError, 'needs the option "state": value, list, map', lambda: KeyedState(here).schema())
+    check = KeyedState({"path": str(tmp_path / "saved"), "state": "$check"})
+    refused(UsageError, "can't be checked: restoring it checks it", lambda: check.reader(check.schema()))
+
+
+# --- from and to a streaming query --------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Spark's reader, which gives these rows, or fails."""
+
+    def __init__(self, rows: list[Any] | Exception) -> None:
+        self._rows, self.read = rows, self
+
+    def format(self, _: str) -> Reader:
+        return self
+
+    def options(self, **_: str) -> Reader:
+        return self
+
+    def load(self, _: str) -> Reader:
+        return self.collect() if isinstance(self._rows, Exception) else self
+
+    def collect(self) -> Any:
+        if isinstance(self._rows, Exception):
+            raise self._rows
+        return self._rows
+
+
+FAILS = RuntimeError("[STDS_FAILED] failed\n\tat org.x")
+OTHER = SimpleNamespace(operatorId=0, operatorName="stateStoreSave")
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "says"),
+    [
+        (FAILS, SourceError, "/c is not the checkpoint of a streaming query with state: [STDS_FAILED] failed"),
+        ([], SourceError, "it holds no operator's metadata; pass its checkpointLocation"),
+        ([OTHER], UsageError, "operator 0 of the query in /c is no transformWithState; it has 0, a stateStoreSave"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_of_a_query(rows: Any, error: type[CairnError], says: str) -> None:
+    spark: Any = Reader(rows)
+    refused(error, says, lambda: streaming._operator(spark, "/c", 0))
+
+
+def test_state_of_a_query_that_can_not_be_read() -> None:
+    reader = streaming._StateReader(Reader(FAILS), "/c", 3, 0)  # type: ignore[arg-type]
+    refused(SourceError, "the streaming checkpoint /c can't be read: [STDS_FAILED] failed", lambda: reader.state("v"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (
+            lambda: streaming.from_streaming_checkpoint(ANY, replace(PIPELINE, api="arrow"), "/c", "/r", day(1)),
+            UsageError,
+            "pipeline 'p': a streaming query's processor has api='row' or 'pandas'",
+        ),
+        (
+            lambda: streaming._check_mode(PIPELINE, "/c", {"timeMode": "EventTime"}),
+            UsageError,
+            "but the query in /c runs with EventTime; declare the query's",
+        ),
+        (
+            lambda: streaming._check_states(PIPELINE, "/c", STATES, {"value": "list"}),
+            StateSchemaError,
+            "the query in /c has the list state 'value', which init() declares as a value state; declare it",
+        ),
+        (
+            lambda: streaming._check_states(PIPELINE, "/c", STATES, {"new": "list"}),
+            StateSchemaError,
+            "has the list state 'new', which init() declares not; declare it, or nothing of it could be kept",
+        ),
+        (
+            lambda: streaming._key_schema(PIPELINE, "/c", []),
+            UsageError,
+            "pipeline 'p' and the query in /c have no state in common; declare one of its states",
+        ),
+        (
+            lambda: streaming._key_schema(
+                PIPELINE, "/c", [SimpleNamespace(schema={"key": SimpleNamespace(dataType=fields(b=t.LongType()))})]
+            ),  # type: ignore[list-item]
+            UsageError,
+            "key is ['k'], but the query in /c groups by struct<b:bigint>; declare the query's",
+        ),
+        (
+            lambda: streaming._check_type("/c", "v", fields(n=t.LongType()), fields(n=t.StringType()).jsonValue()),
+            StateSchemaError,
+            "state v: the query in /c has struct<n: bigint>, init() declares struct<n: string>; declare the query's",
+        ),
+        (
+            lambda: streaming._check_type("/c", "v", fields(n=t.StructType()), fields(n=t.StructType()).jsonValue()),
+            StateSchemaError,
+            "has a struct without fields, which can't be imported",
+        ),
+    ],
+)
+def test_a_query_that_is_not_the_pipelines(call: Callable[[], object], error: type[CairnError], says: str) -> None:
+    refused(error, says, call)
+
+
+def test_a_key_column_of_the_name_that_the_state_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SimpleNamespace(content=content(day(1), "a", key_schema=struct((streaming._HELD, "string"))))
+    monkeypatch.setattr(streaming, "find_state", lambda *_, **__: source)
+    spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda _: None))
+    refused(
+        UsageError,
+        "which is the name of the column with the state; rename the key's",
+        lambda: streaming.initial_state_of(spark, "/s"),
+    )
+
+
+def test_state_that_a_query_does_not_declare() -> None:
+    held = {streaming.TIMERS_NAME: None, "v": (1,)}
+    handle = streaming._Remembering(None)
+    says = (
+        "there is a state 'v', which the query's processor does not declare, or as something else; declare it as it was"
+    )
+    refused(UsageError, says, lambda: handle.put_back(held, {"v": (ANY, None)}))
