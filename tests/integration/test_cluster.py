@@ -64,7 +64,8 @@ DAGS = {
     "plain": {},
     "speculation": {"spark_conf": SPECULATION},
     "dynamic": {"spark_conf": DYNAMIC},
-    "connect": {"spark_conn_id": "cairn_connect"},
+    # A server takes a minute to be there again, and each second a try sees that it is not.
+    "connect": {"spark_conn_id": "cairn_connect", "retries": 60},
 }
 
 
@@ -93,8 +94,11 @@ class Stack:
             self.connect_runs = True
             self.connect.start()
         self.connect.wait_until_ready(240)
-        for host in HOSTS:
-            wait_until(lambda host=host: self.cluster.executors(host), 120, f"an executor on {host}")  # type: ignore[misc]
+        wait_until(lambda: self._executors() == set(HOSTS), 120, "the server has an executor on each host")
+
+    def _executors(self) -> set[str]:
+        log = max(self.cluster.events.glob("*.inprogress"), key=lambda log: log.stat().st_mtime, default=None)
+        return set(seen_in(log).executors) if log is not None else set()
 
     def note(self, disturbance: str, seen: str, day: HeldDay) -> None:
         """Compares all days so far, and prints a line of the table."""
