@@ -214,7 +214,7 @@ def worst_first(rows: list[Glance]) -> list[Glance]:
     def rank(row: Glance) -> int:
         tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
         if row.problem is not None and row.read is None:
-            return 0
+            return 2 if row.ref.unreadable else 0  # what was never readable here is no event
         return 1 if "bad" in tones else 2 if "warn" in tones or row.problem is not None else 3
 
     return sorted(rows, key=lambda row: (rank(row), row.ref.name))

@@ -217,9 +217,10 @@ def test_who_has_to_be_looked_at_stands_first(rides: Reading) -> None:
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
     looks = {"well": Look(reading=read(folder)), "bad": Look(reading=rides), "away": Look(reading=None, problem="away")}
-    refs = {name: PipelineRef(name=name, root="memory://ui") for name in looks}
+    looks["a-template"] = Look(reading=None, problem="a template")
+    refs = {name: PipelineRef(name=name, root="{{ x }}" if name == "a-template" else "memory://ui") for name in looks}
     rows = [glance.glance(refs[name], look, None, None, None, NOW) for name, look in looks.items()]
-    assert [row.ref.name for row in glance.worst_first(rows)] == ["away", "bad", "well"]
+    assert [row.ref.name for row in glance.worst_first(rows)] == ["away", "bad", "a-template", "well"]
 
 
 def test_a_healthy_next_interval_names_its_base() -> None:
