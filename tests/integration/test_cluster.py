@@ -1,7 +1,7 @@
 """What happens to a cluster, under a real Airflow: one day of a pipeline per disturbance. Drivers connect to a Spark standalone cluster
 whose two hosts share nothing with them but the GCS server, and whose Python lacks Cairn. At the end state and outputs of all days are
-those of a run that nobody disturbed, and nothing is left behind. The tests build on each other; each also runs alone. Only with CAIRN_LONG=1: eight
-minutes on two cores.
+those of a run that nobody disturbed, and nothing is left behind. The tests build on each other; each also runs alone. Only with
+CAIRN_LONG=1: a quarter of an hour on two busy cores.
 
     CAIRN_LONG=1 pytest -s tests/integration/test_cluster.py        # -s shows the table
 """
@@ -277,7 +277,7 @@ if os.environ.get("CAIRN_LONG"):
         finally:
             ballast.unlink()
         failures = stack.seen().failures
-        assert failures
+        assert failures and len(day.tries()) == 1
         stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
 
     def test_the_connect_server_is_killed(stack: Stack) -> None:
