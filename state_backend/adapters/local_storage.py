@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from uuid import uuid4
 
 import google_crc32c
 
+from state_backend.adapters.work_folders import FULL_DISK
 from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path, check_prefix
 from state_backend.values.errors import (
     AlreadyExists,
@@ -58,8 +58,7 @@ _ADVICE = {
 }
 
 # Of a file that a storage delivers: the disk is that of the host at work.
-_FULL = f"the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder with more"
-_HERE = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
+_HERE = {errno.ENOSPC: FULL_DISK, errno.EDQUOT: FULL_DISK}
 
 # A network file system may have done what it failed to confirm.
 _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)

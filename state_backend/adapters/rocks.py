@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ import rocksdict
 from rocksdict import Rdict
 
 from state_backend.adapters.rocks_metadata import borrow_metadata
+from state_backend.adapters.work_folders import FULL_DISK
 from state_backend.values.errors import CorruptFile, InvariantViolated, StorageUnavailable, UsageError
 
 MIB = 1024 * 1024
@@ -507,10 +507,7 @@ def _needed_files(folder: Path) -> list[str]:
 def _translated(error: Exception, doing: str) -> Exception:
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
-        return StorageUnavailable(
-            f"{doing}: the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder "
-            f"with more: {text}"
-        )
+        return StorageUnavailable(f"{doing}: {FULL_DISK}: {text}")
     if any(word in text for word in ("Corruption", "checksum", "No such file", "magic number", "truncated")):
         return CorruptFile(f"{doing}: {text}")
     return StorageUnavailable(f"{doing}: {text}")

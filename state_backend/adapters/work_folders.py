@@ -14,8 +14,10 @@ The folders have a parent of their own, so that nobody has to look through a ful
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -26,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 
 from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
+from state_backend.values.errors import StorageUnavailable
 
 _UNLOCKED = "unlocked"
 _MIN_AGE_S = 7 * 86_400.0
@@ -33,10 +36,26 @@ _MIN_AGE_S = 7 * 86_400.0
 # one at most.
 _MOST_SEEN, _MOST_REMOVED = 1024, 16
 
+FULL_DISK = f"the disk of {socket.gethostname()} is full, not the storage: free some space there, or have TMPDIR name a folder with more"
+
 
 @contextmanager
 def work_folder(what: str) -> Iterator[Path]:
-    """A local folder of this task alone, gone afterwards. ``what`` is for the person who finds it."""
+    """A local folder of this task alone, gone afterwards. ``what`` is for the person who finds it.
+
+    Raises: StorageUnavailable, naming the host, if its disk is full, also where something else in the block met that.
+    """
+    try:
+        with _work_folder(what) as folder:
+            yield folder
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageUnavailable(f"{tempfile.gettempdir()}: {FULL_DISK}: {error}") from error
+
+
+@contextmanager
+def _work_folder(what: str) -> Iterator[Path]:
     parent = _parent()
     if parent is None:  # somebody else has the name: nothing is collected there
         with tempfile.TemporaryDirectory(prefix=f"cairn-{what}-", ignore_cleanup_errors=True) as name:

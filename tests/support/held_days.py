@@ -89,7 +89,8 @@ for name, more in @DAGS@.items():
         name, "sums_pipeline:SUMS", "@ROOT@", pipeline_name="sums",
         schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2024, 1, 1, tzinfo=UTC),
         end_date=datetime(2024, 12, 31, tzinfo=UTC),
-        process={"retry_delay": timedelta(seconds=1), "retries": 5}, checkpoint={"retry_delay": timedelta(seconds=1)}, **more,
+        process={"retry_delay": timedelta(seconds=1), "retries": more.pop("retries", 5)},
+        checkpoint={"retry_delay": timedelta(seconds=1)}, **more,
     )
 """
 
@@ -119,7 +120,7 @@ class Try:
 
 
 class HeldDays:
-    """``root``: the URL below which the pipeline keeps its state. ``dags``: more arguments of `stateful_pipeline` by the name of a DAG; all
+    """``root``: the URL below which the pipeline keeps its state. ``dags``: ``retries`` of `process` and more arguments of `stateful_pipeline`, by the name of a DAG; all
     DAGs process the one pipeline."""
 
     def __init__(self, folder: Path, root: str, dags: dict[str, dict[str, Any]]) -> None:

@@ -153,10 +153,11 @@ def cluster_in(folder: Path, cores: int = 1, temp: Mapping[str, Path] | None = N
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an application's event log says happened. ``added``: hosts of executors; ``removed``: why each went; ``copies``: speculative
-    tasks that were started; ``failures``: why tasks did not succeed."""
+    """What an application's event log says happened. ``added``: hosts of executors; ``executors``: of those that have not gone; ``removed``:
+    why each went; ``copies``: speculative tasks that were started; ``failures``: why tasks did not succeed."""
 
     added: tuple[str, ...]
+    executors: tuple[str, ...]
     removed: tuple[str, ...]
     copies: int
     failures: tuple[str, ...]
@@ -171,8 +172,10 @@ def seen_in(log: Path, after: int = 0) -> Seen:
         return [event for event in events if event["Event"] == f"SparkListener{kind}"]
 
     reasons = [event["Task End Reason"] for event in of("TaskEnd")]
+    gone = {event["Executor ID"] for event in of("ExecutorRemoved")}
     return Seen(
         added=tuple(event["Executor Info"]["Host"] for event in of("ExecutorAdded")),
+        executors=tuple(e["Executor Info"]["Host"] for e in of("ExecutorAdded") if e["Executor ID"] not in gone),
         removed=tuple(event["Removed Reason"] for event in of("ExecutorRemoved")),
         copies=sum(event["Task Info"]["Speculative"] for event in of("TaskStart")),
         failures=tuple(r["Reason"] for r in reasons if r["Reason"] != "Success"),
