@@ -206,7 +206,7 @@ def _show(name: str, found: list[dict[str, Any]]) -> None:
         counts = sorted(list(now["hosts"].values()).count(host) for host in set(now["hosts"].values()))
         shown = [now[what] // 1000 for what in ("downloaded_bytes", "cached_bytes", "uploaded_bytes", "state_bytes")]
         print(f"  {same:12} | {counts} | {' | '.join(map(str, shown))} | {now['downloads']} | {now['requests']}")
-    later = found[1 + len(found) // 2 :]
+    later = found[max(1, len(found) // 2) :]
     share = statistics.mean(n["downloaded_bytes"] / n["state_bytes"] for n in later)
     print(f"  second half: {statistics.mean(stayed):.1f} of 16 stayed; {share:.0%} of the state downloaded", flush=True)
 

@@ -108,23 +108,23 @@ class StatefulMicroBatchOperator(DriverOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Waits for the interval before, or refuses; then runs the driver. Returns what it prepared."""
         start, end = data_interval(context)
-        self._wait_or_refuse(context, start, end, since_ms=_now_ms(), alone_since_ms=None)
-        return self._process(context, start, end)
+        there = self._wait_or_refuse(context, start, end, since_ms=_now_ms(), alone_since_ms=None)
+        return self._process(context, start, end, there)
 
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
         """Airflow calls this when the wait is over. Everything is looked at again: what was waited for is one checkpoint,
         and meanwhile a person may have cleared something."""
         start, end = data_interval(context)
         self.log.info("waited %.0f s: %s", (_now_ms() - since_ms) / 1000, (event or {}).get("why"))
-        self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
-        return self._process(context, start, end)
+        there = self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
+        return self._process(context, start, end, there)
 
     # --- order --------------------------------------------------------------------------------------------------------------
 
     def _wait_or_refuse(
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
-    ) -> None:
-        """Returns if the interval may be processed; else defers, or fails for good."""
+    ) -> bool:
+        """Returns if the interval may be processed: whether it has a result that counts. Else it defers, or fails for good."""
         from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import join_url, open_storage
@@ -163,8 +163,10 @@ class StatefulMicroBatchOperator(DriverOperator):
             raise failure(decision.error, f"{text}\nThen run this one again:\n{again_command(context, self)}")
         if isinstance(decision, Wait):
             self._defer(context, log, url, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
+            raise AssertionError("deferring raises")
         if decision.reason:
             self.log.warning("%s", decision.reason)
+        return decision.there
 
     def _defer(
         self,
@@ -219,7 +221,7 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     # --- the driver -----------------------------------------------------------------------------------------------------------
 
-    def _process(self, context: Any, start: datetime, end: datetime) -> dict[str, Any]:
+    def _process(self, context: Any, start: datetime, end: datetime, there: bool) -> dict[str, Any]:
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
         # A new one for every try: a lost try may still be writing, and the attempt scopes all that it writes.
@@ -231,6 +233,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         arguments += ["--allow-gap"] if _granted("allow_gap", self.allow_gap) else []
         arguments += ["--allow-stale-base"] if _granted("allow_stale_base", self.allow_stale_base) else []
         arguments += ["--replace-overlapping"] if _granted("replace_overlapping", self.replace_overlapping) else []
+        arguments += ["--committed"] if there else []
         earlier = store.get(_ATTEMPT_KEY) if store is not None and self.reuse_prepared else None
         if earlier:
             arguments += ["--earlier", json.dumps(earlier)]

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
-from state_backend.checkpoint.results import results_of
+from state_backend.checkpoint.results import Result, results_of
 from state_backend.values.errors import CairnError, StateGapError
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions
@@ -45,9 +45,11 @@ class PredecessorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """Process it. ``reason`` says what was decided, where that is not plain."""
+    """Process it. ``reason`` says what was decided, where that is not plain. ``there``: the interval has a result that counts, so that
+    the driver looks whether it was made by the same code from the same input."""
 
     reason: str = ""
+    there: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,24 +104,27 @@ def plan_start(
     try:
         plan_base(log, pipeline, interval, permissions, completed[-1].content.pipeline_start_ms)
     except CairnError as error:
-        if isinstance(error, StateGapError) and _is_dropped(log, interval, completed[-1].content.pipeline_start_ms):
+        there = _result(log, interval, completed[-1].content.pipeline_start_ms)
+        if isinstance(error, StateGapError) and there is not None and there.dropped:
+            # Whether it stays, or would have to be computed, which is refused then, the driver finds out.
             return Go(
-                reason="the state that it starts from is dropped, and so is its own: it stays as it is if code and input are the same"
+                reason="the state that it starts from is dropped, and so is its own: it stays as it is if code and input are the same",
+                there=True,
             )
         text = f"{error}\n{left_alone}" if left_alone else str(error)
         failed = [str(run) for run in runs if run.state == "failed"]
         if failed:
             text += f"\nThe run of the interval before failed: {', '.join(failed)}."
         return Refuse(error=type(error).__name__, message=text, rerun=error.rerun)
-    return Go(reason=left_alone)
+    there = _result(log, interval, completed[-1].content.pipeline_start_ms)
+    return Go(reason=left_alone, there=there is not None)
 
 
-def _is_dropped(log: Log, interval: Interval, pipeline_start_ms: int) -> bool:
-    """Whether the interval has a result that counts, of which retention has let go but for the output. Whether it stays or would have to
-    be computed again, which is refused then, the driver finds out."""
+def _result(log: Log, interval: Interval, pipeline_start_ms: int) -> Result | None:
+    """The interval's result, if it counts. The log has looked up by then what this asks of it."""
     start = from_ms(pipeline_start_ms)
     result = results_of(log, [interval], Interval(start, start + timedelta(milliseconds=1))).get(interval)
-    return result is not None and result.dropped and result.spoilt is None
+    return result if result is not None and result.spoilt is None else None
 
 
 def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> bool:

@@ -89,7 +89,9 @@ class Past(Mapping[int, Entry]):
         """The entry as it is now: a record that is not retained may be shrunk at any time."""
         entry = self._read(checkpoint_id)
         if entry is None:
-            raise CorruptRecord(f"{paths.record(checkpoint_id)}: missing from the log, though later records are there")
+            raise CorruptRecord(
+                f"{paths.record(checkpoint_id)}: missing from the log, though later records are there; put it back from a copy"
+            )
         return entry
 
     def over(self, storage: Storage) -> Past:

@@ -90,6 +90,31 @@ def test_the_printed_command_runs_the_first_interval(layout: Path, printed: dict
     assert "[2024-01-01T03:00:00Z, 2024-01-01T04:00:00Z): checkpoint 4" in run(layout, first[:3] + first[5:])
 
 
+@pytest.mark.spark
+def test_a_garbage_input_file_is_told_in_a_few_lines(layout: Path, printed: dict[str, str]) -> None:
+    file = layout / "data" / "clicks" / "2024-01-01T00.json"
+    whole = file.read_bytes()
+    file.write_text("garbage {\n")
+    try:
+        command = [
+            ".venv/bin/cairn",
+            "run",
+            "pipelines.clicks:CLICKS",
+            "--every",
+            "1h",
+            "--root",
+            f"file://{layout}/garbage",
+        ]
+        done = run_there(layout, command)
+    finally:
+        file.write_bytes(whole)
+    assert done.returncode == 2, done.stdout
+    said = done.stdout[done.stdout.index("For Spark's own stack trace, run") :].splitlines()
+    assert len(said) == 3 and ".scala" not in done.stdout and ".java" not in done.stdout, done.stdout
+    assert said[1].startswith("SourceError: pipeline 'clicks', [2024-01-01T00:00:00Z, ") and file.name in said[1]
+    assert said[2] == "Write it anew, or leave it out of the source"
+
+
 def test_nothing_is_overwritten(layout: Path, printed: dict[str, str]) -> None:
     (layout / "dags" / "other.py").write_text("mine")
     before = sorted(layout.rglob("*"))

@@ -131,7 +131,7 @@ def test_airflows_own_run_of_a_committed_day_computes_nothing(spark: SparkSessio
         result = tmp_path / "result.json"
         words = ["process", "--pipeline", "tests.integration.test_run_intervals:PIPELINE", "--root", str(tmp_path)]
         words += ["--spark", "local[2]", "--start", day(1).start.isoformat(), "--end", day(1).end.isoformat()]
-        words += ["--run-id", "scheduled__1", "--clear-number", str(clear_number), "--try-number", "1"]
+        words += ["--run-id", "scheduled__1", "--clear-number", str(clear_number), "--try-number", "1", "--committed"]
         assert driver.main([*words, "--attempt", str(uuid.uuid4()), "--result", str(result)]) == 0
         ok: dict[str, Any] = json.loads(result.read_text())["ok"]
         return ok

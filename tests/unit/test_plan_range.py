@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cairn.command.cli import app
 from cairn.operations.plan_range import (
     AskSource,
     Compute,
@@ -164,3 +167,27 @@ def test_progress_says_the_recent_rate_and_what_is_left() -> None:
         slow = slow.computed(0.5)
     assert str(slow) == "21 of 400, 0.50 s each, 3 min 10 s left"
     assert str(Progress(done=9, total=10, kept=0, recent_s=(0.4,)).computed(0.4)) == "10 of 10, 0.40 s each"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--from", "2024-01-01"],
+            "--from and --to are given together: the starts of the first and of the last interval",
+        ),
+        (
+            ["--from", "2024-01-01", "--to", "2024-01-02", "--count", "2"],
+            "a range from --from to --to has no --start and no --count; leave those out",
+        ),
+        (["--from", "2024-01-02", "--to", "2024-01-01"], "--from 2024-01-02 is after --to 2024-01-01; both are starts"),
+        (["--start", "yesterday"], "--start 'yesterday' is no instant; write it as in 2024-01-01T00:00Z"),
+        (["--start", "2024-01-01T00:00"], "--start '2024-01-01T00:00' has no time zone; write it as in"),
+    ],
+)
+def test_a_range_that_can_not_be_meant_is_refused_before_spark_starts(
+    tmp_path: Path, options: list[str], says: str
+) -> None:
+    command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
+    result = CliRunner().invoke(app, [*command, *options])
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output

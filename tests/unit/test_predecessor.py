@@ -126,7 +126,7 @@ def test_permissions_count() -> None:
 
 
 def test_the_first_interval_waits_for_nobody() -> None:
-    assert decide(DAYS_1_2, interval=day(1)) == Go()
+    assert decide(DAYS_1_2, interval=day(1)) == Go(there=True)  # it has a result, at which the driver looks
 
 
 QUEUED = before("queued", None, None, clear=1)
@@ -430,7 +430,8 @@ def test_an_interval_of_which_only_the_output_is_left_is_looked_at_by_the_driver
         dropping.run(day(n), f"a{n}")
         dropping.coordinator.clean_up()
     log = dropping.coordinator.log()
-    assert isinstance(plan_start(log, PIPELINE, day(3), Permissions(), []), Go)
+    decision = plan_start(log, PIPELINE, day(3), Permissions(), [])
+    assert isinstance(decision, Go) and decision.there
     assert isinstance(plan_start(log, PIPELINE, day(8), Permissions(), []), Refuse)
     dropping.run(day(1), "changed")
     assert isinstance(plan_start(dropping.coordinator.log(), PIPELINE, day(3), Permissions(), []), Refuse)

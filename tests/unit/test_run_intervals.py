@@ -177,6 +177,10 @@ def test_a_failure_stops_it_and_the_same_call_goes_on_behind(tmp_path: Path) -> 
     )
     assert [r.content.interval for r in coordinator_of(PIPELINE, str(tmp_path)).log().completed()] == WEEK[:3]
     assert not coordinator_of(PIPELINE, str(tmp_path)).unpublished()
+    assert note.endswith("The same call goes on from there")
+    with pytest.raises(SourceError) as raised:
+        run_all(tmp_path / "unnamed", reprocess="all")
+    assert raised.value.__notes__[-1].endswith("computes all of them again; begin there to go on")
 
     BROKEN.clear()
     outcomes = run_all(tmp_path, reprocess="all", run=replace(run, try_number=2))

@@ -248,6 +248,7 @@ def test_without_java(without_java: None) -> None:
 def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_server, "find_spec", lambda _: None)
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
+    monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
     result = CliRunner().invoke(app, ["spark"])
     assert (result.exit_code, "PySpark is not installed here; 'make setup' installs it" in result.stderr) == (2, True)
 
@@ -313,3 +314,23 @@ def test_a_source_that_met_garbage_is_told_without_java() -> None:
     seen = "".join(traceback.format_exception(raised.value))
     assert "an input file can't be read" in seen and "in source" in seen
     assert ".scala" not in seen and "17 more" not in seen
+
+
+@pytest.mark.parametrize(("options", "level", "hint"), [([], "OFF", True), (["--spark-log", "error"], "ERROR", False)])
+def test_cairn_run_shows_what_spark_says_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], level: str, hint: bool
+) -> None:
+    """Spark would write a stack trace of its own for each task that fails, above the message."""
+    levels: list[str] = []
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=levels.append))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise SourceError("an input file can't be read")
+
+    monkeypatch.setattr(spark_session, "connect", lambda *_: session)
+    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", fail)
+    run = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
+    result = CliRunner().invoke(app, [*run, *options])
+    assert (result.exit_code, levels) == (2, [level])
+    hinted = "For Spark's own stack trace, run the same command with --spark-log error"
+    assert result.stderr.splitlines() == [hinted] * hint + ["SourceError: an input file can't be read"]

@@ -91,7 +91,9 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         replace_overlapping=options.replace_overlapping,
     )
     spark = _connect(options, pipeline, "process")
-    there, read = committed_alike(spark, pipeline, interval, options.root, run=run, permissions=permissions)
+    there, read = None, None
+    if options.committed:
+        there, read = committed_alike(spark, pipeline, interval, options.root, run=run, permissions=permissions)
     if there is not None:
         log.info(
             "%s %s: checkpoint %d, which run %s committed, was made by the same code from the same input: nothing is computed again. "
@@ -386,6 +388,9 @@ def _parser() -> argparse.ArgumentParser:
         process.add_argument(option, required=True, type=int)
     process.add_argument("--name")
     process.add_argument("--earlier")
+    process.add_argument(
+        "--committed", action="store_true", help="there is a result: look whether it can stay as it is"
+    )
     process.add_argument("--mode", default="incremental")
     process.add_argument("--allow-gap", action="store_true")
     process.add_argument("--allow-stale-base", action="store_true")

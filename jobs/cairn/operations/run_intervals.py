@@ -91,7 +91,7 @@ def run_intervals(
     """Processes and commits intervals in their order; returns what became of each.
 
     Each is what `run_interval` would have made of it. At the first failure it stops: everything before is committed, and a call with
-    the same arguments goes on behind that.
+    the same arguments goes on behind that; with "all" only if it names the same ``run``.
 
     intervals: each starts where the one before ends.
     reprocess: "changed": a result that is there stays if the same code made it from the same input, as far as the source records its
@@ -106,6 +106,7 @@ def run_intervals(
     Raises: as `run_interval`, with a note that says how far it came.
     """
     _check(intervals, reprocess)
+    named = run is not None
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
     first = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping)
     check_running(spark)
@@ -126,7 +127,7 @@ def run_intervals(
                     on_outcome(outcome, progress)
         except Exception as error:
             if len(intervals) > 1:
-                error.add_note(_how_far(outcomes, intervals))
+                error.add_note(_how_far(outcomes, intervals, again=reprocess == "all" and not named))
             raise
     return outcomes
 
@@ -215,11 +216,13 @@ def _results(pipeline: Pipeline, root: str, intervals: Sequence[Interval]) -> di
     return results_of(coordinator_of(pipeline, root).log(), intervals, start)
 
 
-def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval]) -> str:
+def _how_far(outcomes: Sequence[Outcome], intervals: Sequence[Interval], *, again: bool) -> str:
+    """``again``: another call can't tell what this one has committed from what was there before, and is to compute that anew."""
     computed = sum(outcome.computed for outcome in outcomes)
     return (
         f"{computed} of {len(intervals)} intervals were computed and committed before, {len(outcomes) - computed} stay as they were; "
-        f"it stopped at {intervals[min(len(outcomes), len(intervals) - 1)]}\nThe same call goes on from there"
+        f"it stopped at {intervals[min(len(outcomes), len(intervals) - 1)]}\n"
+        f"The same call {'computes all of them again; begin there to go on' if again else 'goes on from there'}"
     )
 
 
