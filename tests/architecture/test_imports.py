@@ -21,20 +21,26 @@ HEAVY = (
     "cairn",
     "pipelines",
     "state_backend",
+    "cairn_ui.routes",
 )
 
 PROBE = """
-import json, runpy, sys, time
+import json, runpy, sys
 from airflow.sdk import DAG
-start_s = time.monotonic()
+before = {{*sys.modules}}
 {what}
-print(json.dumps([time.monotonic() - start_s, sorted(sys.modules)]))
+print(json.dumps(sorted(sys.modules.keys() - before)))
 """
 
 
 @pytest.mark.parametrize(
     "what",
-    ["import cairn_operators", *(f"runpy.run_path({str(dag)!r})" for dag in sorted((ROOT / "dags").glob("*.py")))],
+    [
+        "import cairn_operators",
+        # Every process of Airflow loads plugins, with what Airflow has imported for that by then.
+        "import airflow.plugins_manager; start_s = time.monotonic(); import cairn_ui.plugin",
+        *(f"runpy.run_path({str(dag)!r})" for dag in sorted((ROOT / "dags").glob("*.py"))),
+    ],
 )
 def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
     env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "plugins")}
@@ -47,8 +53,8 @@ def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    seconds, modules = json.loads(done.stdout.splitlines()[-1])
+    modules = json.loads(done.stdout.splitlines()[-1])
     heavy = [name for name in modules if any(name == h or name.startswith(f"{h}.") for h in HEAVY)]
     assert not heavy
-    # 0.05 s when the machine is idle.
-    assert seconds < 1
+    # Modules and not seconds, which depend on who else uses the machine.
+    assert 0 < len(modules) < 100, modules

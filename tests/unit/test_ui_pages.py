@@ -227,6 +227,16 @@ def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
     assert (differ.exit_code == 0 and "digest" in differ.output) or "state" in differ.output, differ.output
 
 
+def test_links_stay_below_the_path_that_airflow_is_served_at(pages: Any) -> None:
+    from starlette.testclient import TestClient
+
+    proxied = TestClient(pages.app, cookies={"_token": "admin"}, root_path="/airflow")
+    for path in ("/", f"/p/{pages.keys['rides']}/history"):
+        links = re.findall(r'(?:href|src)="([^"#][^"]*)"', proxied.get(f"/airflow{BASE}{path}").text)
+        inner = [link for link in links if "/dags/" not in link]
+        assert len(inner) > 5 and all(link.startswith(f"/airflow{BASE}/") for link in inner)
+
+
 def test_nothing_is_written(pages: Any) -> None:
     for method in ("post", "put", "patch", "delete"):
         assert getattr(pages, method)(f"{BASE}/p/{pages.keys['rides']}/").status_code == 405
