@@ -195,7 +195,7 @@ def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
         (
             "Deadline exceeded\n\tat org.x",
             StorageUnavailable,
-            r"no Spark Connect server answers at .*: Deadline exceeded; start it",
+            r"no Spark Connect server answers at .*: Deadline exceeded\nStart that server\nOr name another",
         ),
     ],
 )
@@ -217,7 +217,8 @@ def test_a_server_that_is_not_there_is_told_at_once() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(
-        StorageUnavailable, match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused"
+        StorageUnavailable,
+        match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused\nStart one on this machine: cairn spark --port {port}\n",
     ):
         connect(f"sc://127.0.0.1:{port}", "test")
 
