@@ -181,7 +181,8 @@ def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval,
         f"{pipeline} {interval}: there is output that overlaps it and is cut otherwise:{shown}\n"
         "Whoever read both would have the same time twice.\n"
         "To keep that output, run the intervals as they were cut.\n"
-        "To replace it, allow replace_overlapping (run_interval(..., replace_overlapping=True); a parameter of the DAG's run): it is "
+        "To replace it, allow replace_overlapping (--replace-overlapping of cairn run; a parameter of the DAG's run; an argument of "
+        "run_interval): it is "
         f"no longer current once this interval is committed, and the rest of {Interval(start, end)} has no output until it is run "
         f"too. Run with it {intervals_of(again)}."
     )

@@ -84,6 +84,13 @@ def run(
         length = newest.end - newest.start
     else:
         raise UsageError(f"{pipeline.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    if newest is not None and start is None and from_ is None and length != newest.end - newest.start:
+        # Committed without a word, a source that has a file per interval would lose those that begin elsewhere.
+        raise UsageError(
+            f"{pipeline.name}: --every {every} is another length than that of its newest interval, {newest}\n"
+            f"Leave --every out to go on with intervals of {newest.end - newest.start}\n"
+            f"If they shall be of another length from here on, say so: --every {every} --start {format_instant(newest.end)}"
+        )
     intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
     how = Redo.all if from_ is None else reprocess
     session = None

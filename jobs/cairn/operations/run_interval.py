@@ -594,7 +594,8 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
 def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
     return UsageError(
         f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
-        "Set it back, or give the pipeline another name to begin anew"
+        "Set it back, or give the pipeline another name to begin anew\n"
+        "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
     )
 
 
