@@ -246,7 +246,7 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
         ("error StateSchemaError", AirflowFailException, "StateSchemaError: what went wrong"),
         ("error StaleStateError", AirflowFailException, "StaleStateError: what went wrong"),
         ("error InvariantViolated", AirflowFailException, "InvariantViolated: what went wrong"),
-        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry starts again"),
+        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry begins again"),
         ("exit 3", AirflowException, "the Spark driver ended with code 3 and no result"),
         ("exit 0", AirflowException, "the Spark driver ended with code 0 and no result"),
     ],
