@@ -21,7 +21,16 @@ from state_backend.values.rerun import Rerun
 
 def backfill_command(dag_id: str, again: Rerun) -> str:
     """The command that runs these intervals, also those that have run, one after the other."""
-    words = ["cairn", "backfill", "--dag", dag_id, "--from", format_instant(again.first), "--to", format_instant(again.last)]
+    words = [
+        "cairn",
+        "backfill",
+        "--dag",
+        dag_id,
+        "--from",
+        format_instant(again.first),
+        "--to",
+        format_instant(again.last),
+    ]
     if again.replace_overlapping:
         words.append("--replace-overlapping")
     return shlex.join(words)

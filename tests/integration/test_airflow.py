@@ -476,9 +476,7 @@ def test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command(
     text = "\n".join(days.client.log("tally", run, "process", 1))
     assert "StaleStateError" in text
     fill, again = dict.fromkeys(printed_commands(text))
-    assert fill.startswith(
-        f"cairn backfill --dag tally --from 2024-01-02T00:00:00Z --to {day_of(DAYS + 1)[:10]}"
-    )
+    assert fill.startswith(f"cairn backfill --dag tally --from 2024-01-02T00:00:00Z --to {day_of(DAYS + 1)[:10]}")
     assert days.log().head_id == head
 
     # Both commands of the message, as they are printed.
