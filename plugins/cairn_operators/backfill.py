@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.micro_batch import MODES
+from cairn_operators.retries import retry_arguments
 from cairn_operators.validate_state import ValidateStateOperator
 
 REPROCESS = ("changed", "none", "all")
@@ -203,7 +204,7 @@ def backfill_pipeline(
             replace_overlapping="{{ params.replace_overlapping }}",
             dry_run="{{ params.dry_run }}",
             **where,
-            **{"retries": 3, "retry_delay": timedelta(seconds=5), **(backfill or {})},
+            **retry_arguments(backfill),
         )
         if docs_dir is not None:
             run >> ValidateStateOperator(
@@ -212,6 +213,6 @@ def backfill_pipeline(
                 docs_dir=docs_dir,
                 pipeline_name=pipeline_name,
                 **where,
-                **{"retries": 1, **(validate or {})},
+                **retry_arguments(validate),
             )
     return dag

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from state_backend.values.errors import CairnError
 
 
+class UserCodeFailed(AirflowException):
+    """The pipeline's own code raised; `retries` gives it up sooner than what may pass with time."""
+
+
 def failure_of(error: CairnError, dag_id: str) -> AirflowException:
     """The exception to raise for an error, with the command of this DAG that the error asks for."""
     from state_backend.values.airflow_commands import with_command
@@ -31,6 +35,8 @@ def failure(type_name: str, message: str) -> AirflowException:
     may_pass = (errors.RetryableError, errors.AttemptLost, errors.SourceError, errors.ProcessorError)
     if isinstance(known, type) and issubclass(known, errors.CairnError) and not issubclass(known, may_pass):
         return AirflowFailException(text)
+    if isinstance(known, type) and issubclass(known, errors.ProcessorError):
+        return UserCodeFailed(text)
     return AirflowException(text)
 
 
@@ -41,5 +47,5 @@ def exit_failure(return_code: int) -> AirflowException:
             name = signal.Signals(-return_code).name
         except ValueError:
             name = f"signal {-return_code}"
-        return AirflowException(f"the Spark driver was killed ({name}); a retry starts again from the last checkpoint")
+        return AirflowException(f"the Spark driver was killed ({name}); a retry begins again")
     return AirflowException(f"the Spark driver ended with code {return_code} and no result; its log is above")

@@ -11,6 +11,7 @@ from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetab
 
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
+from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
@@ -71,7 +72,6 @@ def stateful_pipeline(
         "spark_conf": spark_conf,
     }
     name = pipeline_name or dag_id
-    again = {"retry_delay": timedelta(seconds=5)}
     permissions = {
         "allow_gap": Param(False, type="boolean", description="Start from the latest checkpoint before a gap"),
         "allow_stale_base": Param(
@@ -92,7 +92,7 @@ def stateful_pipeline(
             allow_stale_base="{{ params.allow_stale_base }}",
             replace_overlapping="{{ params.replace_overlapping }}",
             **where,
-            **{"retries": 3, **again, **(process or {})},
+            **retry_arguments(process),
         )
         commit = IncrementalCheckpointOperator(
             task_id="checkpoint",
@@ -102,7 +102,7 @@ def stateful_pipeline(
             attempt=_ATTEMPT,
             sink_of=_IF_SINK % pipeline,
             validated=gate,
-            **{"retries": 5, **again, **(checkpoint or {})},
+            **retry_arguments(checkpoint),
         )
         batch >> commit
         if docs_dir is not None or gate:
@@ -114,7 +114,7 @@ def stateful_pipeline(
                 pipeline_name=name,
                 **what,
                 **where,
-                **{"retries": 1, **(validate or {})},
+                **retry_arguments(validate),
             )
             if gate:
                 batch >> validation >> commit
@@ -128,7 +128,7 @@ def stateful_pipeline(
                 to=f"{savepoints.rstrip('/')}/{{{{ data_interval_end | ds }}}}-{_CHECKPOINT}",
                 every=savepoint_every,
                 **where,
-                **{"retries": 2, **again, **(savepoint or {})},
+                **retry_arguments(savepoint),
             )
         if sweep_every is not None:
             commit >> SweepStateOperator(
@@ -137,6 +137,6 @@ def stateful_pipeline(
                 root=root,
                 gcp_conn_id=gcp_conn_id,
                 every=sweep_every,
-                **{"retries": 2, **again, **(sweep or {})},
+                **retry_arguments(sweep),
             )
     return dag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
@@ -59,7 +59,14 @@ def plan_base(
                 f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from"
             )
     if not candidates:
-        text, filling = _gap(log, pipeline, interval)
+        points = sorted(
+            {
+                c.content.interval.end
+                for c in completed
+                if log.quarantine_above(c.id) is None and is_forgiven(log.retained[c.id].stale_by, permissions, as_of)
+            }
+        )
+        text, filling = _gap(log, pipeline, interval, points)
         raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
@@ -189,14 +196,13 @@ def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval,
     return text, again
 
 
-def _gap(log: Log, pipeline: str, interval: Interval) -> tuple[str, Rerun | None]:
+def _gap(log: Log, pipeline: str, interval: Interval, points: list[datetime]) -> tuple[str, Rerun | None]:
+    """``points``: the ends of those checkpoints that an interval may start from, in their order. The end of one that is quarantined or
+    stale is none: a re-run from there would be refused too."""
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
-    points = sorted({c.content.interval.end for c in log.completed()})
     if not points:
-        return (
-            f"{text} There is no checkpoint at all: begin with the interval that starts at the pipeline's start.",
-            None,
-        )
+        there = "All that there are are quarantined or stale" if log.completed() else "There is no checkpoint at all"
+        return f"{text} {there}: begin with the interval that starts at the pipeline's start.", None
     before = [p for p in points if p < interval.start]
     after = [p for p in points if p > interval.start]
     nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]

@@ -1,15 +1,16 @@
-"""Airflow's command lines, as messages print them. Text only: who knows the DAG calls these, and nothing below does.
+"""The command lines for a DAG, as messages print them. Text only: who knows the DAG calls these, and nothing below does.
 
-Airflow 3.3.2 reads them so, each tried against a real one (tests/integration/test_airflow.py):
+They are read so, each tried against a real Airflow 3.3.2 (tests/integration/test_airflow.py):
 
-* ``backfill create``: both dates are logical dates, included; a scheduled run has its interval's start as logical date.
+* ``cairn backfill`` and not ``airflow backfill create``, which fails while another backfill of the DAG has not ended: both dates are
+  logical dates, included; a scheduled run has its interval's start as logical date. Its defaults are one run at a time, and that runs
+  which have ended run again.
 * ``tasks clear -t TEXT``: every task whose id contains the text, though the help says that it is a regular expression. With
   ``-d`` also what follows from it, so that the first task is all that has to be named.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection
 from datetime import datetime
@@ -20,11 +21,18 @@ from state_backend.values.rerun import Rerun
 
 def backfill_command(dag_id: str, again: Rerun) -> str:
     """The command that runs these intervals, also those that have run, one after the other."""
-    words = ["airflow", "backfill", "create", "--dag-id", dag_id]
-    words += ["--from-date", format_instant(again.first), "--to-date", format_instant(again.last)]
-    words += ["--max-active-runs", "1", "--reprocess-behavior", "completed"]
+    words = [
+        "cairn",
+        "backfill",
+        "--dag",
+        dag_id,
+        "--from",
+        format_instant(again.first),
+        "--to",
+        format_instant(again.last),
+    ]
     if again.replace_overlapping:
-        words += ["--dag-run-conf", json.dumps({"replace_overlapping": True})]
+        words.append("--replace-overlapping")
     return shlex.join(words)
 
 

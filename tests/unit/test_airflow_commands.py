@@ -16,11 +16,10 @@ AGAIN = Rerun(first=day(1).start, last=day(3).start)
 
 def test_a_backfill_from_the_first_start_to_the_last() -> None:
     assert backfill_command("daily", AGAIN) == (
-        "airflow backfill create --dag-id daily --from-date 2024-01-01T00:00:00Z --to-date 2024-01-03T00:00:00Z "
-        "--max-active-runs 1 --reprocess-behavior completed"
+        "cairn backfill --dag daily --from 2024-01-01T00:00:00Z --to 2024-01-03T00:00:00Z"
     )
     replacing = Rerun(first=day(1).start, last=day(1).start, replace_overlapping=True)
-    assert backfill_command("daily", replacing).endswith(""" --dag-run-conf '{"replace_overlapping": true}'""")
+    assert backfill_command("daily", replacing).endswith(""" --replace-overlapping""")
 
 
 def test_a_clear_names_one_task_in_plain_text() -> None:

@@ -87,9 +87,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     lines = said.stdout.splitlines()
     assert lines[0] == "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), which can't start"
     assert {"  4, by 7", "  5: a test says so"} <= set(lines)
-    assert lines[-1].startswith(
-        "airflow backfill create --dag-id counting --from-date 2024-01-04T00:00:00Z --to-date 2024-01-05T00:00:00Z "
-    )
+    assert lines[-1] == "cairn backfill --dag counting --from 2024-01-04T00:00:00Z --to 2024-01-05T00:00:00Z"
     pipeline = RealPipeline(root)
     for n in (4, 5):
         pipeline.run(n, f"again {n}", {"a": n})

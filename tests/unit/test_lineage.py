@@ -15,7 +15,7 @@ from state_backend.checkpoint.dropped import explain_drop
 from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import CorruptRecord, StaleStateError, StateGapError, StateUnusable, UsageError
-from state_backend.values.intervals import Interval
+from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, Quarantine, Record
 from state_backend.values.rerun import Rerun
 from tests.support.checkpoints import DAY, PIPELINE, content, day, record, start_ms
@@ -89,6 +89,28 @@ def test_a_gap_names_the_nearest_restore_points_and_the_command() -> None:
     assert "2024-01-04T00:00:00Z" in str(raised.value)
     assert raised.value.rerun == Rerun(first=day(4).start, last=day(6).start)
     assert "run the intervals that start from 2024-01-04T00:00:00Z to 2024-01-06T00:00:00Z" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("log", "permissions", "first"),
+    [
+        (log_of(*DAYS_1_TO_3, quarantined=(3,)), Permissions(), 3),
+        (log_of(*DAYS_1_TO_3, quarantined=(2,)), Permissions(), 2),  # 3 descends from 2
+        (log_of(*RERUN), Permissions(), 2),  # 2 and 3 are stale
+        (log_of(*RERUN), STALE, 4),
+        (log_of(*DAYS_1_TO_3, quarantined=(1,)), Permissions(), None),
+    ],
+)
+def test_a_gap_is_filled_from_a_checkpoint_that_an_interval_may_start_from(
+    log: Log, permissions: Permissions, first: int | None
+) -> None:
+    with pytest.raises(StateGapError) as raised:
+        base_id(log, day(7), permissions)
+    if first is None:
+        assert raised.value.rerun is None and "All that there are are quarantined or stale" in str(raised.value)
+    else:
+        assert raised.value.rerun == Rerun(first=day(first).start, last=day(6).start)
+        assert f"The nearest restore points are {format_instant(day(first).start)}." in str(raised.value)
 
 
 @pytest.mark.parametrize(

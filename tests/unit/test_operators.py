@@ -217,8 +217,8 @@ def test_commands_in_errors_name_the_dag(fake: Callable[[str], Path]) -> None:
     with pytest.raises(AirflowFailException) as caught:
         run(operator)
     assert str(caught.value) == (
-        "StaleStateError: what went wrong\nairflow backfill create --dag-id aircraft --from-date 2013-01-02T00:00:00Z "
-        "--to-date 2013-01-04T00:00:00Z --max-active-runs 1 --reprocess-behavior completed"
+        "StaleStateError: what went wrong\n"
+        "cairn backfill --dag aircraft --from 2013-01-02T00:00:00Z --to 2013-01-04T00:00:00Z"
     )
 
 
@@ -246,7 +246,7 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
         ("error StateSchemaError", AirflowFailException, "StateSchemaError: what went wrong"),
         ("error StaleStateError", AirflowFailException, "StaleStateError: what went wrong"),
         ("error InvariantViolated", AirflowFailException, "InvariantViolated: what went wrong"),
-        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry starts again"),
+        ("kill", AirflowException, "the Spark driver was killed (SIGKILL); a retry begins again"),
         ("exit 3", AirflowException, "the Spark driver ended with code 3 and no result"),
         ("exit 0", AirflowException, "the Spark driver ended with code 0 and no result"),
     ],
@@ -266,7 +266,7 @@ def test_unknown_names_are_retried() -> None:
 
 def test_a_run_without_interval_is_refused() -> None:
     for missing in ({"data_interval_start": None}, {"data_interval_end": None}, {"data_interval_end": START}):
-        with pytest.raises(AirflowFailException, match="airflow backfill create --dag-id aircraft"):
+        with pytest.raises(AirflowFailException, match="cairn backfill --dag aircraft"):
             data_interval(context(**missing))
 
 
@@ -620,7 +620,7 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         run(gate)
     assert json.loads((folder / "arguments.json").read_text())[7:9] == ["--attempt", "uuid"]
     with pytest.raises(
-        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*\nairflow backfill create "
+        AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*\ncairn backfill "
     ):
         run(validate())
     with pytest.raises(AirflowFailException, match="savepoint file:///s is refused"):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,12 +26,14 @@ from cairn.operations.plan_range import (
 )
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.results import Result, results_of, spoilt_by
-from state_backend.values.errors import UsageError
+from state_backend.values.errors import StaleStateError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
+from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import START, Folder, day, run
+from tests.support.checkpoints import START, Folder, day, record, run
 
 DAY = timedelta(days=1)
 BEGINNING = Interval(START, START + timedelta(milliseconds=1))
@@ -210,3 +216,42 @@ def test_another_length_behind_the_newest_interval_is_meant_or_refused(tmp_path:
     for options in (lines[2].partition("say so: ")[2].split(), [], ["--every", "1d"]):
         result = CliRunner().invoke(app, [*command, *options])
         assert result.exit_code == 0 and "1 of 1 intervals would be computed" in result.output, result.output
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "printed"),
+    [
+        (["--count", "9"], {"last": START}, ""),
+        (["--spark", "sc://h:1"], {"last": START + 2 * DAY}, "--count 3 --spark sc://h:1"),
+        (
+            ["--every", "12h", "--start", "2024-01-09T00:00Z"],
+            {"last": START + DAY - timedelta(seconds=1), "replace_overlapping": True},
+            "--count 2 --every 12h --replace-overlapping",
+        ),
+    ],
+)
+def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], more: dict[str, Any], printed: str
+) -> None:
+    """The printed command, in its turn, asks for just those intervals."""
+    there = SimpleNamespace(log=lambda: Log(entries={1: record(1, day(1))}))
+    monkeypatch.setattr("cairn.operations.run_interval.coordinator_of", lambda *_: there)
+    calls: list[list[Interval]] = []
+
+    def refuse(session: object, pipeline: object, intervals: Sequence[Interval], *_: object, **options: Any) -> Any:
+        calls.append([*intervals])
+        raise StaleStateError("it is stale.", rerun=Rerun(first=START, **more))
+
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
+    monkeypatch.setattr("cairn.spark_session.connect", lambda *_: session)
+    monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", refuse)
+    command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", f"file://{tmp_path}"]
+    for words in (command + asked, None):
+        result = CliRunner().invoke(app, words or shlex.split(line)[1:])
+        assert result.exit_code == 1, result.output
+        *_, before, line = result.stderr.splitlines()
+        assert before == "StaleStateError: it is stale."
+        expected = f"cairn {shlex.join(command)} --start 2024-01-01T00:00:00Z {printed}"
+        assert line == expected.rstrip()
+    assert calls[1][0].start == START and calls[1][-1].start <= START + 2 * DAY
+    assert len(calls[1]) == int((shlex.split(printed) + ["--count", "1"])[1])

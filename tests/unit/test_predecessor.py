@@ -300,7 +300,7 @@ def test_a_gap_is_refused_before_spark_is_started(airflow: Airflow, monkeypatch:
     with pytest.raises(AirflowFailException) as caught:
         airflow.begin()
     assert "StateGapError" in str(caught.value)
-    assert "airflow backfill create --dag-id d --from-date 2024-01-03" in str(caught.value)
+    assert "cairn backfill --dag d --from 2024-01-03" in str(caught.value)
     assert "\nairflow tasks clear d -t process -d -s 2024-01-03" in str(caught.value)
 
 

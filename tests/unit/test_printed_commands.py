@@ -38,11 +38,10 @@ BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
 RUN = {
-    "airflow backfill": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
     "airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 "
-    "--reprocess-behavior completed": "not run: 14 days through Airflow; commands of the same form are, where refusals print them",
+    "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
-    "--reprocess-behavior completed": "not run: 24 hours through Airflow; commands of the same form are, where refusals print them",
+    "--reprocess-behavior completed": "not run: 24 hours through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow connections add": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'": AIRFLOW
     + "test_commands_for_airflow_do_what_the_docs_say",
@@ -53,6 +52,10 @@ RUN = {
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow tasks": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
     "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
+    "cairn backfill --dag … --from … --to …": AIRFLOW
+    + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
+    "cairn backfill --replace-overlapping": AIRFLOW
+    + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
@@ -78,6 +81,8 @@ RUN = {
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
     "cairn run … --spark-log error": "tests/unit/test_spark.py::test_cairn_run_shows_what_spark_says_on_demand",
+    "cairn run … --root … --start …": "tests/unit/test_plan_range.py::"
+    "test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it as printed",
     "cairn run --from --to": "tests/integration/test_run_intervals.py::test_the_command_line_runs_a_range",
     "cairn run pipelines.…:… --every … --root file://…/data/state": "tests/integration/test_new_pipeline.py::"
     "test_the_printed_command_runs_the_first_interval as printed",

@@ -69,7 +69,7 @@ def text(page: str) -> str:
 VIEWS = {
     "/p/{rides}/": [
         "The next interval can't start",
-        "airflow backfill create --dag-id rides",
+        "cairn backfill --dag rides",
         "full validation: 2 findings",
         "Latest validated 11",
     ],

@@ -201,7 +201,7 @@ def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> No
         RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
     )
     assert shown.next.headline and "checkpoint 12, which ends where it starts, is stale" in shown.next.headline
-    assert shown.next.command and shown.next.command.startswith("airflow backfill create --dag-id rides")
+    assert shown.next.command and shown.next.command.startswith("cairn backfill --dag rides")
     assert [(p.title, p.checkpoint, p.note) for p in shown.pointers] == [
         ("Latest completed", 13, "committed 1 min 30 s ago"),
         ("Latest validated", 11, "fast and full validation"),
@@ -349,7 +349,7 @@ def test_what_can_be_done_with_a_stale_one(rides: Reading, storage: Storage) -> 
     (record,) = (c for c in rides.log.completed() if c.id == 12)
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
     shown = detail_of(ref, rides, record, manifests_of(record, storage), None, None)
-    assert [a.command.partition(" --")[0] for a in shown.actions] == ["cairn restore", "airflow backfill create"]
+    assert [a.command.partition(" --")[0] for a in shown.actions] == ["cairn restore", "cairn backfill"]
 
 
 def test_the_difference_of_two(rides: Reading, storage: Storage) -> None:

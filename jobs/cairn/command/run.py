@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -13,12 +16,15 @@ import typer
 
 from cairn.command.backfill import day_or_instant
 from cairn.runtime.checkpoint_names import parse_duration
-from state_backend.values.errors import ProcessorError, SourceError, UsageError
+from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.rerun import Rerun
 
 if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress
     from cairn.operations.run_intervals import Outcome
+
+LOCAL_SPARK = "local[2]"
 
 
 class Redo(StrEnum):
@@ -60,7 +66,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
     spark: Annotated[
         str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
-    ] = "local[2]",
+    ] = LOCAL_SPARK,
     spark_log: Annotated[
         SparkLog, typer.Option(help="What a Spark of this process says; its stack traces are at error.")
     ] = SparkLog.OFF,
@@ -94,26 +100,29 @@ def run(
     intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
     how = Redo.all if from_ is None else reprocess
     session = None
+    again = _Again(code=code, root=root, every=every, spark=spark, length=length)
     if not dry_run or how is Redo.changed:
         session = connect(spark, f"cairn run {pipeline.name}")
         if not spark.startswith("sc://"):
             session.sparkContext.setLogLevel(spark_log.upper())
     if dry_run or session is None:
-        planned = plan_intervals(
-            session, pipeline, intervals, root, reprocess=how.value, replace_overlapping=replace_overlapping
-        )
+        with again.printed():
+            planned = plan_intervals(
+                session, pipeline, intervals, root, reprocess=how.value, replace_overlapping=replace_overlapping
+            )
         return _say(planned, as_json)
     lines = _Lines(sys.stderr.isatty() and not as_json)
     try:
-        outcomes = run_intervals(
-            session,
-            pipeline,
-            intervals,
-            root,
-            reprocess=how.value,
-            replace_overlapping=replace_overlapping,
-            on_outcome=None if as_json else lines.show,
-        )
+        with again.printed():
+            outcomes = run_intervals(
+                session,
+                pipeline,
+                intervals,
+                root,
+                reprocess=how.value,
+                replace_overlapping=replace_overlapping,
+                on_outcome=None if as_json else lines.show,
+            )
     except (SourceError, ProcessorError) as error:
         if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
             error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
@@ -151,6 +160,37 @@ class _Asked:
             return intervals_between(first, last + length, length)
         at = _instant(self.start) if self.start is not None else default_start
         return intervals_between(at, at + self.count * length, length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """The command for the intervals that a refusal asks for, with the options of the one that was refused."""
+
+    code: str
+    root: str
+    every: str | None
+    spark: str
+    length: timedelta
+
+    def command(self, rerun: Rerun) -> str:
+        """``--count`` intervals of this command's length, from the first start to the last."""
+        words = ["cairn", "run", self.code, "--root", self.root, "--start", format_instant(rerun.first)]
+        count = (rerun.last - rerun.first) // self.length + 1
+        words += ["--count", str(count)] if count > 1 else []
+        words += ["--every", self.every] if self.every is not None else []
+        words += ["--replace-overlapping"] if rerun.replace_overlapping else []
+        words += ["--spark", self.spark] if self.spark != LOCAL_SPARK else []
+        return shlex.join(words)
+
+    @contextmanager
+    def printed(self) -> Iterator[None]:
+        """Raises what is raised within, its message with the command on a line of its own."""
+        try:
+            yield
+        except CairnError as error:
+            if error.rerun is None:
+                raise
+            raise type(error)(f"{error}\n{self.command(error.rerun)}") from error
 
 
 class _Lines:
