@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.micro_batch import MODES
+from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.retries import retry_arguments
 from cairn_operators.validate_state import ValidateStateOperator
 
@@ -163,6 +164,7 @@ def backfill_pipeline(
     ``every``: how long an interval is, as in the pipeline's own DAG. With ``docs_dir`` the last checkpoint is validated at the end; those
     before it are not. ``backfill`` and ``validate`` are further arguments of the tasks, ``dag_arguments`` of the DAG.
     """
+    check_pipeline_and_root(dag_id, pipeline, root)
     params = {
         "from": Param(
             "",

@@ -11,6 +11,7 @@ from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetab
 
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
+from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
@@ -62,7 +63,10 @@ def stateful_pipeline(
     ``dag_id`` if left out. Without ``docs_dir`` nothing is validated, without ``savepoints`` (a directory URL) none are
     taken, without ``sweep_every`` nothing is swept. ``gcp_conn_id``: the connection with the key for a ``gs://`` root, if not the
     application's. ``spark_conf``: Spark's configuration for this pipeline. ``process``, ``checkpoint``, ``validate``, ``savepoint`` and ``sweep`` are further arguments of those tasks, as
-    in ``savepoint={"consolidate": True}``; ``dag_arguments`` of the DAG.
+    in ``savepoint={"consolidate": True}``; ``dag_arguments`` of the DAG. Every task is retried as `retries` says; with a
+    ``retry_delay`` of your own, all its retries come after that.
+
+    Raises: ValueError for a ``pipeline`` that is not module:NAME, or a ``root`` that is no storage URL.
     """
     where: dict[str, Any] = {
         "pipeline": pipeline,
@@ -81,6 +85,7 @@ def stateful_pipeline(
             False, type="boolean", description="Replace output of intervals that overlap this one, cut otherwise"
         ),
     }
+    check_pipeline_and_root(dag_id, pipeline, root)
     arguments = {"catchup": False, "max_active_runs": 1, "params": permissions, **dag_arguments}
     with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
         # The order of intervals is process's own business: it waits for the checkpoint before its own, also in a backfill,

@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
+from cairn_operators.parse_time import check_pipeline_and_root
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
@@ -312,6 +313,7 @@ def restore_pipeline(
 ) -> DAG:
     """A DAG without schedule to restore a pipeline by hand: whoever triggers it fills in ``target``, and ``fork_as`` for a fork.
     ``restore`` are further arguments of the `RestoreStateOperator`, ``dag_arguments`` of the DAG."""
+    check_pipeline_and_root(dag_id, pipeline, root)
     params = {
         "target": Param(
             "", type="string", minLength=1, description="Checkpoint id, interval end, 'latest', or savepoint folder"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.lineage import is_superseded, plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions
+from state_backend.values.records import Permissions, Record
 from state_backend.values.rerun import Rerun
 
 
@@ -20,8 +20,8 @@ from state_backend.values.rerun import Rerun
 class Status:
     """``next``: the interval after the one that reaches furthest, as long as that one; None without any checkpoint. ``base``: the id
     of the checkpoint that it starts from; None if it can't start, and then ``problem`` says why and ``rerun`` which intervals to run
-    first, if that helps. ``stale``: retained checkpoints with the id that made each stale. ``quarantined``: those that validation
-    refused, with its reason. ``unpublished``: intervals whose output no ``checkpoint`` task has published yet, with its id.
+    first, if that helps. ``stale``: retained checkpoints with the id that made each stale, but for those whose interval was run again since.
+    ``quarantined``: those that validation refused, with its reason. ``unpublished``: intervals whose output no ``checkpoint`` task has published yet, with its id.
     """
 
     next: Interval | None
@@ -73,7 +73,11 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
         base=base,
         problem=problem,
         rerun=rerun,
-        stale=tuple((n, r.stale_by) for n, r in sorted(log.retained.items()) if r.stale_by is not None),
+        stale=tuple(
+            (n, by)
+            for n, by in sorted((n, r.stale_by) for n, r in log.retained.items() if r.stale_by is not None)
+            if not (isinstance(entry := log.entries[n], Record) and is_superseded(log, entry))
+        ),
         quarantined=tuple((n, log.quarantined[n].reason) for n in sorted(log.quarantined)),
         unpublished=tuple(unpublished),
     )

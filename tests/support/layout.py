@@ -16,8 +16,9 @@ def copy_layout(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name in ("jobs", "plugins", "state_backend", "dags"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    support = (f"tests/support/{name}.py" for name in ("__init__", "layout", "messages"))  # what conftest imports
+    for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", *support):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder

@@ -95,6 +95,7 @@ def test_status_names_what_is_wrong_and_its_command_repairs_it(root: Path) -> No
     assert (well.exit_code, well.stdout.splitlines()[0]) == (
         0, "next: [2024-01-06T00:00:00Z, 2024-01-07T00:00:00Z), from checkpoint 9"
     )  # fmt: skip
+    assert "stale" not in well.stdout  # day 4 was run again: nothing is to be done about its checkpoint 4
 
     (root / PIPELINE / paths.published(day(5), 9)).unlink()  # a sink that raised leaves no mark
     unpublished = cairn(root, "status", "--json")

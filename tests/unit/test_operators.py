@@ -289,7 +289,7 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
     monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_CRON_DATA_INTERVALS", "False")
     monkeypatch.setenv("AIRFLOW__SCHEDULER__CREATE_DELTA_DATA_INTERVALS", "False")
     start = datetime(2013, 1, 1, tzinfo=ZoneInfo("America/New_York"))
-    dag = stateful_pipeline("p", pipeline="m:P", root="r", schedule=schedule, start_date=start)
+    dag = stateful_pipeline("p", pipeline="m:P", root="/r", schedule=schedule, start_date=start)
     assert same(dag.timetable) == same(intervals)
     ticks = DAG("ticks", schedule=schedule, start_date=start)
     with pytest.raises(AirflowFailException, match="has no length") as refused:
@@ -305,7 +305,7 @@ def test_a_cron_text_has_data_intervals_whatever_airflow_is_set_to(
 
 @pytest.mark.parametrize("schedule", ["@once", None])
 def test_a_schedule_without_intervals_stays(schedule: str | None) -> None:
-    dag = stateful_pipeline("p", pipeline="m:P", root="r", schedule=schedule, start_date=START)
+    dag = stateful_pipeline("p", pipeline="m:P", root="/r", schedule=schedule, start_date=START)
     assert dag.schedule == schedule
 
 
@@ -766,7 +766,7 @@ def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
 
 def test_a_gate_stands_between_process_and_checkpoint() -> None:
     dag = stateful_pipeline(
-        "p", pipeline="m:P", root="r", schedule=None, start_date=START, gate=True, validate={"mode": "fast"}
+        "p", pipeline="m:P", root="/r", schedule=None, start_date=START, gate=True, validate={"mode": "fast"}
     )
     assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
     assert dag.get_task("validate").downstream_task_ids == {"checkpoint"}
