@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -179,7 +180,8 @@ class _Again:
         words += ["--count", str(count)] if count > 1 else []
         words += ["--every", self.every] if self.every is not None else []
         words += ["--replace-overlapping"] if rerun.replace_overlapping else []
-        words += ["--spark", self.spark] if self.spark != LOCAL_SPARK else []
+        # The terminal that this was typed in has the variable still.
+        words += ["--spark", self.spark] if self.spark != os.environ.get("CAIRN_SPARK", LOCAL_SPARK) else []
         return shlex.join(words)
 
     @contextmanager
