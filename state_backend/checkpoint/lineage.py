@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
@@ -59,7 +59,7 @@ def plan_base(
                 f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from"
             )
     if not candidates:
-        text, filling = _gap(log, pipeline, interval)
+        text, filling = _gap(log, pipeline, interval, from_ms(pipeline_start_ms))
         raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
@@ -189,13 +189,15 @@ def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval,
     return text, again
 
 
-def _gap(log: Log, pipeline: str, interval: Interval) -> tuple[str, Rerun | None]:
+def _gap(log: Log, pipeline: str, interval: Interval, start: datetime) -> tuple[str, Rerun | None]:
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
     points = sorted({c.content.interval.end for c in log.completed()})
     if not points:
+        again = Rerun(first=start, last=max(start, interval.start - (interval.end - interval.start)))
         return (
-            f"{text} There is no checkpoint at all: begin with the interval that starts at the pipeline's start.",
-            None,
+            f"{text}\nThere is no checkpoint at all: begin at the pipeline's start, {format_instant(start)}.\n"
+            f"To get here, run {intervals_of(again)}.",
+            again,
         )
     before = [p for p in points if p < interval.start]
     after = [p for p in points if p > interval.start]

@@ -298,8 +298,8 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
     config = SimpleNamespace(type="expect_column_max_to_be_between", kwargs={"column": "m"})
     info = {"raised_exception": True, "exception_message": "no column m"}
     result = SimpleNamespace(expectation_config=config, exception_info=info)
-    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m; the expectation is wrong, not the data"
-    refused(UsageError, says, lambda: validate._finding("n", result))
+    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m\nThe expectation is wrong, not the data. The columns here are key_k, n\nMend it"
+    refused(UsageError, says, lambda: validate._finding("n", result, ["key_k", "n"]))
 
 
 @pytest.mark.parametrize(
