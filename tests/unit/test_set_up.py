@@ -83,11 +83,12 @@ def test_the_wheel_has_every_package() -> None:
         "cairn": ROOT / "jobs",
         "cairn_operators": ROOT / "plugins",
         "cairn_provider": ROOT / "plugins",
+        "cairn_ui": ROOT / "plugins",
     }
     found = {
         folder.relative_to(root).as_posix().replace("/", ".")
         for name, root in roots.items()
         for folder in ((root / name), *(root / name).rglob("*"))
-        if folder.is_dir() and list(folder.glob("*.py"))
+        if folder.is_dir() and any(f.suffix in {".py", ".html", ".css"} for f in folder.iterdir())
     }
     assert set(listed) == found

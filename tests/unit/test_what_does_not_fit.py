@@ -104,7 +104,7 @@ def test_a_mode_that_is_none() -> None:
     def process() -> object:
         return run_interval._process_interval(
             ANY, PIPELINE, day(1), "memory://m", "partial", attempt="a", run=run(), permissions=ANY, coordinator=None, earlier=None,
-            on_begin=None, on_shards=ANY,
+            on_begin=None, on_shards=ANY, read=None,
         )  # fmt: skip
 
     refused(UsageError, "mode 'partial' is not one of incremental, full, changelog", process)
