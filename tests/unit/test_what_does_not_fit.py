@@ -176,9 +176,12 @@ def test_what_can_not_change(changes: dict[str, Any], says: str) -> None:
     pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
     names = ColumnNames(names=("k",), case_sensitive=False, what="the input")
     key = fields(k=t.StringType() if changes else t.LongType())
+    keeping = ["To keep the state, take a canonical savepoint and restore"] if "max_parallelism" in changes else []
     for told in (
         says,
-        "to begin anew\nIf it never was otherwise, another pipeline of this name writes below the same root",
+        "to begin anew\n",
+        *keeping,
+        "\nIf it never was otherwise, another pipeline of this name writes below",
     ):
         refused(UsageError, told, lambda: run_interval._check_unchanged(pipeline, base, key, names))
 
