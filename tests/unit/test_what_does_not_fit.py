@@ -4,6 +4,7 @@ that Spark's own rows and answers get there is in tests/integration."""
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -331,7 +332,12 @@ def test_what_the_data_sources_refuse(tmp_path: Path) -> None:
         UsageError, "format(\"keyed_output\") needs the option 'pipeline'", lambda: KeyedOutput({"root": "/r"}).schema()
     )
     refused(StateUnusable, "has no published output yet; run an interval first", lambda: KeyedOutput(here).schema())
-    refused(UsageError, 'needs the option "state": value, list, map', lambda: KeyedState(here).schema())
+    with pytest.raises(UsageError) as raised:
+        KeyedState(here).schema()
+    assert 'needs the option "state": value, list, map' in str(raised.value)
+    # Spark shows the traceback above the message: of ours it has one frame.
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count("keyed_state.py") == 1 and raised.value.__suppress_context__
     check = KeyedState({"path": str(tmp_path / "saved"), "state": "$check"})
     refused(UsageError, "can't be checked: restoring it checks it", lambda: check.reader(check.schema()))
 
