@@ -136,8 +136,11 @@ def test_a_gap_off_the_boundary_never_asks_for_a_range_that_ends_before_it_begin
 
 
 def test_a_gap_without_any_checkpoint_names_the_start() -> None:
-    with pytest.raises(StateGapError, match="no checkpoint at all"):
-        base_id(Log(entries={}), day(2))
+    with pytest.raises(
+        StateGapError, match=r"no checkpoint at all: begin at the pipeline's start, 2024-01-01T00:00:00Z\."
+    ) as raised:
+        base_id(Log(entries={}), day(3))
+    assert raised.value.rerun == Rerun(first=day(1).start, last=day(2).start)
 
 
 def test_allow_gap_takes_the_latest_end_then_the_highest_id() -> None:

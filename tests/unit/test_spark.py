@@ -63,6 +63,9 @@ def test_what_grpc_says_is_in_its_details() -> None:
     assert "connection refused" in str(
         explain(RpcError("<RPC that terminated with:\n\tStatusCode.UNAVAILABLE"), "sc://h")
     )
+    within = '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "Socket closed"\n>'
+    told = str(explain(RuntimeError(within), "sc://h"))
+    assert told.endswith("started anew: Socket closed\nNothing was committed; try again")
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,14 @@ def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | Non
 
         return struct if fields else None
     if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
-        item = _in_zone(data_type.value_type, zone)
-        return None if item is None else lambda value: [*map(item, value)] if isinstance(value, list | tuple) else value
+        element = _in_zone(data_type.value_type, zone)
+        if element is None:
+            return None
+
+        def elements(value: Any) -> Any:
+            return [*map(element, value)] if isinstance(value, list | tuple) else value
+
+        return elements
     if pa.types.is_map(data_type):
         key, item = (_in_zone(of, zone) or _as_it_is for of in (data_type.key_type, data_type.item_type))
         if key is item is _as_it_is:
