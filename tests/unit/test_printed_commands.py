@@ -301,6 +301,24 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "jobs/pipelines/clicks.py").read_bytes() == written
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--key", "site", "--key", "device"], "give one --key. For more of them, afterwards in its module"),
+        (["--key", "site,device"], "give one --key. For more of them, afterwards in its module"),
+        (["--schedule", "15min"], "2. In dags/clicks.py put schedule=, as in CronDataIntervalTimetable('*/15 * * * *'"),
+    ],
+)
+def test_a_new_pipeline_that_is_not_written_says_how_to_come_to_it(
+    tmp_path: Path, options: list[str], says: str
+) -> None:
+    (tmp_path / "jobs" / "pipelines").mkdir(parents=True)
+    (tmp_path / "dags").mkdir()
+    refused = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path), *options])
+    assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output
+    assert not [*(tmp_path / "dags").iterdir()]
+
+
 # --- the Makefile ------------------------------------------------------------------------------------------------------
 
 
