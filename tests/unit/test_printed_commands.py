@@ -50,6 +50,8 @@ RUN = {
     "airflow dags": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow tasks clear aircraft -t process -d -s 2013-01-03T00:00:00+00:00 -e 2013-01-03T00:00:00+00:00 -y": "not run: commands of "
+    "the same form are, where refusals print them",
     "airflow tasks": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
     "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
     "cairn backfill --dag … --from … --to …": AIRFLOW
