@@ -34,7 +34,9 @@ def main() -> int:
             f"starting Airflow; its components' logs are in {airflow.processes.log_dir.relative_to(ROOT)}", flush=True
         )
         with airflow:
-            print(f"Airflow: {airflow.client.url}   (database: {airflow.database}; state: {data}; Ctrl-C stops it)")
+            print(
+                f"Airflow: {airflow.client.url}   (database: {airflow.database}; state: {data}/state; Ctrl-C stops it)"
+            )
             print(
                 "Its commands, in another terminal of this folder: "
                 "AIRFLOW_HOME=$PWD PATH=$PWD/.venv/bin:$PATH airflow dags list",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from state_backend.values.errors import CairnError
 
 
-class UserCodeFailed(AirflowException):
+class UserCodeFailed(AirflowException):  # type: ignore[misc]
     """The pipeline's own code raised; `retries` gives it up sooner than what may pass with time."""
 
 

@@ -16,7 +16,7 @@ USER_CODE_RETRIES = 3
 _OWN = {"retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_policy"}
 
 
-class RetriesOverHalfAnHour(RetryPolicy):
+class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
     """The retries of a task with ``retries`` of them: after 5 and 15 seconds, 1, 3, 5 and 10 minutes, then every 10 minutes. Seven of
     them, the default, take half an hour. An exception of the user's code is retried three times, 5 seconds apart."""
 

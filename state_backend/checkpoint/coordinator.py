@@ -52,9 +52,9 @@ from state_backend.values.errors import (
     CorruptFile,
     CorruptRecord,
     Fenced,
+    NoSuchCheckpoint,
     NotFound,
     SinkFailed,
-    StateGapError,
     StateUnusable,
     StorageUnavailable,
     Swept,
@@ -508,15 +508,18 @@ class Coordinator:
         """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
         usable. An id may also be that of a dropped one on which somebody holds a lease.
 
-        Raises: StateGapError, naming what there is, if that is not among it.
+        Raises: NoSuchCheckpoint, naming what there is, if that is not among it.
         """
         log = self.log()
         fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
         if not fitting and isinstance(which, int) and which in summary_so_far(log).dropping:
             fitting = [entry for n, entry in leased_checkpoints(self._storage, log)[0].items() if n == which]
         if not fitting:
-            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in log.completed()[-10:])
-            raise StateGapError(
+            completed = log.completed()
+            there = ", ".join(f"{c.id} (to {format_instant(c.content.interval.end)})" for c in completed[-10:])
+            if len(completed) > 10:
+                there = f"{len(completed)}, the newest of them {there}"
+            raise NoSuchCheckpoint(
                 f"pipeline {self._pipeline!r} has no usable checkpoint {which}; there are: {there or 'none'}"
             )
         return max(fitting, key=lambda c: c.id)

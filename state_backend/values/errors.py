@@ -93,6 +93,10 @@ class StateGapError(StateUnusable):
     """No checkpoint ends where the interval starts; the message names the command that fills the gap."""
 
 
+class NoSuchCheckpoint(StateGapError):
+    """No completed checkpoint is the one that was asked for; the message names those that there are."""
+
+
 class StaleStateError(StateUnusable):
     """The base was made stale by a later re-run; the message names the intervals to run again."""
 

@@ -26,6 +26,7 @@ from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint, describe_log
 from state_backend.shard.manifest import manifest_of
+from state_backend.values import errors
 from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.records import InlineShard, LogicalTime
 from state_backend.values.retention import KeepLast
@@ -588,3 +589,25 @@ def test_a_manifest_that_is_missing_is_named(root: Path, arguments: list[str]) -
     assert result.exit_code == 1, result.output
     assert "a manifest is missing: " in result.stderr and gone.name in result.stderr
     assert result.stderr.splitlines()[-1] == "Put it back from a copy, or go on from an older checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.StateGapError, 1),
+        (errors.StaleStateError, 1),
+        (errors.SourceError, 1),
+        (errors.ProcessorError, 1),
+        (errors.NoSuchCheckpoint, 2),
+        (errors.StateSchemaError, 2),
+        (errors.PermissionRefused, 3),
+        (errors.StorageUnavailable, 3),
+    ],
+)
+def test_what_a_command_ends_with(monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error("what went wrong")
+
+    monkeypatch.setattr("cairn.command.cli.open_storage", fail)
+    result = CliRunner().invoke(app, ["list", "--root", "/r", "--pipeline", "p"])
+    assert (result.exit_code, result.stderr) == (code, f"{error.__name__}: what went wrong\n")

@@ -50,6 +50,8 @@ RUN = {
     "airflow dags": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow db migrate": "not run as it stands: USER and HOST are the reader's; each Airflow of the tests begins with it",
     "airflow providers list": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow tasks clear aircraft -t process -d -s 2013-01-03T00:00:00+00:00 -e 2013-01-03T00:00:00+00:00 -y": "not run: commands of "
+    "the same form are, where refusals print them",
     "airflow tasks": AIRFLOW + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
     "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
     "cairn backfill --dag … --from … --to …": AIRFLOW
@@ -299,6 +301,24 @@ def test_a_new_pipeline_asks_what_it_needs(tmp_path: Path, monkeypatch: pytest.M
     shutil.rmtree(tmp_path / "data")
     assert typed(tmp_path, command).exit_code == 0
     assert (tmp_path / "jobs/pipelines/clicks.py").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--key", "site", "--key", "device"], "give one --key. For more of them, afterwards in its module"),
+        (["--key", "site,device"], "give one --key. For more of them, afterwards in its module"),
+        (["--schedule", "15min"], "2. In dags/clicks.py put schedule=, as in CronDataIntervalTimetable('*/15 * * * *'"),
+    ],
+)
+def test_a_new_pipeline_that_is_not_written_says_how_to_come_to_it(
+    tmp_path: Path, options: list[str], says: str
+) -> None:
+    (tmp_path / "jobs" / "pipelines").mkdir(parents=True)
+    (tmp_path / "dags").mkdir()
+    refused = CliRunner().invoke(app, ["new", "clicks", "--yes", "--into", str(tmp_path), *options])
+    assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output
+    assert not [*(tmp_path / "dags").iterdir()]
 
 
 # --- the Makefile ------------------------------------------------------------------------------------------------------

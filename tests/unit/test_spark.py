@@ -378,6 +378,6 @@ def test_cairn_run_shows_what_spark_says_on_demand(
     monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", fail)
     run = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*run, *options])
-    assert (result.exit_code, levels) == (2, [level])
+    assert (result.exit_code, levels) == (1, [level])
     hinted = "For Spark's own stack trace, run the same command with --spark-log error"
     assert result.stderr.splitlines() == [hinted] * hint + ["SourceError: an input file can't be read"]

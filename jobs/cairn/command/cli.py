@@ -2,7 +2,8 @@
 
 Needs neither Spark nor Airflow, but for taking and restoring savepoints, and for stopping a DAG.
 
-Exit codes: 0 all well, 1 something was found or can't be used, 2 the call is wrong, 3 the storage failed or refused.
+Exit codes: 0 all well, 1 something was found or can't be used (state, input, the pipeline's code), 2 the call is wrong, 3 the storage
+failed or refused.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import (
     CairnError,
     CorruptFile,
+    NoSuchCheckpoint,
     NotFound,
     PermissionRefused,
+    ProcessorError,
     RetryableError,
-    StateGapError,
+    SourceError,
     StorageError,
     UsageError,
 )
@@ -98,7 +101,10 @@ def _exit_codes(command: Callable[P, int]) -> Callable[P, None]:
 def _code_of(error: CairnError) -> int:
     if isinstance(error, PermissionRefused):
         return STORAGE
-    if isinstance(error, UsageError | StateGapError):
+    if isinstance(error, NoSuchCheckpoint):
+        return USAGE
+    # The input or the user's code: the call may be right, and right again tomorrow.
+    if isinstance(error, UsageError) and not isinstance(error, SourceError | ProcessorError):
         return USAGE
     return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
 

@@ -26,6 +26,10 @@ from state_backend.values.errors import UsageError
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 SAMPLE_DAYS = 3
+_SEVERAL_KEYS = (
+    "a new pipeline is written with one key column, as its sample data has; give one --key. For more of them, afterwards in its module: add "
+    "the columns to what the source reads and to output_schema, and name all in key=[...]. The processor gets them as a tuple, in that order"
+)
 
 
 class Schedule(StrEnum):
@@ -49,6 +53,8 @@ class NewPipeline:
     api: Api
 
     def __post_init__(self) -> None:
+        if "," in self.key:
+            raise UsageError(_SEVERAL_KEYS)
         for what, value in (("name", self.name), ("key", self.key)):
             if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", value) or keyword.iskeyword(value):
                 raise UsageError(
@@ -75,6 +81,10 @@ class NewPipeline:
             "every": "hours=1" if self.schedule == "hourly" else "days=1",
             "file_format": "%Y-%m-%dT%H" if self.schedule == "hourly" else "%Y-%m-%d",
             "interval": "hour" if self.schedule == "hourly" else "day",
+            "sample_hour": "0" if self.schedule == "hourly" else "23",
+            "sample_hour_text": "In the first hour."
+            if self.schedule == "hourly"
+            else "In the last hour of the first day.",
             "last": "2024, 1, 3, 23" if self.schedule == "hourly" else "2024, 1, 3",
         }
         made = {}
@@ -125,8 +135,10 @@ def write_files(into: Path, files: dict[str, str]) -> None:
 
 def new(
     name: Annotated[str | None, typer.Argument(help="Of the pipeline, as in clicks.")] = None,
-    schedule: Annotated[Schedule | None, typer.Option(help="How often it runs.")] = None,
-    key: Annotated[str | None, typer.Option(help="The column whose values each have a state of their own.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="How often it runs: hourly or daily.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="The column whose values each have a state of their own.")
+    ] = None,
     api: Annotated[Api | None, typer.Option(help="What the processor gets: see docs/processors.md.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Asks nothing: hourly, user, row unless told.")] = False,
     into: Annotated[Path | None, typer.Option(help="The repository; this folder if left out.")] = None,
@@ -141,10 +153,22 @@ def new(
         if yes:
             raise UsageError("a name is needed, as in: cairn new clicks --yes")
         name = typer.prompt("Name of the pipeline")
+    if schedule is not None and schedule not in list(Schedule):
+        raise UsageError(
+            f"--schedule {schedule!r}: a new pipeline is hourly or daily, as its sample data is. For another schedule:\n"
+            f"1. Write it hourly.\n2. In dags/{name}.py put schedule=, as in CronDataIntervalTimetable('*/15 * * * *', timezone='UTC').\n"
+            f"3. In jobs/pipelines/{name}.py have the source name the file of such an interval."
+        )
+    if len(key or ()) > 1:
+        raise UsageError(_SEVERAL_KEYS)
     made = NewPipeline(
         name=name,
-        schedule=schedule or _ask("How often does it run", Schedule, Schedule.hourly, yes),
-        key=key or ("user" if yes else typer.prompt("Key: the column that state belongs to", default="user")),
+        schedule=Schedule(schedule)
+        if schedule is not None
+        else _ask("How often does it run", Schedule, Schedule.hourly, yes),
+        key=key[0]
+        if key
+        else ("user" if yes else typer.prompt("Key: the column that state belongs to", default="user")),
         api=api or _ask("What does the processor get", Api, Api.row, yes),
     )
     files = made.files()

@@ -107,8 +107,8 @@ def tester() -> PipelineTester:
 
 
 def at(minute: int) -> datetime:
-    """In the last hour of the first $$interval."""
-    return datetime(2024, 1, 1) + timedelta($$every) - timedelta(hours=1) + timedelta(minutes=minute)
+    """$$sample_hour_text"""
+    return datetime(2024, 1, 1, $$sample_hour) + timedelta(minutes=minute)
 
 
 $tests
