@@ -44,7 +44,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A whole run fails if it did not meet every error that a user can meet."""
+    """A whole run says which errors that a user can meet it did not meet. With CAIRN_LONG=1 it fails by that; without, some long tests
+    are left out."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["errors_made"] = as_plain(MADE.made)
         return
@@ -53,7 +54,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         write_made(made, Path(path))
     if is_whole_run(session.config, exitstatus) and (without := missing(provoked(made, sites()), sites())):
         session.config.stash[WITHOUT] = without
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if os.environ.get("CAIRN_LONG"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -62,7 +64,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{site}\n    {site.template.replace(chr(10), chr(10) + '    ')}")
     if without:
         terminalreporter.write_line(
-            f"FAILED: no test provokes these {len(without)} errors; tests/support/messages.py says what to do"
+            f"no test provokes these {len(without)} errors; tests/support/messages.py says what to do"
         )
 
 

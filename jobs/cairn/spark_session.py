@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -90,9 +91,7 @@ def connect(
                     f"the Spark Connect server at {where} refuses {'this token' if token else 'a session without a token'}: "
                     f"{_first_line(error)}; put the server's token into the connection, as its password"
                 ) from None
-            raise StorageUnavailable(
-                f"no Spark Connect server answers at {where}: {_first_line(error)}; start it, or name another one in the connection"
-            ) from error
+            raise StorageUnavailable(_no_answer(where, _first_line(error))) from error
         return session
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError(
@@ -244,7 +243,7 @@ def explain(error: Exception, where: str) -> Exception:
     else:
         return error
     return StorageUnavailable(
-        f"the operation at {where} {what}: {_first_line(error)}; nothing was committed, try again"
+        f"the operation at {where} {what}: {_first_line(error)}\nNothing was committed; try again"
     )
 
 
@@ -314,6 +313,9 @@ def _first_line(error: Exception) -> str:
     # gRPC's own errors say it in "details", under a line of Python's.
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else str(error)
+    # Where another error has its text, it has the line of Python's first.
+    if text.startswith("<_") and (found := re.search(r'details = "(.+)"', text)):
+        text = found[1]
     return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -323,6 +325,14 @@ def _check_listening(where: str) -> None:
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()
     except OSError as error:
-        raise StorageUnavailable(
-            f"no Spark Connect server answers at {where}: {error}; start it, or name another one in the connection"
-        ) from None
+        raise StorageUnavailable(_no_answer(where, str(error))) from None
+
+
+def _no_answer(where: str, why: str) -> str:
+    address = urlsplit(where)
+    here = address.hostname in ("localhost", "127.0.0.1", "::1")
+    start = f"Start one on this machine: cairn spark --port {address.port or 15002}" if here else "Start that server"
+    return (
+        f"no Spark Connect server answers at {where}: {why}\n{start}\n"
+        "Or name another one: in the Airflow connection, or by --spark of cairn run"
+    )

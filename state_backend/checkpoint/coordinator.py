@@ -201,7 +201,8 @@ class Coordinator:
                 raise UsageError(
                     f"pipeline {self._pipeline!r} began at {format_instant(from_ms(entry.content.pipeline_start_ms))}, and its start "
                     f"is {format_instant(from_ms(pipeline_start_ms))} now; the start of a pipeline never changes\n"
-                    "Set it back, or give the pipeline another name to begin anew"
+                    "Set it back, or give the pipeline another name to begin anew\n"
+                    "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
                 )
 
     def prepare(self, prepared: Prepared) -> None:

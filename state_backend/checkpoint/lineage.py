@@ -66,7 +66,7 @@ def plan_base(
                 if log.quarantine_above(c.id) is None and is_forgiven(log.retained[c.id].stale_by, permissions, as_of)
             }
         )
-        text, filling = _gap(log, pipeline, interval, points)
+        text, filling = _gap(log, pipeline, interval, points, from_ms(pipeline_start_ms))
         raise StateGapError(text, rerun=filling)
     usable = [c for c in candidates if log.quarantine_above(c.id) is None]
     if not usable:
@@ -188,20 +188,28 @@ def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval,
         f"{pipeline} {interval}: there is output that overlaps it and is cut otherwise:{shown}\n"
         "Whoever read both would have the same time twice.\n"
         "To keep that output, run the intervals as they were cut.\n"
-        "To replace it, allow replace_overlapping (run_interval(..., replace_overlapping=True); a parameter of the DAG's run): it is "
+        "To replace it, allow replace_overlapping (--replace-overlapping of cairn run; a parameter of the DAG's run; an argument of "
+        "run_interval): it is "
         f"no longer current once this interval is committed, and the rest of {Interval(start, end)} has no output until it is run "
         f"too. Run with it {intervals_of(again)}."
     )
     return text, again
 
 
-def _gap(log: Log, pipeline: str, interval: Interval, points: list[datetime]) -> tuple[str, Rerun | None]:
+def _gap(
+    log: Log, pipeline: str, interval: Interval, points: list[datetime], start: datetime
+) -> tuple[str, Rerun | None]:
     """``points``: the ends of those checkpoints that an interval may start from, in their order. The end of one that is quarantined or
-    stale is none: a re-run from there would be refused too."""
+    stale is none: a re-run from there would be refused too. ``start``: the pipeline's."""
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
     if not points:
         there = "All that there are are quarantined or stale" if log.completed() else "There is no checkpoint at all"
-        return f"{text} {there}: begin with the interval that starts at the pipeline's start.", None
+        again = Rerun(first=start, last=max(start, interval.start - (interval.end - interval.start)))
+        return (
+            f"{text}\n{there}: begin at the pipeline's start, {format_instant(start)}.\n"
+            f"To get here, run {intervals_of(again)}.",
+            again,
+        )
     before = [p for p in points if p < interval.start]
     after = [p for p in points if p > interval.start]
     nearest = [format_instant(p) for p in [*before[-1:], *after[:1]]]

@@ -103,7 +103,7 @@ COMPOSITE_OUTPUT = (
 
 
 class Outputs(StatefulProcessor):
-    """Rows of nested types, frames with columns by name, too many of them, and in any order."""
+    """Rows of nested types, columns by name in any order; frames have one too many."""
 
     frames = False
 
@@ -126,10 +126,9 @@ class Outputs(StatefulProcessor):
             "pairs": {f"k{i}": None if i % 2 else f"v{i}" for i in range(count)},
             "words": [f"w{i}" for i in range(count)] if count % 2 else None,
             "k": key[0],
-            "extra": 1,
         }
         if self.frames:
-            yield pd.DataFrame({name: [value] for name, value in row.items()})
+            yield pd.DataFrame({name: [value] for name, value in {**row, "extra": 1}.items()})
         else:
             yield Row(**{**row, "structs": [Row(**fields) for fields in row["structs"]]})
 

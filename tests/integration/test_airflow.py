@@ -94,6 +94,17 @@ def write_alarms(dags: Path, plugins: Path) -> None:
     (dags / "alarms.py").write_text(f"{own}{dag}dag.get_task('process').driver_module = DRIVER\n")
 
 
+RANGE = """
+# An Airflow DAG.
+import os
+from cairn_operators import backfill_pipeline
+
+data = os.environ["CAIRN_DATA"]
+dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline_name="aircraft",
+                        docs_dir=f"{data}/range-docs")
+"""
+
+
 @pytest.fixture(scope="module")
 def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]]) -> Iterator[AirflowServer]:
     """One Airflow and one Spark server for all tests of this file; the DAGs are the repository's and the tests' own."""
@@ -101,6 +112,7 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
     dags.mkdir()
     write_alarms(dags, data / "plugins")
     (dags / "aircraft.py").symlink_to(ROOT / "dags" / "aircraft.py")
+    (dags / "range.py").write_text(RANGE)
     (dags / "tally.py").symlink_to(ROOT / "tests" / "support" / "tally_dags.py")
     env = pipeline_env(data, data / "flights", connect) | {
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
@@ -118,6 +130,7 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
                 DAG,
                 "killed",
                 "aircraft_restore",
+                "aircraft_range",
                 "tally",
                 "tally_scheduled",
                 "tally_two",
@@ -233,6 +246,35 @@ def test_clearing_a_past_day_reproduces_it(airflow: AirflowServer, data: Path) -
     assert again.content.run.clear_number == first.content.run.clear_number + 1
     assert again.content.digest == first.content.digest
     assert not any(retained.stale_by for retained in log.retained.values())
+
+
+def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> None:
+    """The days of the test above, on another root: a dry run, all of them, and the same once more. Each has the digest that it had as a
+    run of its own."""
+    client, days = airflow.client, {"from": day(1)[:10], "to": day(3)[:10]}
+
+    def ran(**conf: Any) -> tuple[str, Any, dict[str, str]]:
+        run = client.trigger("aircraft_range", conf={**days, **conf})["dag_run_id"]
+        assert client.wait_for_runs("aircraft_range", [run], timeout_s=180) == {run: "success"}
+        said = "\n".join(client.log("aircraft_range", run, "backfill", 1))
+        return said, client.xcom("aircraft_range", run, "backfill"), states(airflow, run, "aircraft_range")
+
+    client.call("PATCH", "/api/v2/dags/aircraft_range", {"is_paused": False})
+    said, result, ended = ran(dry_run=True)
+    assert said.count("would be computed: ") == 3 and result["checkpoint"] is None
+    assert ended == {"backfill": "success", "validate": "skipped"}
+    url = f"file://{data}/range/aircraft"
+    assert not read_log(open_storage(url)).head_id
+    said, result, ended = ran()
+    assert result["checkpoint"] == 3 and ended == {"backfill": "success", "validate": "success"}
+    made = {r.content.interval: r.content.digest for r in read_log(open_storage(url)).completed()}
+    assert made == {r.content.interval: r.content.digest for r in log_of(data).completed()} and len(made) == 3
+    events = client.call("GET", "/api/v2/assets/events?source_dag_id=aircraft_range")["asset_events"]
+    assert sorted((e["extra"]["checkpoint"], e["extra"]["validated"]) for e in events) == [
+        (1, False), (2, False), (3, False), (3, True)
+    ]  # fmt: skip
+    said, result, ended = ran()
+    assert result["checkpoint"] == 3 and read_log(open_storage(url)).head_id == 3
 
 
 def test_clearing_only_the_checkpoint_commits_nothing(airflow: AirflowServer, data: Path) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.types import Row
 
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.ddl import parse_ddl_locally
 from cairn.runtime.keyed_output import KeyedOutput
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.rewind import fork
@@ -46,7 +47,10 @@ def read_hours(spark: SparkSession, interval: Interval) -> DataFrame:
 
 
 class Everything(StatefulProcessor):
-    """Yields more than any schema has: what is not asked for is dropped."""
+    """Yields those of its columns that are asked for. Structs have more fields than any schema: these are dropped."""
+
+    def __init__(self, columns: list[str]) -> None:
+        self.columns = columns
 
     def init(self, handle: Any) -> None:
         self._count = handle.getValueState("count", "n long")
@@ -55,7 +59,16 @@ class Everything(StatefulProcessor):
         n = (self._count.get() or (0,))[0] + len(list(rows))
         self._count.update((n,))
         part = Row(a=n, b=f"b{n}", c=n + 0.5)
-        yield Row(user=key[0], n=n, note=f"note {n}", part=part, parts=[part], by={"k": part}, at=START)
+        row = {
+            "user": key[0],
+            "n": n,
+            "note": f"note {n}",
+            "part": part,
+            "parts": [part],
+            "by": {"k": part},
+            "at": START,
+        }
+        yield Row(**{name: value for name, value in row.items() if name in self.columns})
 
 
 def pipeline(output_schema: str, name: str = "evolving") -> Pipeline:
@@ -64,7 +77,7 @@ def pipeline(output_schema: str, name: str = "evolving") -> Pipeline:
         start=START,
         source=read_hours,
         key=["user"],
-        processor=Everything,
+        processor=Everything(parse_ddl_locally(output_schema).names),
         output_schema=output_schema,
         time_mode="event",
         event_time="at",

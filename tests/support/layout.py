@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def copy_layout(folder: Path) -> Path:
     """What a pipeline needs, with this environment as its ``.venv``."""
     folder.mkdir(exist_ok=True)
-    for name in ("jobs", "plugins", "state_backend", "dags"):
+    for name in ("jobs", "plugins", "state_backend", "dags", "tests/support"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     support = (f"tests/support/{name}.py" for name in ("__init__", "layout", "messages"))  # what conftest imports
     for name in ("pyproject.toml", "tests/__init__.py", "tests/conftest.py", *support):

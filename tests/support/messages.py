@@ -1,7 +1,8 @@
 """Every error that the code can raise, with what the tests made it say.
 
-A run of the whole suite fails if a place where an error is made was reached by no test (`tests/conftest.py`). So who adds an error
-adds a test that meets it as a user would. What no test of this process can see is in ``UNSEEN``, each with its reason.
+A run of the whole suite names each place where an error is made that no test reached, and fails by it with CAIRN_LONG=1
+(`tests/conftest.py`). So who adds an error adds a test that meets it
+as a user would. What no test of this process can see is in ``UNSEEN``, each with its reason.
 
 To read them aloud, or to see what is missing after a part of the suite:
 

@@ -557,7 +557,7 @@ def frames_to(tmp_path: Path) -> OutputFrames:
 def test_rows_go_out_by_name(tmp_path: Path) -> None:
     file = LocalParquet(OUTPUT, tmp_path / "rows.parquet")
     output = OutputRows(file)
-    for row in (Row(k="a", n=1), Row(n=2, k="b"), Row(k="c"), Row(other=1, n=3)):
+    for row in (Row(k="a", n=1), Row(n=2, k="b"), Row(k="c"), Row(n=3)):
         output.add(row)
     output.flush()
     file.finish(MemoryStorage(), "rows.parquet")
@@ -574,7 +574,17 @@ def test_rows_go_out_by_name(tmp_path: Path) -> None:
     [
         (None, "handleInputRows returned None; it must return an iterator"),
         ([("a", 1)], r"yielded a tuple: \('a', 1\); expected pyspark.sql.Row"),
+        ([{"k": "a", "n": 1}], "yielded a dict: .*; expected pyspark.sql.Row"),
         ([Row("a", 1)], "which has no field names"),
+        (
+            [Row(k="a", nn=1)],
+            "(?s)yielded a row with 'nn', which output_schema lacks\noutput_schema has k, n; the row has no value for n\n"
+            "Did you mean 'n' where it says 'nn'",
+        ),
+        (
+            [Row(k="a", n=1, more=3)],
+            "a row with 'more', which output_schema lacks\noutput_schema has k, n\nAdd it to output_schema with its type, or",
+        ),
         ([Row(k=5, n=1)], "output column 'k' is string"),
         ([Row(k="a", n="x")], "output column 'n' is int64"),
         ([Row(k="a", n=2**63)], "output column 'n' is int64"),

@@ -98,19 +98,18 @@ def test_a_gap_names_the_nearest_restore_points_and_the_command() -> None:
         (log_of(*DAYS_1_TO_3, quarantined=(2,)), Permissions(), 2),  # 3 descends from 2
         (log_of(*RERUN), Permissions(), 2),  # 2 and 3 are stale
         (log_of(*RERUN), STALE, 4),
-        (log_of(*DAYS_1_TO_3, quarantined=(1,)), Permissions(), None),
+        (log_of(*DAYS_1_TO_3, quarantined=(1,)), Permissions(), 1),  # the first interval starts from nothing
     ],
 )
 def test_a_gap_is_filled_from_a_checkpoint_that_an_interval_may_start_from(
-    log: Log, permissions: Permissions, first: int | None
+    log: Log, permissions: Permissions, first: int
 ) -> None:
     with pytest.raises(StateGapError) as raised:
         base_id(log, day(7), permissions)
-    if first is None:
-        assert raised.value.rerun is None and "All that there are are quarantined or stale" in str(raised.value)
-    else:
-        assert raised.value.rerun == Rerun(first=day(first).start, last=day(6).start)
-        assert f"The nearest restore points are {format_instant(day(first).start)}." in str(raised.value)
+    assert raised.value.rerun == Rerun(first=day(first).start, last=day(6).start)
+    none = "All that there are are quarantined or stale: begin at the pipeline's start, 2024-01-01T00:00:00Z."
+    nearest = f"The nearest restore points are {format_instant(day(first).start)}."
+    assert (none if first == 1 else nearest) in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +135,11 @@ def test_a_gap_off_the_boundary_never_asks_for_a_range_that_ends_before_it_begin
 
 
 def test_a_gap_without_any_checkpoint_names_the_start() -> None:
-    with pytest.raises(StateGapError, match="no checkpoint at all"):
-        base_id(Log(entries={}), day(2))
+    with pytest.raises(
+        StateGapError, match=r"no checkpoint at all: begin at the pipeline's start, 2024-01-01T00:00:00Z\."
+    ) as raised:
+        base_id(Log(entries={}), day(3))
+    assert raised.value.rerun == Rerun(first=day(1).start, last=day(2).start)
 
 
 def test_allow_gap_takes_the_latest_end_then_the_highest_id() -> None:

@@ -175,6 +175,53 @@ def test_a_naive_datetime_is_wall_time_in_the_sessions_zone() -> None:
     assert tester.timers() == [{"key_user": "ann", "expires_at": START + timedelta(minutes=90)}]
 
 
+class LastSeen(StatefulProcessor):
+    """Yields what its state gave: an instant, wall time without a zone, and instants in a struct, a list and a map."""
+
+    frames = False
+
+    def init(self, handle: Any) -> None:
+        self._last = handle.getValueState("last", "at timestamp, wall timestamp_ntz")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            at = row["at"][0] if self.frames else row.at
+            self._last.update((at, datetime(2024, 7, 1, 2, 30)))
+        at, wall = self._last.get()
+        if self.frames:
+            yield pd.DataFrame({"user": [key[0]], "at": [at], "wall": [wall]})
+        else:
+            yield Row(user=key[0], at=at, wall=wall, deep=Row(of=[at], by={"k": at}, pairs=[(at, 1)]))
+
+
+class LastSeenInFrames(LastSeen):
+    frames = True
+
+
+@pytest.mark.parametrize("zone", ["Europe/Vienna", "UTC"])
+@pytest.mark.parametrize("own", [True, False], ids=["the pipeline's zone", "the session's"])
+@pytest.mark.parametrize("processor", [LastSeen, LastSeenInFrames])
+def test_what_state_gave_is_the_same_instant_in_the_output(zone: str, own: bool, processor: Any) -> None:
+    """Rows: also in both of the hours that clocks repeat."""
+    deep = ", deep struct<of: array<timestamp>, by: map<string, timestamp>, pairs: map<timestamp, int>>"
+    pipeline = replace(
+        VISITS,
+        api="pandas" if processor.frames else "row",
+        processor=processor,
+        output_schema="user string, at timestamp, wall timestamp_ntz" + ("" if processor.frames else deep),
+        order_by=["at"],
+        time_zone=zone if own else None,
+    )
+    tester = PipelineTester(pipeline, input_schema="user string, at timestamp", time_zone="UTC" if own else zone)
+    repeated = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
+    # Frames know no fold, here as under Spark.
+    for at in [datetime(2024, 7, 1, 0, 30, tzinfo=UTC), *([] if processor.frames else [repeated, repeated + HOUR])]:
+        (row,) = tester.run([("ann", at)]).output
+        assert (row["at"], row["wall"]) == (at, datetime(2024, 7, 1, 2, 30))
+        assert processor.frames or row["deep"] == {"of": [at], "by": [("k", at)], "pairs": [(at, 1)]}
+        assert tester.state("last")[0]["at"] == at
+
+
 def test_timers_fire_by_the_clock() -> None:
     tester = visiting()
     tester.run([("ann", 1, datetime(2024, 1, 1, 0, 30))])

@@ -24,6 +24,8 @@ from cairn.operations.plan_range import (
     plan_by_input,
     plan_interval,
 )
+from cairn.testing import PipelineTester
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.results import Result, results_of, spoilt_by
 from state_backend.values.errors import StaleStateError, UsageError
@@ -197,6 +199,23 @@ def test_a_range_that_can_not_be_meant_is_refused_before_spark_starts(
     command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--every", "1d"]
     result = CliRunner().invoke(app, [*command, *options])
     assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
+def test_another_length_behind_the_newest_interval_is_meant_or_refused(tmp_path: Path) -> None:
+    """A source with a file per interval would lose the files that begin elsewhere."""
+    tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=DAY, root=str(tmp_path))
+    tester.run()
+    command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", str(tmp_path), "--dry-run", "--reprocess", "none"]
+    refused = CliRunner().invoke(app, [*command, "--every", "12h"])
+    assert refused.exit_code == 2, refused.output
+    lines = refused.stderr.splitlines()
+    assert lines[0].endswith(
+        "--every 12h is another length than that of its newest interval, [2013-01-01T00:00:00Z, 2013-01-02T00:00:00Z)"
+    )
+    assert lines[1] == "Leave --every out to go on with intervals of 1 day, 0:00:00"
+    for options in (lines[2].partition("say so: ")[2].split(), [], ["--every", "1d"]):
+        result = CliRunner().invoke(app, [*command, *options])
+        assert result.exit_code == 0 and "1 of 1 intervals would be computed" in result.output, result.output
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ def test_what_grpc_says_is_in_its_details() -> None:
     assert "connection refused" in str(
         explain(RpcError("<RPC that terminated with:\n\tStatusCode.UNAVAILABLE"), "sc://h")
     )
+    within = '<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "Socket closed"\n>'
+    told = str(explain(RuntimeError(within), "sc://h"))
+    assert told.endswith("started anew: Socket closed\nNothing was committed; try again")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_what_a_source_may_not_return(returns: Any, says: str) -> None:
         (
             "Deadline exceeded\n\tat org.x",
             StorageUnavailable,
-            r"no Spark Connect server answers at .*: Deadline exceeded; start it",
+            r"no Spark Connect server answers at .*: Deadline exceeded\nStart that server\nOr name another",
         ),
     ],
 )
@@ -217,7 +220,8 @@ def test_a_server_that_is_not_there_is_told_at_once() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(
-        StorageUnavailable, match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused"
+        StorageUnavailable,
+        match=f"no Spark Connect server answers at sc://127.0.0.1:{port}: .*refused\nStart one on this machine: cairn spark --port {port}\n",
     ):
         connect(f"sc://127.0.0.1:{port}", "test")
 
@@ -302,7 +306,50 @@ def test_a_garbage_input_file_is_a_line_and_its_java_stack_is_in_the_log(caplog:
     assert str(raised.value).startswith(
         f"pipeline 'clicks', {day(1)}: an input file can't be read: Encountered error while reading file file:///x.json."
     )
-    assert str(raised.value).endswith("Nothing was committed\nWrite it anew, or leave it out of the source")
+    assert str(raised.value).endswith("Nothing was committed\n" + MEND)
+
+
+MEND = "Mend the file, or what the source says of it (schema, options); or leave it out of the source"
+RENAMED = """Caused by: java.lang.IllegalArgumentException: CSV header does not conform to the schema.
+ Header: energy
+ Schema: kwh
+Expected: kwh but found: energy
+CSV file: file:///x.csv
+\tat org.apache.spark.sql.catalyst.csv.CSVHeaderChecker.checkHeaderColumnNames(CSVHeaderChecker.scala:5)
+"""
+NO_NUMBER = """Caused by: org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records: [ann,null]. SQLSTATE: 22023
+\tat org.apache.spark.sql.X.parse(X.scala:1)
+Caused by: org.apache.spark.sql.catalyst.util.BadRecordException: java.lang.NumberFormatException: For input string: "abc"
+\t... 19 more
+Caused by: java.lang.NumberFormatException: For input string: "abc"
+\tat java.base/java.lang.Integer.parseInt(Integer.java:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "because"),
+    [
+        (
+            RENAMED,
+            [
+                "IllegalArgumentException: CSV header does not conform to the schema. Header: energy Schema: kwh "
+                "Expected: kwh but found: energy CSV file: file:///x.csv"
+            ],
+        ),
+        (
+            NO_NUMBER,
+            [
+                "SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records: [ann,null].",
+                'BadRecordException: java.lang.NumberFormatException: For input string: "abc"',
+            ],
+        ),
+        ("", []),
+    ],
+)
+def test_an_input_file_that_can_not_be_read_tells_why(stack: str, because: list[str]) -> None:
+    with pytest.raises(SourceError) as raised, input_errors("clicks", day(1)):
+        raise RuntimeError(GARBAGE + stack)
+    assert str(raised.value).splitlines()[1:] == [*(f"Because: {cause}" for cause in because), MEND]
 
 
 def test_a_source_that_met_garbage_is_told_without_java() -> None:

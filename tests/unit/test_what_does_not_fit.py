@@ -4,6 +4,7 @@ that Spark's own rows and answers get there is in tests/integration."""
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -176,7 +177,14 @@ def test_what_can_not_change(changes: dict[str, Any], says: str) -> None:
     pipeline = replace(PIPELINE, **{"time_mode": "processing", **changes})
     names = ColumnNames(names=("k",), case_sensitive=False, what="the input")
     key = fields(k=t.StringType() if changes else t.LongType())
-    refused(UsageError, says, lambda: run_interval._check_unchanged(pipeline, base, key, names))
+    keeping = ["To keep the state, take a canonical savepoint and restore"] if "max_parallelism" in changes else []
+    for told in (
+        says,
+        "to begin anew\n",
+        *keeping,
+        "\nIf it never was otherwise, another pipeline of this name writes below",
+    ):
+        refused(UsageError, told, lambda: run_interval._check_unchanged(pipeline, base, key, names))
 
 
 class Raises:
@@ -294,8 +302,8 @@ def test_an_expectation_that_can_not_be_evaluated() -> None:
     config = SimpleNamespace(type="expect_column_max_to_be_between", kwargs={"column": "m"})
     info = {"raised_exception": True, "exception_message": "no column m"}
     result = SimpleNamespace(expectation_config=config, exception_info=info)
-    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m; the expectation is wrong, not the data"
-    refused(UsageError, says, lambda: validate._finding("n", result))
+    says = "state 'n': expect_column_max_to_be_between m could not be evaluated: no column m\nThe expectation is wrong, not the data. The columns here are key_k, n\nMend it"
+    refused(UsageError, says, lambda: validate._finding("n", result, ["key_k", "n"]))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +332,12 @@ def test_what_the_data_sources_refuse(tmp_path: Path) -> None:
         UsageError, "format(\"keyed_output\") needs the option 'pipeline'", lambda: KeyedOutput({"root": "/r"}).schema()
     )
     refused(StateUnusable, "has no published output yet; run an interval first", lambda: KeyedOutput(here).schema())
-    refused(UsageError, 'needs the option "state": value, list, map', lambda: KeyedState(here).schema())
+    with pytest.raises(UsageError) as raised:
+        KeyedState(here).schema()
+    assert 'needs the option "state": value, list, map' in str(raised.value)
+    # Spark shows the traceback above the message: of ours it has one frame.
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count("keyed_state.py") == 1 and raised.value.__suppress_context__
     check = KeyedState({"path": str(tmp_path / "saved"), "state": "$check"})
     refused(UsageError, "can't be checked: restoring it checks it", lambda: check.reader(check.schema()))
 

@@ -125,7 +125,7 @@ def status(
         _print_json(_status(found, command))
         return 0 if found.well else FINDINGS
     if found.next is None:
-        _print("there is no checkpoint yet; begin with the interval that starts at the pipeline's start")
+        _print("there is no checkpoint yet\nTo begin at the pipeline's start, unpause its DAG, or call cairn run")
     elif found.problem is None:
         _print(f"next: {found.next}, from checkpoint {found.base}")
     else:

@@ -162,8 +162,8 @@ _SESSION_PARTS = {
     "output_schema": "$key string, started_at timestamp, ended_at timestamp, events bigint",
     "time": """    time_mode="event",
     event_time="at",
-    # A session is put out when the watermark passes its end: the end of the interval, minus this. An event that happened before
-    # the watermark of the interval before is late: it goes to the late rows and into no session.
+    # A session is put out when the watermark passes its end: the end of the interval, minus this. An event that happened at
+    # the watermark of the interval before, or earlier, is late: it goes to the late rows and into no session.
     watermark_delay=timedelta(hours=1),
     watermark="interval",
 """,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,13 @@ def run(
         length = newest.end - newest.start
     else:
         raise UsageError(f"{pipeline.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    if newest is not None and start is None and from_ is None and length != newest.end - newest.start:
+        # Committed without a word, a source that has a file per interval would lose those that begin elsewhere.
+        raise UsageError(
+            f"{pipeline.name}: --every {every} is another length than that of its newest interval, {newest}\n"
+            f"Leave --every out to go on with intervals of {newest.end - newest.start}\n"
+            f"If they shall be of another length from here on, say so: --every {every} --start {format_instant(newest.end)}"
+        )
     intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
     how = Redo.all if from_ is None else reprocess
     session = None
@@ -172,7 +180,8 @@ class _Again:
         words += ["--count", str(count)] if count > 1 else []
         words += ["--every", self.every] if self.every is not None else []
         words += ["--replace-overlapping"] if rerun.replace_overlapping else []
-        words += ["--spark", self.spark] if self.spark != LOCAL_SPARK else []
+        # The terminal that this was typed in has the variable still.
+        words += ["--spark", self.spark] if self.spark != os.environ.get("CAIRN_SPARK", LOCAL_SPARK) else []
         return shlex.join(words)
 
     @contextmanager

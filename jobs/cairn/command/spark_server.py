@@ -72,6 +72,19 @@ def answers(port: int) -> bool:
     return True
 
 
+def _free_behind(port: int) -> int:
+    """The next port that can be listened on now. One that only an outgoing connection has is taken too."""
+    for other in range(port + 1, 65536):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", other))
+            except OSError:
+                continue
+            return other
+    return 15002
+
+
 def spark(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens, on 127.0.0.1.")] = 15002,
     master: Annotated[str, typer.Option(help="Where its tasks run: local[*], local[2], spark://...")] = "local[*]",
@@ -81,7 +94,7 @@ def spark(
         raise UsageError("Spark needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'")
     if answers(port):
         raise UsageError(
-            f"somebody listens on port {port} already; take another one, as in: cairn spark --port {port + 1}"
+            f"somebody listens on port {port} already; take another one, as in: cairn spark --port {_free_behind(port)}"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with subprocess.Popen(

@@ -25,6 +25,10 @@ log = logging.getLogger("cairn.spark")
 
 _UNREADABLE = re.compile(r"\[FAILED_READ_FILE[.A-Z_]*\] ([^\n]*?)(?:\s*SQLSTATE: \w+)?(?:\n|$)")
 _JAVA_FRAME = re.compile(r"\s*(at [\w.$/<>]+\([^)]*\)|\.\.\. \d+ more|JVM stacktrace:)\s*$")
+# The class without its package, and the message down to the first frame of the stack.
+_CAUSE = re.compile(
+    r"^Caused by: (?:[\w$]+\.)*([\w$]+): (.*?)(?=^\s*(?:at |\.\.\. \d+ more)|^Caused by: |\Z)", re.M | re.S
+)
 # SQLSTATE class 22, data exceptions: a cast that fails, a division by zero.
 _BAD_DATA = re.compile(r"(\[[A-Z_.]+\] [^\n]*)SQLSTATE: 22\w{3}")
 
@@ -125,12 +129,29 @@ def _unreadable(where: str, error: Exception) -> str | None:
     """What a person needs of Spark's error about an input, wherever Spark met it; None for another error."""
     text = str(error)
     for pattern, what, way_out in (
-        (_UNREADABLE, "an input file can't be read", "Write it anew, or leave it out of the source"),
+        (
+            _UNREADABLE,
+            "an input file can't be read",
+            "Mend the file, or what the source says of it (schema, options); or leave it out of the source",
+        ),
         (_BAD_DATA, "the input can't be computed", "Mend the rows, or what the source makes of them"),
     ):
         if found := pattern.search(text):
-            return f"{where}: {what}: {found[1].strip()} Nothing was committed\n{way_out}"
+            causes = "".join(f"\nBecause: {cause}" for cause in _causes_below(text[found.end() :]))
+            return f"{where}: {what}: {found[1].strip()} Nothing was committed{causes}\n{way_out}"
     return None
+
+
+def _causes_below(text: str) -> list[str]:
+    """What Java's stack names as causes, the outermost first, each in one line; the three innermost, and none twice."""
+    causes: list[str] = []
+    for found in _CAUSE.finditer(text):
+        said = " ".join(line.strip() for line in found[2].splitlines())
+        said = re.sub(r"\s*SQLSTATE: \w+", "", said).strip()
+        # Java's exceptions repeat the text of what caused them.
+        if said and not any(said in known for known in causes):
+            causes.append(f"{found[1]}: {said if len(said) <= 400 else f'{said[:397]}...'}")
+    return causes[-3:]
 
 
 def _told(error: Exception) -> str:

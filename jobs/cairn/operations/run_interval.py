@@ -592,9 +592,15 @@ def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: Struc
 
 
 def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
+    keeping = (
+        "To keep the state, take a canonical savepoint and restore it under another name, which may have another max_parallelism\n"
+        if what == "max_parallelism"
+        else ""
+    )
     return UsageError(
         f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
-        "Set it back, or give the pipeline another name to begin anew"
+        f"Set it back, or give the pipeline another name to begin anew\n{keeping}"
+        "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
     )
 
 

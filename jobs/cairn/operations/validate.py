@@ -446,15 +446,16 @@ class _Suites:
         for table in tables:
             if not table.expectations:
                 continue
-            for result in self._run(f"{state}{table.label}", table):
+            for result, columns in self._run(f"{state}{table.label}", table):
                 evaluated += 1
-                finding = _finding(f"{state}{table.label}", result)
+                finding = _finding(f"{state}{table.label}", result, columns)
                 if finding is not None:
                     failed += 1
                     self.findings.append(finding)
         self.counts[state] = evaluated, failed
 
-    def _run(self, name: str, table: _Table) -> Iterator[Any]:
+    def _run(self, name: str, table: _Table) -> Iterator[tuple[Any, list[str]]]:
+        """Results of Great Expectations, each with the table's columns."""
         import great_expectations as gx
 
         context = self._context
@@ -484,7 +485,7 @@ class _Suites:
                 # Of a run the first page, or that of the first failure. Not the index: its table needs scripts of other hosts.
                 (site,) = self._context.get_docs_sites_urls(resource_identifier=identifier, site_name=_SITE)
                 self.docs_page = unquote(urlsplit(site["site_url"]).path)
-            yield from run.results
+            yield from ((found, frame.columns) for found in run.results)
 
 
 def _with_docs(folder: Path) -> Any:
@@ -507,11 +508,15 @@ def _with_docs(folder: Path) -> Any:
     return context
 
 
-def _finding(state: str, result: Any) -> str | None:
+def _finding(state: str, result: Any, columns: Sequence[str]) -> str | None:
     config = result.expectation_config
     what = f"state {state!r}: {config.type} {config.kwargs.get('column', '')}".rstrip()
     for raised in _exceptions(result.exception_info):
-        raise UsageError(f"{what} could not be evaluated: {raised}; the expectation is wrong, not the data")
+        raise UsageError(
+            f"{what} could not be evaluated: {raised}\n"
+            f"The expectation is wrong, not the data. The columns here are {', '.join(columns)}\n"
+            "Mend it in the pipeline's expectations, then validate again: nothing was marked"
+        )
     if result.success:
         return None
     seen = {

@@ -42,7 +42,7 @@ from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.layout import TIMERS_NAME
-from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.errors import CairnError, StateUnusable, UsageError
 from state_backend.values.records import ShardRef, StateDescriptor
 
 TIMERS, CHECK = TIMERS_NAME, "$check"
@@ -75,8 +75,12 @@ class KeyedState(DataSource):
 
     def schema(self) -> StructType:
         """Of the state that the options name. Raises: UsageError if there is no such state."""
-        self._plan()
-        return _table_schema(self._source(), self._state())
+        try:
+            self._plan()
+            return _table_schema(self._source(), self._state())
+        except CairnError as error:
+            # Spark shows the whole traceback above the message; where in this project it was raised helps nobody who mistyped an option.
+            raise error.with_traceback(None) from None
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads one checkpoint or savepoint, found when the schema was asked for."""

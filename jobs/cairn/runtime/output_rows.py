@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
@@ -14,16 +17,24 @@ _ROWS_PER_BATCH = 10_000
 
 
 class OutputRows:
-    """Collects output rows; the caller writes them by ``flush`` when ``full``, between keys."""
+    """Collects output rows; the caller writes them by ``flush`` when ``full``, between keys.
 
-    def __init__(self, file: LocalParquet) -> None:
+    zone: of naive datetimes in TIMESTAMP columns. State gives such datetimes, and what it gave can be yielded as it is.
+    """
+
+    def __init__(self, file: LocalParquet, zone: tzinfo = UTC) -> None:
         self._file = file
+        self._zone = zone
         self._names = list(file.schema.names)
+        self._known = frozenset(self._names)
         self._nested = any(pa.types.is_nested(t) for t in file.schema.types)
         self._pending: list[tuple[Any, ...]] = []
 
     def add(self, row: Any) -> None:
-        """One row; fields are matched by name, a missing one is null, an extra one is dropped."""
+        """One row; fields are matched by name, and a missing one is null.
+
+        Raises: ProcessorError if it is no row, if its fields have no names, or if a name is none of a column.
+        """
         if isinstance(row, Row) and getattr(row, "__fields__", None) == self._names and not self._nested:
             self._pending.append(row)
         else:
@@ -35,6 +46,9 @@ class OutputRows:
                 raise ProcessorError(
                     f"the processor yielded {_short(row)}, which has no field names; use Row(name=value, ...)"
                 ) from None
+            # Most often a misspelt column: Spark drops the field, and the column is null in every row.
+            if not self._known.issuperset(fields):
+                raise ProcessorError(_unknown_fields(fields, self._names))
             self._pending.append(tuple(fields.get(name) for name in self._names))
 
     @property
@@ -52,15 +66,83 @@ class OutputRows:
 
     def _column(self, field: pa.Field, values: tuple[Any, ...]) -> pa.Array:
         try:
-            return column_of(field, values)
+            return column_of(field, self._instants(field, values))
         except ProcessorError:
             for value, row in zip(values, self._pending, strict=True):
                 try:
-                    column_of(field, [value])
+                    column_of(field, self._instants(field, [value]))
                 except ProcessorError as error:
                     fields = ", ".join(f"{n}={v!r}" for n, v in zip(self._names, row, strict=True))
                     raise ProcessorError(f"{error}; the row is ({_cut(fields, 200)})") from error
             raise
+
+    def _instants(self, field: pa.Field, values: Any) -> Any:
+        # Arrow reads a naive datetime as UTC.
+        convert = None if self._zone is UTC else _in_zone(field.type, self._zone)
+        return values if convert is None else [convert(value) for value in values]
+
+
+def _in_zone(data_type: pa.DataType, zone: tzinfo) -> Callable[[Any], Any] | None:
+    """A function that gives the naive datetimes in a value of the type their zone; None: the type has no instants.
+
+    A value of another type than it should be comes back as it is: the column's error names it.
+    """
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+
+        def instant(value: Any) -> Any:
+            return value.replace(tzinfo=zone) if isinstance(value, datetime) and value.tzinfo is None else value
+
+        return instant
+    if pa.types.is_struct(data_type):
+        fields = {field.name: found for field in data_type if (found := _in_zone(field.type, zone)) is not None}
+
+        def struct(value: Any) -> Any:
+            if not isinstance(value, dict):
+                return value
+            return {name: fields[name](of) if name in fields else of for name, of in value.items()}
+
+        return struct if fields else None
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        element = _in_zone(data_type.value_type, zone)
+        if element is None:
+            return None
+
+        def elements(value: Any) -> Any:
+            return [*map(element, value)] if isinstance(value, list | tuple) else value
+
+        return elements
+    if pa.types.is_map(data_type):
+        key, item = (_in_zone(of, zone) or _as_it_is for of in (data_type.key_type, data_type.item_type))
+        if key is item is _as_it_is:
+            return None
+
+        def pairs(value: Any) -> Any:
+            found = list(value.items()) if isinstance(value, dict) else value
+            paired = isinstance(found, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in found)
+            return [(key(k), item(v)) for k, v in found] if paired else value
+
+        return pairs
+    return None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _unknown_fields(fields: Any, names: list[str]) -> str:
+    extra = [str(name) for name in fields if name not in names]
+    missing = [name for name in names if name not in fields]
+    lines = [
+        f"the processor yielded a row with {', '.join(map(repr, extra))}, which output_schema lacks",
+        f"output_schema has {', '.join(names)}"
+        + (f"; the row has no value for {', '.join(missing)}" if missing else ""),
+    ]
+    for name in extra:
+        if close := get_close_matches(name, missing, 1):
+            lines.append(f"Did you mean {close[0]!r} where it says {name!r}? Give both the same name")
+    if len(lines) == 2:
+        lines.append("Add it to output_schema with its type, or leave it out of the row")
+    return "\n".join(lines)
 
 
 def column_of(field: pa.Field, values: Any, *, from_pandas: bool = False) -> pa.Array:

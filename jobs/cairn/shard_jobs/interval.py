@@ -302,7 +302,9 @@ class IntervalJob:
             self.processor,
             state,
             keys,
-            OutputFrames(output, StructType.fromJson(self.output_schema), zone.name) if frames else OutputRows(output),
+            OutputFrames(output, StructType.fromJson(self.output_schema), zone.name)
+            if frames
+            else OutputRows(output, zone.rules),
             user_code,
             time_mode=self.time.mode,
             timer_values=self._timer_values(self.time.watermark_ms),
