@@ -54,8 +54,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event, with the reason, when the wait is over."""
-        # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
-        # First of all: Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
+        # Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S
         while True:
@@ -70,6 +69,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self._committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is there"
+        # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
         if ask_airflow and (ended := await self._ended()) is not None:
             return ended
         return "time is up" if time.time() * 1000 >= self.until_ms else None

@@ -113,6 +113,12 @@ def reproduces(log: Log, content: Content) -> int | None:
     return superseded.id if left_same_state(superseded, content) else None
 
 
+def makes_stale(changed: Interval, interval: Interval) -> bool:
+    """Whether a commit with a new result for ``changed`` makes an older result for ``interval`` stale: that one was built on what is
+    changed now. A newer result of the very same interval takes its place instead."""
+    return changed != interval and changed.start < interval.end
+
+
 def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     """What a commit that is no reproduction makes stale: ids with the id that did it. Marks are sticky: one that is there
     stays as it is."""
@@ -120,9 +126,7 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     for checkpoint_id, retained in log.retained.items():
         entry = log.entries[checkpoint_id]
         interval = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
-        if retained.stale_by is not None or interval is None or interval == content.interval:
-            continue
-        if content.interval.start < interval.end:
+        if retained.stale_by is None and interval is not None and makes_stale(content.interval, interval):
             marks[checkpoint_id] = new_id
     return marks
 

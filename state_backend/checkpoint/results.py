@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from state_backend.checkpoint.lineage import makes_stale
 from state_backend.checkpoint.log import Log, attempt_of, interval_of, kind_of, run_of
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Record, RunRef, Tombstone
@@ -77,11 +78,11 @@ def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombst
 
 
 def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
-    """Whether a later commit changed something before the interval's end, as `lineage.stale_marks` has it."""
+    """Whether a later commit made the interval's result stale. One that only reproduced what was there did not."""
     changed = interval_of(commit)
     if changed is None or kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
         return False
-    return changed != interval and changed.start < interval.end
+    return makes_stale(changed, interval)
 
 
 def spoilt_by(results: dict[Interval, Result], record: Record) -> dict[Interval, Result]:

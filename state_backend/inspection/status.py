@@ -21,7 +21,8 @@ class Status:
     """``next``: the interval after the one that reaches furthest, as long as that one; None without any checkpoint. ``base``: the id
     of the checkpoint that it starts from; None if it can't start, and then ``problem`` says why and ``rerun`` which intervals to run
     first, if that helps. ``stale``: retained checkpoints with the id that made each stale, but for those whose interval was run again since.
-    ``quarantined``: those that validation refused, with its reason. ``unpublished``: intervals whose output no ``checkpoint`` task has published yet, with its id.
+    ``quarantined``: those that validation refused, with its reason. ``unpublished``: intervals whose output no ``checkpoint`` task has
+    published yet, with its id.
     """
 
     next: Interval | None

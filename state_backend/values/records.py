@@ -260,8 +260,8 @@ class Totals:
 class Content:
     """What an attempt made, before and after it is committed. ``base_id`` is None for a start from empty.
 
-    ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase, those of the shards of the slowest one; ``code_hash`` is over the
-    sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
+    ``source_position`` is the source's own JSON; ``durations_us`` are microseconds by phase, where a shard's phases are those of the
+    slowest shard; ``code_hash`` is over the sources of the processor and what it imports from the user's own modules; ``worker_pids`` are the processes that wrote.
     ``restored_from``: the id of the savepoint whose state a ``restore`` record is. ``retention``: the policy by which the commit chose
     what stays, and by which later ones do until an interval brings another; None: the default of before it was recorded.
     ``output_schema``: that of output rows, as

@@ -34,6 +34,7 @@ from tests.oracles.aircraft import expected, row_order
 from tests.support.checkpoints import day as tally_day
 from tests.support.reading import read_output, read_state
 from tests.support.tally import Tally, day_of
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
@@ -154,13 +155,6 @@ def log_of(data: Path) -> Log:
 
 def drivers(airflow: AirflowServer) -> list[int]:
     return [pid for pid in airflow.processes.pids() if "cairn.command.driver" in command_line(pid)]
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.1)
 
 
 def run_of(airflow: AirflowServer, number: int) -> str:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.values.records import Record
 from tests.support.reading import read_output
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
 
@@ -203,13 +204,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
 
 
 def test_kill_9_of_the_driver(airflow: AirflowServer, folder: Path) -> None:

@@ -28,6 +28,7 @@ from state_backend.values.errors import StateUnusable
 from state_backend.values.records import Record
 from tests.conformance.generator import cairn_alone
 from tests.support.reading import read_output
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -337,13 +338,6 @@ class Slow:
 
     def prepared(self, attempt: str) -> bool:
         return (self.folder / "root" / "greeting" / "attempts" / attempt / "prepared.json").exists()
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
 
 
 def test_the_next_try_ends_what_a_killed_driver_left(server: SparkConnectServer, tmp_path: Path) -> None:

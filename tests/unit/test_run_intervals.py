@@ -23,6 +23,7 @@ from state_backend.values.errors import ProcessorError, SinkFailed, SourceError,
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
+from tests.support.ranges import files, made, ran
 
 ASKED: list[Interval] = []
 BROKEN: set[Interval] = set()
@@ -91,33 +92,6 @@ def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
     return result.record
 
 
-def made(root: Path) -> list[Any]:
-    """All of each checkpoint that does not depend on when, where and by which attempt it was made."""
-    return [
-        (
-            *(record.id, record.reproduces, record.retained),
-            *(record.content.base_id, record.content.interval, record.content.digest, record.content.time),
-            *(
-                record.content.states,
-                record.content.source_position,
-                record.content.made_of,
-                record.content.permissions,
-            ),
-            [(o.handle.size_bytes, o.handle.crc32c, o.rows, o.late) for o in record.content.outputs],
-            [ref.inline and (ref.inline.key_group_states, len(ref.inline.files)) for ref in record.content.shards],
-        )
-        for record in coordinator_of(PIPELINE, str(root)).log().completed()
-    ]
-
-
-def files(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-
-
-def ran(outcomes: list[Outcome]) -> list[bool]:
-    return [outcome.computed for outcome in outcomes]
-
-
 def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
     for interval in WEEK:
@@ -129,7 +103,7 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(tmp_path: Pat
         told.append(f"{outcome.checkpoint} {progress.done}/{progress.total}")
 
     outcomes = run_all(together, on_outcome=tell)
-    assert made(alone) == made(together) and len(made(alone)) == 5
+    assert made(PIPELINE, alone) == made(PIPELINE, together) and len(made(PIPELINE, alone)) == 5
     assert told == [f"{n} {n}/5" for n in range(1, 6)]
     assert [outcome.checkpoint for outcome in outcomes] == [1, 2, 3, 4, 5] and all(ran(outcomes))
     assert ASKED == WEEK  # once each
