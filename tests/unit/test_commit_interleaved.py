@@ -278,24 +278,24 @@ def a_sweep_does_not_tell_the_log() -> Iterator[None]:
 
 @bug("which may replace nothing")
 def output_of_another_cut_is_looked_for_at_begin_only() -> Iterator[None]:
-    real = committing.plan_base
+    real = committing.choose_base
 
     def blind(log: Log, *rest: Any, **options: Any) -> Any:
         with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
             return real(log, *rest, **options)
 
-    with mock.patch.object(committing, "plan_base", blind):
+    with mock.patch.object(committing, "choose_base", blind):
         yield
 
 
 @bug("which may replace what is there")
 def a_permission_covers_what_came_later() -> Iterator[None]:
-    real = committing.plan_base
+    real = committing.choose_base
 
     def at_any_time(*rest: Any, as_of: int) -> Any:
         return real(*rest)
 
-    with mock.patch.object(committing, "plan_base", at_any_time):
+    with mock.patch.object(committing, "choose_base", at_any_time):
         yield
 
 

@@ -307,8 +307,7 @@ def _process_interval(
         planned_ns = time.monotonic_ns()
         acks = on_shards(spark, job, inputs)
         spark_us = (time.monotonic_ns() - planned_ns) // 1000
-        replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us)
-    prepared = coordinator.load_prepared(attempt)
+        prepared = replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us, coordinator)
     totals = prepared.content.totals
     log.info(
         "%s %s: prepared: %d bytes downloaded, %d from caches; %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, "

@@ -35,6 +35,7 @@ from cairn.shard_jobs.shipping import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.prepare import NO_TOTALS, ShardAck, prepare, slowest, summary_of
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
@@ -55,6 +56,7 @@ from state_backend.values.records import (
     Content,
     LogicalTime,
     Permissions,
+    Prepared,
     RunRef,
     ShardManifest,
     ShardRef,
@@ -329,8 +331,8 @@ class IntervalJob:
 
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
-    def finish(self, acks: list[ShardAck], spark_us: int = 0) -> None:
-        """Writes ``prepared.json``. ``spark_us``: how long Spark had the job, in which the slowest shard's own phases lie.
+    def finish(self, acks: list[ShardAck], spark_us: int = 0, coordinator: Coordinator | None = None) -> Prepared:
+        """Writes ``prepared.json``; returns what it says. ``coordinator`` as in `prepare`. ``spark_us``: how long Spark had the job, in which the slowest shard's own phases lie.
 
         Raises: SourceError if not as many rows came as the source counted."""
         expected_rows = self.source_position.get("counts", {}).get("rows")
@@ -371,4 +373,6 @@ class IntervalJob:
             output_schema=recorded_schema(self.output_schema),
             made_of=self.made_of,
         )
-        prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base)
+        return prepare(
+            open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator
+        )
