@@ -128,7 +128,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import join_url, open_storage
-        from state_backend.checkpoint.log import read_log
+        from state_backend.checkpoint.log import read_newest
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
         from state_backend.values.intervals import Interval
@@ -145,7 +145,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         try:
             # After Airflow: what has succeeded there is in the log that is read now.
             with as_google_identity(self.gcp_conn_id):
-                log = read_log(open_storage(url))
+                log = read_newest(open_storage(url))
             decision = plan_start(
                 log,
                 self.pipeline_name,
