@@ -244,7 +244,14 @@ class StatefulMicroBatchOperator(DriverOperator):
             elif store is not None:
                 store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(_BEGUN)))
 
+        from state_backend.values.phases import in_words
+
+        began_s = time.monotonic()
         result = self.run_driver("process", *arguments, on_line=line)
+        wall_us = int((time.monotonic() - began_s) * 1e6)
+        # Of the driver: its process, its imports, the user's modules; and its end.
+        phases_us = {"start": max(0, wall_us - int(result.get("seconds", 0) * 1e6)), **result.get("durations_us", {})}
+        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us))
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
         )

@@ -188,7 +188,7 @@ class IntervalJob:
             output_file = output.finish(storage, path)
             late_file = late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full":
-                snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned)
+                snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
         manifest = snapshot.manifest if snapshot else restored.base
         if manifest is None:
             raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")
@@ -221,19 +221,21 @@ class IntervalJob:
         shard: int,
         task: int,
         owned: KeyGroupRange,
+        clock: StopWatch,
     ) -> Snapshot:
         key_group_states = state.key_group_states()
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
             return changelog.append(storage, attempt=self.attempt, task=task, key_group_states=key_group_states)
-        key_group_states = counted(restored.store, key_group_states)
-        consolidate(
-            restored.store,
-            key_groups=key_group_states,
-            options=self.engine,
-            shard=shard,
-            parallelism=self.parallelism,
-            sequence=self.h0,
-        )
+        with clock.phase("consolidate"):
+            key_group_states = counted(restored.store, key_group_states)
+            consolidate(
+                restored.store,
+                key_groups=key_group_states,
+                options=self.engine,
+                shard=shard,
+                parallelism=self.parallelism,
+                sequence=self.h0,
+            )
         return take_snapshot(
             restored.store,
             storage,
