@@ -42,9 +42,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
         python=environment_with(folder, "fab.lock"),
         users=ROLES,
         set_up=SET_UP + USERS_AND_ROLES,
-        more_env={
-            "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
-        },
+        more_env={"AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"},
     ) as server:
         yield server
 
