@@ -58,7 +58,7 @@ class LocalRows:
 
     def __init__(self, rows: Any, schema: t.StructType, zone: Zone, what: str = "the rows") -> None:
         for field in schema.fields:
-            if (found := _unordered(field.dataType)) is not None:
+            if (found := unordered(field.dataType)) is not None:
                 raise UsageError(
                     f"{what}: column {field.name!r} is {field.dataType.simpleString()}; rows with {found.simpleString()} are put in "
                     "order by Spark only\nLeave the column out here, or test this pipeline with run_interval and a Spark session"
@@ -226,13 +226,13 @@ def _is_negative_zero(value: float | None) -> bool:
     return value is not None and value == 0 and math.copysign(1, value) < 0
 
 
-def _unordered(data_type: t.DataType) -> t.DataType | None:
+def unordered(data_type: t.DataType) -> t.DataType | None:
     """The first type within that only the JVM puts in order; None: there is none."""
     match data_type:
         case t.ArrayType():
-            return _unordered(data_type.elementType)
+            return unordered(data_type.elementType)
         case t.StructType():
-            return next((found for f in data_type.fields if (found := _unordered(f.dataType)) is not None), None)
+            return next((found for f in data_type.fields if (found := unordered(f.dataType)) is not None), None)
     known = type(data_type) in _ORDERED
     if isinstance(data_type, t.StringType):
         known = known and data_type.isUTF8BinaryCollation()
