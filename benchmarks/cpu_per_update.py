@@ -75,7 +75,14 @@ class ArrowUpdates(ArrowProcessor):
         high = np.maximum(state["high"].fill_null(-(1 << 62)).to_numpy(), np.maximum.reduceat(v, starts))
         payload = batch.rows["payload"].take(pa.array(ends - 1))
         new = pa.table(
-            {"n": n, "total": total, "low": low, "high": high, "last": v[ends - 1], "payload": payload.cast(pa.string())}
+            {
+                "n": n,
+                "total": total,
+                "low": low,
+                "high": high,
+                "last": v[ends - 1],
+                "payload": payload.cast(pa.string()),
+            }
         )
         return BatchResult(states={"state": new}, output=with_keys(batch, new.select(["n", "total"])))
 

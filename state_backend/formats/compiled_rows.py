@@ -56,7 +56,9 @@ class Column:
     to_python: Convert | None
 
 
-def compiled_encoder(columns: Sequence[Column], clean: bytes, otherwise: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+def compiled_encoder(
+    columns: Sequence[Column], clean: bytes, otherwise: Callable[[Any], bytes]
+) -> Callable[[Any], bytes]:
     """``clean``: header and empty bitmap. ``otherwise``: encodes, or refuses, what is unusual. There is a field."""
     fixed, variable = _by_width(columns)
     lines = [f"{_names('b', [i])} = {_converted(columns[i].to_physical, i)}" for i in variable]
@@ -83,7 +85,8 @@ def encode(row):
     names |= {"pack": _struct(columns, f"{len(clean)}s").pack, "u32": struct.Struct("<I").pack}
     names |= {f"type{i}": column.exact for i, column in enumerate(columns)}
     names |= {f"convert{i}": column.to_physical for i, column in enumerate(columns)}
-    return _made(source, "encode", names)
+    encode: Callable[[Any], bytes] = _made(source, "encode", names)
+    return encode
 
 
 def compiled_decoder(
@@ -112,7 +115,8 @@ def decode(data):
     names: dict[str, Any] = {"UNDECODABLE": UNDECODABLE, "clean": clean, "otherwise": otherwise}
     names |= {"unpack": head.unpack_from, "u32": struct.Struct("<I").unpack_from}
     names |= {f"convert{i}": column.to_python for i, column in enumerate(columns)}
-    return _made(source, "decode", names)
+    decode: Callable[[bytes], tuple[Any, ...]] = _made(source, "decode", names)
+    return decode
 
 
 def _by_width(columns: Sequence[Column]) -> tuple[list[int], list[int]]:

@@ -182,7 +182,7 @@ def _row_decoder(
             raise fail(data, error) from error
 
     columns = _columns(schema, struct_factory, zone)
-    if not columns or converts and all(column.code for column in columns):
+    if not columns or (converts and all(column.code for column in columns)):
         return decode
     clean = header + bytes(_bitmap_size(len(columns)))
     if not all(column.code for column in columns):

@@ -23,7 +23,18 @@ from state_backend.values.zones import zone_of
 laws = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 GROUPS = 5
 # Few values of each type, so that rows tie; among them what sorts at the ends, or as something else.
-TEXTS = ["", "\0", "a", "a\0", "b", "äö", "eight888", "eight888\0", "eight888more", *("x" * n for n in (15, 16, 17, 40))]
+TEXTS = [
+    "",
+    "\0",
+    "a",
+    "a\0",
+    "b",
+    "äö",
+    "eight888",
+    "eight888\0",
+    "eight888more",
+    *("x" * n for n in (15, 16, 17, 40)),
+]
 VALUES = {
     t.BooleanType(): [False, True],
     t.ByteType(): [-128, -1, 0, 127],
@@ -70,7 +81,9 @@ def flat(rows, kind, key, other, places):
     count = len(rows.table)
     group_of = key_hasher(parse_struct(t.StructType([rows.schema[name] for name in key]).jsonValue()))
     # Spark takes 0.0 and -0.0 for one before it hashes.
-    keys = zip(*[[v + 0.0 if isinstance(v, float) else v for v in rows.table[name].to_pylist()] for name in key], strict=True)
+    keys = zip(
+        *[[v + 0.0 if isinstance(v, float) else v for v in rows.table[name].to_pylist()] for name in key], strict=True
+    )
     columns = {
         KEY_GROUP: pa.array([group_of(row) % GROUPS for row in keys], pa.int32()),
         PART: pa.nulls(count, pa.binary()),
@@ -99,7 +112,11 @@ def test_equal_the_plain_sort_however_rows_come(tmp_path_factory, case, random_,
     tables = [flat(rows, INPUT, key, initial, places)]
     if initial is not None:
         tables.append(flat(initial, INITIAL, key, rows, places))
-    tick = {KEY_GROUP: pa.array([0], pa.int32()), PART: pa.array([b"p"], pa.binary()), KIND: pa.array([TICK], pa.int8())}
+    tick = {
+        KEY_GROUP: pa.array([0], pa.int32()),
+        PART: pa.array([b"p"], pa.binary()),
+        KIND: pa.array([TICK], pa.int8()),
+    }
     first = tables[0].schema
     tick = pa.table({f.name: tick.get(f.name, pa.nulls(1, f.type)) for f in first})
     whole = pa.concat_tables([*tables, tick]).combine_chunks()
@@ -164,5 +181,11 @@ def test_only_spark_orders_what_is_nested_or_collated():
         return plan_arrangement(schema, None, key=["k"], initial_key=[], order_by=[])
 
     assert planned(t.StringType()) is not None
-    nested = [t.ArrayType(t.LongType()), t.MapType(t.LongType(), t.LongType()), t.StructType([t.StructField("x", t.LongType())])]
-    assert [planned(kind) for kind in [*nested, t.VariantType(), t.StringType("UTF8_LCASE"), t.TimeType()]] == [None] * 6
+    nested = [
+        t.ArrayType(t.LongType()),
+        t.MapType(t.LongType(), t.LongType()),
+        t.StructType([t.StructField("x", t.LongType())]),
+    ]
+    assert [planned(kind) for kind in [*nested, t.VariantType(), t.StringType("UTF8_LCASE"), t.TimeType()]] == [
+        None
+    ] * 6

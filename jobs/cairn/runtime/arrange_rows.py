@@ -70,10 +70,11 @@ class Arrangement:
     ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             is_tick = batch.column(KIND).to_numpy() == TICK
+            some = batch
             if is_tick.any():
                 ticks.append(batch.filter(pa.array(is_tick)))
-                batch = batch.filter(pa.array(~is_tick))
-            yield batch.drop_columns([PART])
+                some = batch.filter(pa.array(~is_tick))
+            yield some.drop_columns([PART])
 
     def _sort_columns(self, rows: pa.RecordBatch) -> Iterator[pa.Array]:
         yield rows.column(KEY_GROUP)

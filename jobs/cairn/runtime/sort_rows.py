@@ -170,7 +170,9 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
             begin = starts[rows] + number * _PIECE_BYTES
             left = np.clip(sizes[rows] - number * _PIECE_BYTES, 0, _PIECE_BYTES)
             if everywhere is None:
-                return np.array([int.from_bytes(_padded(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64)
+                return np.array(
+                    [int.from_bytes(_padded(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64
+                )
             # Where fewer than eight are left to the end of all, an earlier place is read and what comes before is shifted out.
             read = np.minimum(begin, last)
             found = everywhere[read].astype(np.uint64) << (np.minimum(begin - read, 7) * 8).astype(np.uint64)
@@ -187,7 +189,8 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
         # Equal pieces of equal size are equal.
         if found.max() <= _PIECES * _PIECE_BYTES:
             return found
-        return pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
+        ranks: npt.NDArray[Any] = pc.rank(column.take(pa.array(rows)), tiebreaker="dense").to_numpy()
+        return ranks
 
     yield rest
 
