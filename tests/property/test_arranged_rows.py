@@ -20,7 +20,7 @@ from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.zones import zone_of
 
-laws = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+laws = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 GROUPS = 5
 # Few values of each type, so that rows tie; among them what sorts at the ends, or as something else.
 TEXTS = [

@@ -10,8 +10,8 @@ A column becomes one or more passes of whole numbers that sort as its values do:
     string, binary                        eight bytes, eight more, its size or rank     by bytes
     any, with nulls                       whether it is there, first         nulls first
 
-What exceeds ``most_bytes`` is sorted in runs, each a file of Arrow's IPC format in the task's folder. The runs are merged from memory
-maps: of each the next rows, all sorted together, and put out up to the first row behind which a run has more than was looked at.
+What exceeds ``most_bytes`` is sorted in runs, each a file of Arrow's IPC format in the task's folder. Of each run the
+next rows are read, all sorted together, and put out up to the first row behind which a run has more than was read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from state_backend.formats.arrow_columns import binary_views, valid_rows
 
 MIB = 1024 * 1024
 # What one shard's rows may take before they are written to a run. They are held once as they came and once in one piece.
-SORT_BYTES = 128 * MIB
+SORT_BYTES = 64 * MIB
 # As many rows as Spark puts into a batch; fewer where they are large.
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
+# A run is read by pieces of this size, at least one at a time of each.
+_PIECE_OF_RUN_BYTES = MIB // 4
 
 Positions = npt.NDArray[np.int64]
 # The columns to sort by, the most significant first, made when they are asked for.
@@ -66,21 +68,21 @@ def sorted_batches(
             if held_bytes >= most_bytes:
                 folder = stack.enter_context(spill()) if not runs else runs[0].parent
                 runs.append(folder / f"run-{len(runs)}.arrow")
-                _write_run(runs[-1], _in_order(held, columns_of, batch_rows))
+                _write_run(runs[-1], _in_order(held, columns_of, _rows_in(_PIECE_OF_RUN_BYTES, rows, row_bytes)))
                 held_bytes = 0
         if not rows:
             return
-        batch_rows = max(1, min(batch_rows, BATCH_BYTES * rows // max(row_bytes, 1)))
+        batch_rows = min(batch_rows, _rows_in(BATCH_BYTES, rows, row_bytes))
         if not runs:
             yield from _in_order(held, columns_of, batch_rows)
             return
         if held:
             runs.append(runs[0].parent / f"run-{len(runs)}.arrow")
-            _write_run(runs[-1], _in_order(held, columns_of, batch_rows))
-        rows_ahead = max(1, most_bytes * rows // max(row_bytes, 1) // len(runs))
-        with ExitStack() as maps:
-            opened = [pa.ipc.open_file(maps.enter_context(pa.memory_map(str(run)))).read_all() for run in runs]
-            yield from _cut(_merged(opened, columns_of, rows_ahead), batch_rows)
+            _write_run(runs[-1], _in_order(held, columns_of, _rows_in(_PIECE_OF_RUN_BYTES, rows, row_bytes)))
+        opened = [_Run(stack.enter_context(pa.OSFile(str(run)))) for run in runs]
+        # What is looked at is copied into one piece, and once more when it is put in order.
+        rows_ahead = _rows_in(most_bytes // (4 * len(runs)), rows, row_bytes)
+        yield from _cut(_merged(opened, columns_of, rows_ahead), batch_rows)
 
 
 def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
@@ -223,6 +225,11 @@ def _value_bytes(batch: pa.RecordBatch) -> int:
     return size_bytes
 
 
+def _rows_in(size_bytes: int, rows: int, row_bytes: int) -> int:
+    """How many of rows take so many bytes; at least one."""
+    return max(1, size_bytes * rows // max(row_bytes, 1))
+
+
 def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """The rows of the batches, sorted. Empties the list, so that they are in memory once."""
     whole = held[0] if len(held) == 1 else pa.concat_batches(held)
@@ -239,22 +246,47 @@ def _write_run(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
             writer.write_batch(batch)
 
 
-def _merged(runs: Sequence[pa.Table], columns_of: SortColumns, rows_ahead: int) -> Iterator[pa.RecordBatch]:
-    """The rows of sorted runs, sorted. ``rows_ahead``: how many rows of each are looked at."""
-    at = np.zeros(len(runs), np.int64)
-    ends = np.array([run.num_rows for run in runs])
-    while (at < ends).any():
-        ahead = np.minimum(rows_ahead, ends - at)
-        parts = [run.slice(begin, size) for run, begin, size in zip(runs, at.tolist(), ahead.tolist(), strict=True)]
-        pool = pa.concat_tables(parts).combine_chunks().to_batches()[0]
+class _Run:
+    """A run that is read as rows are asked for."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = pa.ipc.open_file(file)
+        self._read = 0
+        self.rows = self._file.schema.empty_table()
+
+    def look(self, count: int) -> None:
+        """Makes ``rows`` at least as many, if there are so many left."""
+        while self.rows.num_rows < count and not self.is_read:
+            piece = self._file.get_batch(self._read)
+            self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([piece])])
+            self._read += 1
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing lies behind ``rows``."""
+        return bool(self._read == self._file.num_record_batches)
+
+
+def _merged(runs: Sequence[_Run], columns_of: SortColumns, rows_ahead: int) -> Iterator[pa.RecordBatch]:
+    """The rows of sorted runs, sorted. ``rows_ahead``: how many rows of each are looked at, at least."""
+    while True:
+        for run in runs:
+            run.look(rows_ahead)
+        runs = [run for run in runs if run.rows.num_rows]
+        if not runs:
+            return
+        counts = np.array([run.rows.num_rows for run in runs])
+        pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
         order = total_order(columns_of(pool), pool.num_rows)
         # Behind these rows there are more, which may come before what follows these in the pool.
         is_last = np.zeros(pool.num_rows, bool)
-        is_last[(np.cumsum(ahead) - 1)[(at + ahead < ends) & (ahead > 0)]] = True
+        is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
         lasts = np.flatnonzero(is_last[order])
         if len(lasts):
             order = order[: lasts[0] + 1]
-        at += np.bincount(np.repeat(np.arange(len(runs)), ahead)[order], minlength=len(runs))
+        taken = np.bincount(np.repeat(np.arange(len(runs)), counts)[order], minlength=len(runs))
+        for run, count in zip(runs, taken.tolist(), strict=True):
+            run.rows = run.rows.slice(count)
         yield pool.take(pa.array(order))
 
 
