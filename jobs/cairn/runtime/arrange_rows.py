@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, StructType
 
-from cairn.runtime.local_rows import unordered
 from cairn.runtime.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, flat_columns, key_columns
-from cairn.runtime.row_order import MASK_BITS
+from cairn.runtime.row_order import MASK_BITS, unordered
 from cairn.runtime.sort_rows import SORT_BYTES, sorted_batches
 from state_backend.formats.arrow_columns import valid_rows
 

@@ -1,6 +1,11 @@
-"""Which row goes to which shard, and in which order: all of it in Spark's JVM.
+"""Which row goes to which shard, in Spark's JVM.
 
-One DataFrame of ticks, initial-state rows and input rows is made:
+One DataFrame of ticks, initial-state rows and input rows is made, which has all columns side by side:
+
+    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, … where there is an initial state
+
+A task puts these rows in order (`arrange_rows`); structs would cost the shuffle a copy of each row. Rows of types that only Spark can
+order are sorted here, and laid out as jobs get them:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
                                                   | __initial struct<initial state's columns>, where there is such
