@@ -144,9 +144,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, committed.record, timedelta(seconds=time.monotonic() - started_s))
         # The last line, as of `process`. The record was written before these phases ended, so it can't have them.
-        self.log.info(
-            "checkpoint %d: %s", committed.id, in_words(phases_us, int((time.monotonic() - started_s) * 1e6))
-        )
+        self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, int((time.monotonic() - started_s) * 1e6)))
         if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
             outlet_events[self.asset].extra = {
                 **summary,

@@ -155,9 +155,7 @@ def discarded_by(log: Log, restored: Content) -> tuple[Discarded, ...]:
     it makes stale, and the present result of that interval if that is another state."""
     marked = stale_marks(log, restored, log.head_id + 1).keys()
     return tuple(
-        Discarded(id=c.id, interval=c.interval)
-        for c in log.kept
-        if c.id in marked or _is_replaced(log, c, restored)
+        Discarded(id=c.id, interval=c.interval) for c in log.kept if c.id in marked or _is_replaced(log, c, restored)
     )
 
 

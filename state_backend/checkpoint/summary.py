@@ -36,9 +36,7 @@ def summary_so_far(log: Log) -> Summary:
     return Summary(
         dropping=tuple(left),
         unpublished=tuple(Unpublished(interval=i, id=n) for i, n in dict(log.publications()).items()),
-        superseded=tuple(
-            Superseded(id=c.id, by=by) for c in log.completed() if (by := log.superseding(c))
-        ),
+        superseded=tuple(Superseded(id=c.id, by=by) for c in log.completed() if (by := log.superseding(c))),
         levels=tuple(sorted({paths.settled_level(i) for e in commits if (i := interval_of(e)) is not None})),
     )
 

@@ -337,8 +337,8 @@ class Superseded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What planning asks of a retained checkpoint, so that its record need not be read. Fields as in `Content` and `Tombstone`;
-    ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hashes``: as
-a tombstone and as a record tell them."""
+        ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hashes``: as
+    a tombstone and as a record tell them."""
 
     id: int
     kind: Kind

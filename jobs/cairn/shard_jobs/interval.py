@@ -375,6 +375,4 @@ class IntervalJob:
             output_schema=recorded_schema(self.output_schema),
             made_of=self.made_of,
         )
-        return prepare(
-            open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator
-        )
+        return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)
