@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from state_backend.checkpoint.log import Log, base_of, kind_of
-from state_backend.values.records import Content, Record, Retained
+from state_backend.values.records import Content, Kept, Record, Retained
 from state_backend.values.retention import (
     AllOf,
     AnyOf,
@@ -56,7 +56,8 @@ def plan_retention(
     of, from the commit after that one on: until then an interval that started from it may be under way.
     """
     before = log.kept
-    usable = [c for c in [*before, new] if c is new or log.quarantine_above(c.id) is None]
+    every: list[Kept | Record] = [*before, new]
+    usable = [c for c in every if c is new or log.quarantine_above(c.id) is None]
     replaced = {base_of(c) for c in usable if kind_of(c) == "consolidate" and c is not new}
     usable = [c for c in usable if c.id not in replaced]
     latest = max(usable, key=lambda c: (c.interval.end, c.id))

@@ -16,7 +16,7 @@ from state_backend.values.records import (
     Unpublished,
 )
 
-
+# How far the commits of an empty log reach: before any day.
 _BEFORE_ALL_MS = -(2**62)
 
 
@@ -90,7 +90,6 @@ def _reach_ms(log: Log) -> int:
     known = log.recorded_summary
     if known is not None and known.reach_ms is not None:
         return known.reach_ms
-    # Before any day: of an empty log.
     return max((i.end_ms for i in log.committed_intervals()), default=_BEFORE_ALL_MS)
 
 
