@@ -125,15 +125,13 @@ def try_code(
             on_shards=on_shards,
             asked=plan.asked,
         )
-    except BaseException:
-        if read_trial(root, pipeline.name, trial.name) is None:
-            remove_all(own)
+    except Exception as error:
+        # What its files' absence led to says less.
+        _check_there(root, trial, own, error)
         raise
+    _check_there(root, trial, own)
     took_ms = int((time.monotonic() - begun) * 1000)
     trial = replace(trial, ends_ms=_later(now_ms + took_ms, keep))
-    if read_trial(root, pipeline.name, trial.name) is None:
-        remove_all(own)
-        raise UsageError(f"trial {trial.name!r} of {pipeline.name!r} was removed while it ran; try again")
     write_trial(root, trial)
     return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
 
@@ -270,6 +268,13 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
         pipeline_start_ms=to_ms(pipeline.start),
     )
     return time.monotonic() - began
+
+
+def _check_there(root: str, trial: Trial, own: str, error: Exception | None = None) -> None:
+    """Raises: UsageError if somebody removed the trial; then what was written since is removed too."""
+    if read_trial(root, trial.pipeline, trial.name) is None:
+        remove_all(own)
+        raise UsageError(f"trial {trial.name!r} of {trial.pipeline!r} was removed while it ran; try again") from error
 
 
 def _later(now_ms: int, keep: timedelta) -> int:
