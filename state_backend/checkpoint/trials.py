@@ -32,12 +32,12 @@ class Removed:
 
 
 def check_no_trial(root: str, doing: str) -> None:
-    """Raises: UsageError if the root is that of a trial: nothing is built on one. ``doing``: for the message, as in "a savepoint"."""
+    """Raises: UsageError if the root, or the folder below one, is a trial's: nothing is built on one. ``doing``: what was asked for."""
     before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
     if found:
         raise UsageError(
-            f"{root} is the root of a trial, and {doing} can't be made there: a trial is removed after a time\n"
-            f"Take production's root instead: {before}"
+            f"{root} is the root of a trial, and nothing is built on one, no {doing}: it is removed after a time\n"
+            f"Take production's root: {before}"
         )
 
 

@@ -94,7 +94,7 @@ def test_the_same_code_is_empty_and_costs_what_the_run_costs(
         f"{uploaded[0]:,} and {uploaded[1]:,} bytes, load {os.getloadavg()[0]:.1f}, all {time.monotonic() - began:.0f} s"
     )
     assert found.same and compare_s < 1 and run.fork_s < 1
-    assert uploaded[0] == uploaded[1]
+    assert uploaded[1] <= 1.2 * uploaded[0]
     assert bytes_of(production / "aircraft") == before
     remove_trial(str(production), run.trial)
     assert bytes_of(production / "aircraft") == before and not (production / ".trials").exists()

@@ -34,6 +34,9 @@ def pipeline_of(**changes: Any) -> Pipeline:
     return replace(made, engine=replace(made.engine, cache_dir=None))
 
 
+OLD = pipeline_of()
+
+
 def run(pipeline: Pipeline, root: Path | str, days: Sequence[int], **more: Any) -> list[Outcome]:
     on_shards = partial(testing._on_shards, pipeline.processor)
     return run_intervals(SESSION, pipeline, [day(n) for n in days], str(root), on_shards=on_shards, **more)

@@ -86,6 +86,9 @@ def test_trials_are_listed_and_removed(root: str) -> None:
     try_days(pipeline_of(), root, [2], name="short")
     assert called("try", "--remove", "short", "--root", root).startswith("removed trial short: ")
     assert "a trial needs --code module:NAME, and --from and --to" in called("try", "--root", root, code=2)
+    assert "--list and --remove need --pipeline" in CliRunner().invoke(app, ["try", "--list", "--root", root]).output
+    of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
+    assert "so say how long its intervals are" in called("try", *of, code=2)
     assert "several trials below" in called("compare", "--root", root, code=2)
 
 

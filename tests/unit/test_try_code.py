@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cairn import testing
+from cairn.command.cli import app
 from cairn.operations.deploy_trial import deploy_past, plan_deployment, way_back
 from cairn.operations.run_interval import coordinator_of
 from cairn.pipeline import Interval
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.rewind import rewind
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import (
     find_trial,
@@ -28,15 +31,17 @@ from state_backend.checkpoint.trials import (
     sweep_trials,
 )
 from state_backend.inspection.compare_runs import Comparison, compare_runs
-from state_backend.values.errors import NotAsTried, SourceError, UsageError
+from state_backend.values.errors import CheckpointDropped, NotAsTried, SourceError, UsageError
 from state_backend.values.records import RunRef
 from tests.support.counting import DAYS, day
+from tests.support.savepoints import take
 from tests.support.trials import SESSION, Averaging, Doubling, bytes_of, pipeline_of, run, try_days
 
 OLD = pipeline_of()
 DOUBLED = pipeline_of(processor=Doubling)
 AVERAGED = pipeline_of(processor=Averaging)
 NAME = "counting"
+RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
 
 
 def fill() -> None:
@@ -254,7 +259,7 @@ def test_refusals_before_the_first_row(root: Path) -> None:
     with pytest.raises(UsageError, match="total"):
         try_days(pipeline_of(processor=Narrowing), root, range(2, 4))
     tried = try_days(OLD, root, [4])
-    with pytest.raises(UsageError, match=r"is the root of a trial, and another trial can't be made there"):
+    with pytest.raises(UsageError, match=r"is the root of a trial, and nothing is built on one, no other trial"):
         try_days(OLD, tried.root, [4])
     remove_trial(str(root), tried.trial)
     del DAYS[day(3).start]
@@ -270,6 +275,38 @@ def test_refusals_before_the_first_row(root: Path) -> None:
     with pytest.raises(UsageError, match="has no trial below"):
         plan_deployment(SESSION, OLD, str(root))
     assert not (root / ".trials").exists()
+
+
+def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
+    """Also where retention has dropped the checkpoint; but its state is not production's, so that it is deployed for what comes next only."""
+    record = coordinator_of(OLD, str(root)).record(day(1).end)
+    take(join_url(str(root), NAME), record, tmp_path / "saved", "native")
+    tried = try_days(OLD, root, [2, 3], savepoint=str(tmp_path / "saved"))
+    assert tried.trial.base is not None and tried.trial.base.savepoint == str(tmp_path / "saved")
+    assert compared(root).same
+    with pytest.raises(UsageError, match="Begin it where the savepoint ends"):
+        try_days(OLD, root, [3, 4], savepoint=str(tmp_path / "saved"), name="later")
+
+
+def test_nothing_is_built_on_a_trial(root: Path) -> None:
+    tried = try_days(OLD, root, [3, 4])
+    trial_folder = open_storage(join_url(tried.root, NAME))
+    with pytest.raises(UsageError, match=r"nothing is built on one, no fork"):
+        fork(trial_folder, 2, Coordinator(open_storage(join_url(str(root), "other")), "other"), run=RUN, attempt="a")
+    for command in (
+        ["run", "tests.support.trials:OLD", "--count", "1"],
+        ["savepoint", "--code", "tests.support.trials:OLD", "--to", "/tmp/s"],
+    ):
+        done = CliRunner().invoke(app, [*command, "--root", tried.root])
+        assert done.exit_code == 2 and f"Take production's root: {root}" in done.output
+
+
+def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_days(DOUBLED, root, [4])
+    for file in (root / NAME / "output").rglob("part-*.parquet"):
+        file.unlink()
+    with pytest.raises(CheckpointDropped, match="Compare again"):
+        compared(root)
 
 
 def test_which_trial_is_asked_for_where_there_are_several(root: Path) -> None:

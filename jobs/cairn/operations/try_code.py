@@ -151,7 +151,7 @@ def plan_trial(
 
     Raises: as `try_code` before its first row.
     """
-    check_no_trial(root, "another trial")
+    check_no_trial(root, "other trial")
     check_in_order(intervals)
     production = coordinator_of(pipeline, root)
     there = production.log()
