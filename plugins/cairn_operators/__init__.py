@@ -5,6 +5,7 @@ from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.pipeline import stateful_pipeline
 from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline
+from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
@@ -19,5 +20,6 @@ __all__ = [
     "ValidateStateOperator",
     "backfill_pipeline",
     "restore_pipeline",
+    "retry_arguments",
     "stateful_pipeline",
 ]
