@@ -101,3 +101,6 @@ class Averaging(Counting):
             self._handle.deleteTimer(timer)
         self._handle.registerTimer(now_ms + 3 * 86_400_000)
         yield self._row(key, "seen")
+
+
+CHANGED = pipeline_of(processor=Averaging)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from cairn import testing
 from cairn.command.cli import app
-from cairn.operations.deploy_trial import deploy_past, plan_deployment, way_back
+from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
 from cairn.operations.run_interval import coordinator_of
 from cairn.pipeline import Interval
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -153,7 +153,9 @@ def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root
     assert not any(o.computed for o in deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED)))
 
     coordinator = coordinator_of(OLD, str(root))
-    target = int(way_back(coordinator.log(), plan))
+    assert (restore_command(coordinator.log(), plan, "/r") or "").endswith("--pipeline counting --checkpoint 1 --yes")
+    assert plan.back is not None
+    target = plan.back.id
     rewind(
         coordinator,
         target,

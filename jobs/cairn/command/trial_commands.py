@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -195,7 +196,7 @@ def compare(
     """What a trial changes: output rows, late rows and states beside production's, interval by interval.
 
     What has equal digests is not read. Needs no Spark."""
-    found_trial, found = _compare(root, pipeline, trial, key or (), limit, to)
+    found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to)
     said = describe_comparison(found)
     if as_json:
         _print_json({"trial": _described(found_trial)} | said)
@@ -204,9 +205,13 @@ def compare(
     return FINDINGS if exit_code and not found.same else 0
 
 
-def _compare(
-    root: str, pipeline: str, name: str | None, key: list[str] | tuple[str, ...], limit: int, to: Path | None = None
+def compare_trial(
+    root: str, pipeline: str, name: str | None, key: Sequence[str], limit: int, to: Path | None = None
 ) -> tuple[Trial, Comparison]:
+    """A trial and what it changes; None for the only one. ``to``: a local folder for all rows that differ.
+
+    Raises: as `find_trial` and `compare_runs`.
+    """
     trial = find_trial(root, pipeline, name)
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
@@ -360,7 +365,7 @@ def deploy(
     """Takes over what was tried: from the next interval on, or with --past for the trial's intervals too.
 
     Without --yes it says what would be done, with what the trial changes, and does nothing."""
-    from cairn.operations.deploy_trial import deploy_past, plan_deployment, way_back
+    from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
     from cairn.operations.run_interval import coordinator_of
     from cairn.spark_session import connect
 
@@ -369,7 +374,7 @@ def deploy(
     if not spark.startswith("sc://"):
         session.sparkContext.setLogLevel("OFF")
     plan = plan_deployment(session, declared, root, name=trial, past=past)
-    changes = _compare(root, declared.name, plan.trial.name, key or (), 3)
+    changes = compare_trial(root, declared.name, plan.trial.name, key or (), 3)
     said = describe_comparison(changes[1])
     what = [
         f"would run again in production: {len(plan.again)} intervals of the trial, {plan.trial.span}"
@@ -388,12 +393,7 @@ def deploy(
     outcomes = []
     if past:
         outcomes = deploy_past(session, declared, root, plan, on_outcome=None if as_json else _say_outcome)
-    back = way_back(coordinator_of(declared, root).log(), plan)
-    restore = (
-        f"cairn restore --root {shlex.quote(root)} --pipeline {declared.name} --checkpoint {back} --yes"
-        if back
-        else None
-    )
+    restore = restore_command(coordinator_of(declared, root).log(), plan, root)
     if as_json:
         return _print_json(
             {

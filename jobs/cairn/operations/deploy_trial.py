@@ -6,6 +6,7 @@ and is committed only then: so production gets exactly what somebody looked at, 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -175,15 +176,17 @@ def _cause(tried: Content | None, content: Content) -> str:
     return "Code, settings and input are the same: the processor's results depend on something else, as on a clock or on chance"
 
 
-def way_back(log: Log, plan: DeployPlan) -> str:
-    """The checkpoint to restore, as ``cairn restore`` takes it, or why there is none."""
+def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
+    """The command that goes back to the state before the deployment; None: production began empty there, or retention has let go of
+    that checkpoint."""
     if plan.back is None:
-        return ""
+        return None
     try:
         plan_rewind(log, plan.back.id)
     except CairnError:
-        return ""
-    return str(plan.back.id)
+        return None
+    where = f"--root {shlex.quote(root)} --pipeline {plan.trial.pipeline}"
+    return f"cairn restore {where} --checkpoint {plan.back.id} --yes"
 
 
 def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log) -> None:
