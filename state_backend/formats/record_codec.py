@@ -48,6 +48,7 @@ from state_backend.values.records import (
     ShardManifest,
     SweepRecord,
     Tombstone,
+    Trial,
     Validated,
 )
 
@@ -73,6 +74,7 @@ _TYPES: dict[str, type] = {
     "lease": Lease,
     "savepoint": Savepoint,
     "claim": Claim,
+    "trial": Trial,
 }
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
