@@ -76,19 +76,22 @@ def route(
     parallelism = len(parts)
     schema = rows.schema
     check_order_by(order_by, schema)
-    keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
+    # Which columns there are is known here: to ask a frame for them is a request to a Connect server each time.
+    sides = [("__input", INPUT, rows, schema, key)]
     if initial is not None:
-        keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
-    ticks = _tick_rows(spark, parts, max_parallelism).withColumn("__kind", F.lit(TICK).cast("tinyint"))
-    for part in keyed:
-        # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
-        # left to the union, since some types that a source may give (TIME) can't be cast to.
-        for field in part.schema.fields:
-            if field.name not in (*ticks.columns, *_BYTES):
-                ticks = ticks.withColumn(field.name, F.lit(None).cast(field.dataType))
-    routed = ticks
-    for part in keyed:
-        routed = routed.unionByName(part, allowMissingColumns=True)
+        sides.append(("__initial", INITIAL, initial, initial.schema, initial_key or key))
+    in_bytes = [_BYTES[column] for column, _, _, of, _ in sides if any(needs_bytes(f.dataType) for f in of)]
+    # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
+    # left to the union, since some types that a source may give (TIME) can't be cast to.
+    nulls = {name: schema[of].dataType for name, of in zip(key_columns(len(key)), key, strict=True)}
+    routed = _tick_rows(spark, parts, max_parallelism).select(
+        "*",
+        F.lit(TICK).cast("tinyint").alias("__kind"),
+        *[F.lit(None).cast(data_type).alias(name) for name, data_type in nulls.items()],
+        *[F.lit(None).cast("binary").alias(name) for name in in_bytes],
+    )
+    for column, kind, frame, of, called in sides:
+        routed = routed.unionByName(_keyed(frame, of, kind, column, called, max_parallelism), allowMissingColumns=True)
     by_kind = [("__input", schema, [*order_by, *schema.names], key)]
     if initial is not None:
         by_kind.append(("__initial", initial.schema, initial.schema.names, initial_key or key))
@@ -99,9 +102,9 @@ def route(
         F.col("__kind"),
         *[column for part in by_kind for column in _in_order(*part)],
         *[column for name, of, *_ in by_kind for column in tie_breaks([(_in(name, f.name), f.dataType) for f in of])],
-        *[F.col(name) for name in routed.columns if name in _BYTES.values()],
+        *map(F.col, in_bytes),
     )
-    return placed.drop(*_BYTES.values())
+    return placed.drop(*in_bytes) if in_bytes else placed
 
 
 # What tells rows apart that nothing in the JVM orders, by the kind's column.
@@ -113,17 +116,19 @@ def key_columns(count: int) -> list[str]:
     return [f"__key_{i}" for i in range(count)]
 
 
-def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
+def _keyed(
+    rows: DataFrame, schema: StructType, kind: int, column: str, key: Sequence[str], max_parallelism: int
+) -> DataFrame:
     key_group = F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int")
-    unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
+    unordered = [_column(f.name) for f in schema if needs_bytes(f.dataType)]
     return rows.select(
         key_group.alias("__key_group"),
         F.lit(kind).cast("tinyint").alias("__kind"),
         *[
-            normalised(_column(name), rows.schema[name].dataType).alias(alias)
+            normalised(_column(name), schema[name].dataType).alias(alias)
             for name, alias in zip(key, key_columns(len(key)), strict=True)
         ],
-        F.struct(*[_one_nan(_column(f.name), f.dataType).alias(f.name) for f in rows.schema]).alias(column),
+        F.struct(*[_one_nan(_column(f.name), f.dataType).alias(f.name) for f in schema]).alias(column),
         *([bytes_of(unordered).alias(_BYTES[column])] if unordered else ()),
     )
 
@@ -147,7 +152,7 @@ def _in_order(column: str, schema: StructType, names: Sequence[str], key: Sequen
 
 
 def _in(column: str, name: str) -> Column:
-    return F.col(column).getField(name)
+    return F.col(f"{column}.`{name.replace('`', '``')}`")
 
 
 def _one_nan(column: Column, data_type: DataType) -> Column:
