@@ -120,7 +120,8 @@ class _Host:
             closing.enter_context(connection)
             connection.settimeout(5)
             try:
-                if not self._is_ours(connection):
+                task, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                if user != os.getuid():
                     return None
                 request = _receive(connection)
                 for file in request.files:
@@ -140,6 +141,7 @@ class _Host:
                         os._exit(1)
                     return request
                 pidfd = os.pidfd_open(pid)
+                print(f"driver {pid} of task {task}", flush=True)
                 self._drivers[pidfd] = (pid, connection)
                 self._selector.register(pidfd, selectors.EVENT_READ, partial(self._tell, pidfd))
                 connection.sendall(struct.pack("!i", pid))
@@ -151,10 +153,6 @@ class _Host:
                 for file in request.files:
                     os.close(file)
         return None
-
-    def _is_ours(self, connection: socket.socket) -> bool:
-        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return bool(user == os.getuid())
 
     def _watch(self, worker: int) -> None:
         """Raises: ProcessLookupError if it is gone, and so is its task."""
