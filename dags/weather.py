@@ -2,17 +2,16 @@
 checkpoints of others trigger. The pipelines are jobs/pipelines/weather.py."""
 
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
 
-from cairn_operators import IncrementalCheckpointOperator, StatefulMicroBatchOperator
+from cairn_operators import IncrementalCheckpointOperator, StatefulMicroBatchOperator, retry_arguments
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
 ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
-RETRIES = {"retries": 3, "retry_delay": timedelta(seconds=5)}
 
 
 def interval_and_checkpoint(name: str, pipeline: str, pipeline_name: str) -> tuple[Any, Any]:
@@ -23,14 +22,14 @@ def interval_and_checkpoint(name: str, pipeline: str, pipeline_name: str) -> tup
         pipeline_name=pipeline_name,
         root=ROOT,
         mode="changelog",
-        **RETRIES,
+        **retry_arguments(),
     )
     checkpoint = IncrementalCheckpointOperator(
         task_id=f"{name}_checkpoint",
         pipeline_name=pipeline_name,
         root=ROOT,
         attempt=f"{{{{ ti.xcom_pull(task_ids='{name}')['attempt'] }}}}",
-        **RETRIES,
+        **retry_arguments(),
     )
     process >> checkpoint
     return process, checkpoint

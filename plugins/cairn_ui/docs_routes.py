@@ -27,7 +27,7 @@ _SANDBOX = {
 }
 
 app = FastAPI(
-    dependencies=[Depends(requires_access_view(AccessView.PLUGINS))], docs_url=None, redoc_url=None, openapi_url=None
+    dependencies=[Depends(requires_access_view(AccessView.WEBSITE))], docs_url=None, redoc_url=None, openapi_url=None
 )
 
 

@@ -63,7 +63,7 @@ def refused(request: Request, error: HTTPException) -> Response:
 Asks = Annotated[Rights, Depends(rights_of)]
 _PAGE: dict[str, Any] = {
     "response_class": HTMLResponse,
-    "dependencies": [Depends(requires_access_view(AccessView.PLUGINS))],
+    "dependencies": [Depends(requires_access_view(AccessView.WEBSITE))],
 }
 
 

@@ -16,10 +16,11 @@ import math
 import re
 import struct
 import zlib
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, NoReturn, TypeVar, cast, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import google_crc32c
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -47,6 +48,7 @@ from state_backend.values.records import (
     ShardManifest,
     SweepRecord,
     Tombstone,
+    Trial,
     Validated,
 )
 
@@ -72,6 +74,7 @@ _TYPES: dict[str, type] = {
     "lease": Lease,
     "savepoint": Savepoint,
     "claim": Claim,
+    "trial": Trial,
 }
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
@@ -137,13 +140,14 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
             f"{path}: format {envelope['format']!r} is unknown here (known: {FORMAT}); written by a newer version?"
         )
     try:
-        found = f"{google_crc32c.value(_compact(envelope['body'])):08x}"
+        compact = _compact(envelope["body"])
     except (UnicodeEncodeError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
+    found = f"{google_crc32c.value(compact):08x}"
     if envelope["crc32c"] != found:
         raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
     try:
-        value: T = _adapter(cast(Any, cls)).validate_json(json.dumps(envelope["body"]))
+        value: T = _adapter(cast(Any, cls)).validate_json(compact)
         _check(value)
     except (ValidationError, UsageError) as error:
         raise CorruptRecord(f"{path}: {_first_problem(error)}") from None
@@ -156,39 +160,45 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
 def _check(value: Any) -> None:
     """Raises: UsageError for what has the right shape and can't be: negative counts, ids that repeat, shards that are
     left out, names of local files that lead elsewhere.
+
+    A log is read in one go, thousands of records of a hundred values each: what is to be looked at is worked out once per class.
     """
-    match value:
-        case int() | str() | None | float() | bytes():
-            return
-        case tuple():
-            for item in value:
-                _check(item)
-            return
-        case dict():
-            for key, number in value.items():
-                _check_number(key, number)
-            return
-        case Record() | SweepRecord():
-            ids = [0, *(r.id for r in value.retained), value.id + 1]
-            _require(
-                all(a < b for a, b in pairwise(ids)), f"its retained ids are not ascending and within 1 .. {value.id}"
-            )
-        case Content():
-            _check_content(value)
-        case ShardManifest():
-            _check_groups(value.key_group_states, value.key_groups)
-            names = [*(f.name for f in value.files), *(f.name for f in value.inline_files)]
-            _require(len({*names}) == len(names), "two files have one local name")
-        case ShardChanges():
-            _check_groups(value.key_group_states, KeyGroupRange(first=0, last=MAX_MAX_PARALLELISM - 1))
-        case LocalFile(name=local) | InlineFile(name=local):
-            _require(_LOCAL_NAME.fullmatch(local) is not None, f"it names a local file {local[:100]!r}")
-    for name in _plain_fields(cast(Any, type(value))):
-        inner = getattr(value, name)
-        if isinstance(inner, int):
-            _check_number(name, inner)
-        else:
-            _check(inner)
+    cls = type(value)
+    if cls is tuple:
+        for item in value:
+            _check(item)
+    elif cls is dict:
+        for key, number in value.items():
+            _check_number(key, number)
+    elif is_dataclass(cls):
+        if (check := _CHECKS.get(cls)) is not None:
+            check(value)
+        numbers, inner = _to_check(cls)
+        for name, least, beyond in numbers:
+            number = getattr(value, name)
+            if number is not None and not least <= number < beyond:
+                _check_number(name, number)
+        for name in inner:
+            _check(getattr(value, name))
+
+
+def _check_retained(value: Record | SweepRecord) -> None:
+    ids = [0, *(r.id for r in value.retained), value.id + 1]
+    _require(all(a < b for a, b in pairwise(ids)), f"its retained ids are not ascending and within 1 .. {value.id}")
+
+
+def _check_manifest(manifest: ShardManifest) -> None:
+    _check_groups(manifest.key_group_states, manifest.key_groups)
+    names = [*(f.name for f in manifest.files), *(f.name for f in manifest.inline_files)]
+    _require(len({*names}) == len(names), "two files have one local name")
+
+
+def _check_changes(changes: ShardChanges) -> None:
+    _check_groups(changes.key_group_states, KeyGroupRange(first=0, last=MAX_MAX_PARALLELISM - 1))
+
+
+def _check_local_name(file: LocalFile | InlineFile) -> None:
+    _require(_LOCAL_NAME.fullmatch(file.name) is not None, f"it names a local file {file.name[:100]!r}")
 
 
 def _check_content(content: Content) -> None:
@@ -211,11 +221,14 @@ def _check_groups(states: tuple[KeyGroupState, ...], owned: KeyGroupRange) -> No
             _check_number(name, number)
 
 
-def _check_number(name: str, number: Any) -> None:
-    if isinstance(number, int):
-        bits = _BITS.get(name, 63)
-        least = -(2**63) if name in _SIGNED else 0
-        _require(least <= number < 2**bits, f"{name} is {number if abs(number) < 2**70 else 'a huge number'}")
+def _check_number(name: str, number: int) -> None:
+    least, beyond = _bounds(name)
+    _require(least <= number < beyond, f"{name} is {number if abs(number) < 2**70 else 'a huge number'}")
+
+
+def _bounds(name: str) -> tuple[int, int]:
+    """The least number of this name, and the first that is too large."""
+    return -(2**63) if name in _SIGNED else 0, 2 ** _BITS.get(name, 63)
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -223,11 +236,36 @@ def _require(holds: bool, problem: str) -> None:
         raise UsageError(problem)
 
 
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    Record: _check_retained,
+    SweepRecord: _check_retained,
+    Content: _check_content,
+    ShardManifest: _check_manifest,
+    ShardChanges: _check_changes,
+    LocalFile: _check_local_name,
+    InlineFile: _check_local_name,
+}
+
+
 @cache
-def _plain_fields(cls: type) -> tuple[str, ...]:
-    if not is_dataclass(cls):
-        return ()
-    return tuple(f.name for f in fields(cls) if f.name not in _NOT_WALKED)
+def _to_check(cls: type) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
+    """Of a dataclass: its numbers with their bounds, and the fields that may hold more to check."""
+    numbers, inner = [], []
+    for name, hint in get_type_hints(cls).items():
+        if name in _NOT_WALKED:
+            continue
+        if hint is int or hint == int | None:
+            numbers.append((name, *_bounds(name)))
+        elif any(is_dataclass(part) or part in (dict, Mapping) for part in _parts(hint)):
+            inner.append(name)
+    return tuple(numbers), tuple(inner)
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """A type hint, and all that it is made of, without parameters."""
+    yield get_origin(hint) or hint
+    for inner in get_args(hint):
+        yield from _parts(inner)
 
 
 @cache

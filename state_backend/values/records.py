@@ -268,6 +268,7 @@ class Content:
     Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
     ``output_schemas`` have it. ``made_of``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.made_of`): an
     interval with equal ones from an equal base has the same result; None: that can't be told, or an older release wrote it.
+    ``code_version``: what people call that code: the pipeline's ``version``, else what git says of its folder; None: neither.
     """
 
     kind: Kind
@@ -295,6 +296,7 @@ class Content:
     retention: RetentionPolicy | None = None
     output_schema: dict[str, Any] | None = None
     made_of: str | None = None
+    code_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -521,3 +523,37 @@ class Claim:
     savepoint: str
     owner: str
     attempt: str
+
+
+# --- trials --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialBase:
+    """What a trial began from: checkpoint ``id`` of production, or of the pipeline that the savepoint at the URL ``savepoint`` was
+    taken of, with the digest of its state."""
+
+    id: int
+    digest: int
+    savepoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Intervals of a pipeline that were run with other code beside it, in a root of their own.
+
+    ``code``: module:NAME of the pipeline that was tried, with its hash and version as in `Content`. ``span``: from the start of the
+    first interval to the end of the last one, each ``length_ms`` long. ``attempt``: the uuid of the fork. ``base``: None for a start
+    from empty. ``ends_ms``: from then on a sweep removes it, in milliseconds since the epoch.
+    """
+
+    name: str
+    pipeline: str
+    code: str
+    code_hash: str
+    code_version: str | None
+    span: Interval
+    length_ms: int
+    attempt: str
+    base: TrialBase | None
+    ends_ms: int

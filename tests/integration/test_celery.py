@@ -12,9 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -28,7 +25,9 @@ from local_stack.owned_process import OwnedProcesses, command_line
 from local_stack.postgres import Postgres
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep import sweep
+from tests.support.environments import environment_with
 from tests.support.held_days import HeldDay, HeldDays
+from tests.support.layout import REPOSITORY
 from tests.support.reading import unnamed_files
 from tests.support.waiting import wait_until
 
@@ -44,20 +43,6 @@ import os
 def worker_name():
     return os.environ.get("WORKER_NAME", "elsewhere")
 """
-
-
-def celery_environment(folder: Path) -> Path:
-    """A Python with all of this one's packages, and Celery."""
-    python = folder / "venv/bin/python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
-    (site,) = (folder / "venv/lib").glob("python*/site-packages")
-    (site / "packages.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    uv = str(Path(sys.executable).with_name("uv"))
-    lock = str(ROOT / "tests/support/celery.lock")
-    command = [uv, "pip", "install", "-q", "--no-deps", "--require-hashes", "--python", str(python), "-r", lock]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return python
 
 
 class CeleryWorker:
@@ -111,7 +96,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder: Path = tmp_path_factory.mktemp("celery")
-    python = celery_environment(folder)
+    python = environment_with(folder, REPOSITORY / "tests/support/celery.lock")
     days = HeldDays(folder, f"file://{folder}/state", {"sums": {}})
     (folder / "worker_name.py").write_text(WORKER_NAME)
     # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.

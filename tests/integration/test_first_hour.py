@@ -23,6 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from selenium.webdriver.common.by import By
 
 from cairn import output_files
 from local_stack.airflow_server import AirflowClient
@@ -30,6 +31,7 @@ from local_stack.owned_process import free_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.status import status_of
+from tests.support.browser import browser, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import in_docs, run_printed
 
@@ -145,3 +147,31 @@ if os.environ.get("CAIRN_LONG"):
         made = read_log(open_storage(f"file://{clone}/{data}/state/aircraft")).completed()
         days = sorted({record.content.interval.start.day for record in made})
         assert days == [1, 2, 3] and "Airflow and Spark are stopped" in said
+
+        # Its last line, in another port; then the checkpoints of these days in the browser.
+        port = free_port()
+        with started(clone, "make", "ui", f"PORT={port}", CAIRN_DATA=str(clone / data)) as lines, browser() as chrome:
+            (address,) = (line.split("CAIRN_AIRFLOW=")[1] for line in lines if "CAIRN_AIRFLOW=" in line)
+
+            def page(path: str) -> str:
+                chrome.switch_to.default_content()
+                chrome.get(f"{address}{path}")
+                chrome.switch_to.frame(wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "iframe"), 60))
+                return str(wait_for(lambda: chrome.find_element(By.ID, "page").text))
+
+            listed = page("/plugin/cairn-checkpoints")
+            row = chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=aircraft]").text
+            newest = made[-1]
+            assert "sound" in row and f"{newest.content.totals.keys:,}" in row, listed
+            tab = "/dags/aircraft/plugin/cairn-checkpoints-dag"
+            for view in ("Overview", "History", "Lineage", "Trends"):
+                page(tab)
+                chrome.find_element(By.LINK_TEXT, view).click()
+                shown = wait_for(
+                    lambda: (text := chrome.find_element(By.ID, "page").text) and "2013-01-0" in text and text
+                )
+                assert "not answered" not in shown, view
+            page(tab)
+            chrome.find_element(By.LINK_TEXT, "History").click()
+            ids = wait_for(lambda: [link.text for link in chrome.find_elements(By.CSS_SELECTOR, "tbody th a")])
+            assert str(newest.id) in ids, ids

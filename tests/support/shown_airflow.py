@@ -10,12 +10,11 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_stack.airflow_server import AirflowClient
 from local_stack.owned_process import OwnedProcesses, free_port
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.checkpoints import day
@@ -24,13 +23,14 @@ from tests.support.shown_pipelines import eventful, run_id, steady
 
 USERS = {"ada": "admin", "vera": "viewer", "nils": "viewer"}
 HOSTILE = "<script>pwned=1<!--"
-_SET_UP = """
+SET_UP = """
+# ``dags`` is the folder of the DAGs.
 from airflow.utils.db import initdb
 initdb()
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 DagBundlesManager().sync_bundles_to_db()
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
-bag = DagBag(bundle_name="dags-folder", bundle_path=__import__("pathlib").Path({dags!r}), dag_folder={dags!r})
+bag = DagBag(bundle_name="dags-folder", bundle_path=__import__("pathlib").Path(dags), dag_folder=dags)
 assert not bag.import_errors, bag.import_errors
 sync_bag_to_db(bag, "dags-folder", None)
 """
@@ -87,8 +87,16 @@ def black_hole() -> Iterator[int]:
 
 
 @contextmanager
-def shown_airflow(folder: Path, *, more_env: dict[str, str] | None = None, port: int = 0) -> Iterator[ShownAirflow]:
-    """Runs while the block does."""
+def shown_airflow(
+    folder: Path,
+    *,
+    more_env: dict[str, str] | None = None,
+    port: int = 0,
+    python: Path = Path(sys.executable),
+    users: Iterable[str] = tuple(USERS),
+    set_up: str = SET_UP,
+) -> Iterator[ShownAirflow]:
+    """Runs while the block does. Each user's password is the name. ``set_up``: a script that makes the database, users and DAGs."""
     data, home, dags = folder / "state", folder / "home", folder / "dags"
     for new in (data, home, dags):
         new.mkdir(parents=True)
@@ -125,20 +133,19 @@ def shown_airflow(folder: Path, *, more_env: dict[str, str] | None = None, port:
         }
         processes = OwnedProcesses(folder / "logs")
         try:
-            processes.start("database", [sys.executable, "-c", _SET_UP.format(dags=str(dags))], env=env, cwd=REPOSITORY)
+            script = f"dags = {str(dags)!r}\n{set_up}"
+            processes.start("database", [str(python), "-c", script], env=env, cwd=REPOSITORY)
             if processes.wait("database"):
                 raise RuntimeError(processes.log_path("database").read_text()[-3000:])
-            processes.start("api-server", [sys.executable, "-m", "airflow", "api-server"], env=env, cwd=REPOSITORY)
-            client = AirflowClient(url)
+            processes.start("api-server", [str(python), "-m", "airflow", "api-server"], env=env, cwd=REPOSITORY)
             deadline_s = time.monotonic() + 120
             tokens: dict[str, str] = {}
             while not tokens:
                 processes.check_alive()
                 assert time.monotonic() < deadline_s, processes.log_path("api-server").read_text()[-3000:]
                 with suppress(OSError):
-                    tokens = {name: _token(url, name) for name in USERS}
+                    tokens = {name: _token(url, name) for name in users}
                 time.sleep(0.3)
-            del client
             yield ShownAirflow(url=url, tokens=tokens, data=data, log=processes.log_path("api-server"))
         finally:
             processes.stop(grace_s=10)
@@ -151,4 +158,4 @@ def _token(url: str, name: str) -> str:
         return str(json.load(answer)["access_token"])
 
 
-__all__ = ["HOSTILE", "USERS", "ShownAirflow", "day", "run_id", "shown_airflow", "write_docs"]
+__all__ = ["HOSTILE", "SET_UP", "USERS", "ShownAirflow", "day", "run_id", "shown_airflow", "write_docs"]

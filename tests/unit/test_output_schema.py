@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,11 @@ def test_rows_that_do_not_fit_are_named_and_read_apart(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"/d1/part-.*field 'a': recorded as string, declared as int.*start and end"):
         made.read()
     assert made.read(start=day(2).start.isoformat()) == [{"a": 2}]
+    vienna = timezone(timedelta(hours=1))
+    assert made.read(start=day(2).start.astimezone(vienna).isoformat(), end=day(2).end.isoformat()) == [{"a": 2}]
+    for text, problem in (("2024-01-02", "has no time zone"), ("soon", "is no instant")):
+        with pytest.raises(UsageError, match=f"start '{text}' {problem}; write it as in"):
+            made.read(start=text)
     assert made.read(end=day(1).end.isoformat()) == [{"a": "x"}]
 
 

@@ -20,9 +20,10 @@ from cairn_ui.glance import Schedule
 from cairn_ui.reading import NotAnswered, Reader
 from cairn_ui.values import Look, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint.log import Log
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import StorageUnavailable
-from tests.support.checkpoints import day
+from tests.support.checkpoints import day, record
 from tests.support.shown_pipelines import eventful, run_id, steady
 
 NOW = datetime(2024, 1, 10, 0, 30, tzinfo=UTC)
@@ -298,6 +299,22 @@ def test_the_lineage_shows_branches_and_restores(rides: Reading) -> None:
     assert lanes[12] != lanes[11] == lanes[13] and lanes[4] != lanes[7]
     assert [node.source for node in graph.nodes if node.source] == ["went back to checkpoint 11"]
     assert graph.lanes == 2
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "words"),
+    [
+        (1, {}, None),
+        (1, {"reproduces": 1}, "same result as checkpoint 1"),
+        (1, {"kind": "consolidate", "reproduces": 1}, "checkpoint 1, consolidated"),
+        (1, {"kind": "restore"}, "went back to checkpoint 1"),
+        (None, {"kind": "restore", "restored_from": "sp-7"}, "restored from savepoint sp-7"),
+        (None, {"kind": "restore"}, "forked from another pipeline"),
+    ],
+)
+def test_where_a_checkpoint_came_from_in_words(base: int | None, changes: dict[str, Any], words: str | None) -> None:
+    log = Log({1: record(1, day(1)), 2: record(2, day(1), base, **changes)})
+    assert lineage.source(log, 2) == words
 
 
 # --- trends ------------------------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from cairn.operations.plan_reuse import Earlier, Now, Recompute, made_of, options_of, plan_reuse, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.arrange_rows import plan_arrangement
+from cairn.runtime.code_version import code_version
 from cairn.runtime.column_names import ColumnNames, grouping_names
 from cairn.runtime.output_schema import recorded_schema, schema_of_file
 from cairn.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
@@ -295,6 +297,7 @@ def _process_interval(
         retention=pipeline.retention_of(interval),
         plan_us=0,
         made_of=_made_of(spark, pipeline, interval, rows, position, processor.code_hash, permissions, output_schema),
+        code_version=code_version(pipeline),
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
     options = options_of(job, order_by, source_hash(pipeline.source), runtime_version())
@@ -377,6 +380,14 @@ def _made_of(
 
 
 def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
+    arrangement = plan_arrangement(
+        inputs.rows.schema,
+        inputs.initial.schema if inputs.initial is not None else None,
+        key=inputs.key,
+        initial_key=inputs.initial_key,
+        order_by=inputs.order_by,
+    )
+
     def routed(parts: Sequence[bytes]) -> DataFrame:
         return route(
             spark,
@@ -387,9 +398,10 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
             order_by=inputs.order_by,
             parts=parts,
             max_parallelism=job.max_parallelism,
+            in_order=arrangement is None,
         )
 
-    return run_on_shards(spark, job, routed)
+    return run_on_shards(spark, job, routed, arrangement)
 
 
 def _reuse(
@@ -426,6 +438,26 @@ def _reuse(
         *(job.pipeline, job.interval, prepared.content.run.try_number, attempt),
     )
     return prepared
+
+
+def check_fits(
+    spark: SparkSession, pipeline: Pipeline, read: Read, content: Content, output: dict[str, Any] | None
+) -> None:
+    """Whether an interval of this pipeline could start from a state, and its output stand beside what there is: what planning one
+    looks at. Computes nothing.
+
+    output: the newest schema that output has had; None: there is none.
+    Raises: UsageError, ProcessorError, as `process_interval`, before its first row.
+    """
+    with in_zone_of(spark, pipeline.time_zone):
+        plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), content.time.zone)
+        if output is not None:
+            check_output_schema(pipeline.name, output, recorded_schema(_output_schema(spark, pipeline).jsonValue()))
+        names = _names_of(spark, read.rows, f"pipeline {pipeline.name!r}: the input")
+        key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
+        _check_unchanged(pipeline, content, key_schema, names)
+        _event_time(pipeline, names, read.rows.schema, content)
+        _plan_states(spark, pipeline, content, _as_recorded(key_schema, None, content), read.rows.schema)
 
 
 def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:

@@ -94,9 +94,9 @@ class KeyedOutput(DataSource):
         return (names_and_types(parse_struct(schema)).to_json(),)
 
     def _files(self, log: Log) -> list[OutputFile]:
-        start, end = self.options.get("start"), self.options.get("end")
+        start, end = self._instant("start"), self._instant("end")
         if start is not None and end is not None and start < end:  # only the folders of these days are looked at
-            current = log.current_outputs_within(Interval(datetime.fromisoformat(start), datetime.fromisoformat(end)))
+            current = log.current_outputs_within(Interval(start, end))
         else:
             current = log.current_outputs()
         return [
@@ -112,6 +112,16 @@ class KeyedOutput(DataSource):
     def _late(self) -> bool:
         return str(self.options.get("late", "false")).lower() == "true"
 
+    def _instant(self, name: str) -> datetime | None:
+        text = self.options.get(name)
+        try:
+            found = None if text is None else datetime.fromisoformat(text)
+        except ValueError:
+            raise UsageError(f"{name} {text!r} is no instant; write it as in 2024-01-04T06:00+00:00") from None
+        if found is not None and found.tzinfo is None:
+            raise UsageError(f"{name} {text!r} has no time zone; write it as in 2024-01-04T06:00+00:00")
+        return found
+
     def _root(self) -> str:
         return join_url(self._option("root"), self._option("pipeline"))
 
@@ -122,10 +132,8 @@ class KeyedOutput(DataSource):
         return str(value)
 
 
-def _within(interval: Interval, start: str | None, end: str | None) -> bool:
-    return (start is None or interval.start >= datetime.fromisoformat(start)) and (
-        end is None or interval.end <= datetime.fromisoformat(end)
-    )
+def _within(interval: Interval, start: datetime | None, end: datetime | None) -> bool:
+    return (start is None or interval.start >= start) and (end is None or interval.end <= end)
 
 
 class _OutputReader(DataSourceReader):

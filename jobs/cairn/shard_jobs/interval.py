@@ -104,6 +104,7 @@ class IntervalJob:
     retention: RetentionPolicy
     plan_us: int
     made_of: str | None = None
+    code_version: str | None = None
 
     @property
     def zone(self) -> str:
@@ -370,5 +371,6 @@ class IntervalJob:
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
             made_of=self.made_of,
+            code_version=self.code_version,
         )
         prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base)
