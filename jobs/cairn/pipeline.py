@@ -77,6 +77,8 @@ class Pipeline:
     engine: memory of each shard's RocksDB, when its files are merged, and the host's cache of them.
     expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
     expectations_over_time: ``() -> {state name: OverTime}``: what each state may have become since the checkpoint before.
+    version: what people call this code, as in "2.1"; checkpoints record it, and it changes no result. Default: what ``git describe``
+        says of the processor's folder, if it is in a repository.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Pipeline:
     engine: EngineOptions = field(default_factory=EngineOptions)
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
     retention: RetentionPolicy | None = None
+    version: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)

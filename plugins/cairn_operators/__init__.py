@@ -8,18 +8,22 @@ from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
+from cairn_operators.try_code import DeployTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.validate_state import ValidateStateOperator
 
 __all__ = [
+    "DeployTrialOperator",
     "IncrementalCheckpointOperator",
     "RestoreStateOperator",
     "RunIntervalsOperator",
     "SavepointOperator",
     "StatefulMicroBatchOperator",
     "SweepStateOperator",
+    "TryCodeOperator",
     "ValidateStateOperator",
     "backfill_pipeline",
     "restore_pipeline",
     "retry_arguments",
     "stateful_pipeline",
+    "trial_pipeline",
 ]

@@ -19,7 +19,7 @@ from cairn_operators.validate_state import ValidateStateOperator
 
 REPROCESS = ("changed", "none", "all")
 # Begins a line of the driver that is for the operator and not for people.
-_COMMITTED = "@cairn committed "
+COMMITTED = "@cairn committed "
 
 _DOC = """Runs the intervals of a range in one go, one after the other. Each is a checkpoint of its own, with its own record, output and
 event on the asset, as if it had been run alone.
@@ -87,7 +87,7 @@ class RunIntervalsOperator(DriverOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the driver, and tells the asset what it committed."""
         run, ti = context["dag_run"], context["ti"]
-        first, last = _instant("first", self.first), _instant("last", self.last)
+        first, last = instant("first", self.first), instant("last", self.last)
         if self.reprocess not in REPROCESS:
             raise AirflowFailException(f"reprocess is {self.reprocess!r}; expected one of {', '.join(REPROCESS)}")
         if last < first:
@@ -104,29 +104,31 @@ class RunIntervalsOperator(DriverOperator):
         committed: list[dict[str, Any]] = []
 
         def line(text: str) -> None:
-            if text.startswith(_COMMITTED):
-                committed.append(json.loads(text.removeprefix(_COMMITTED)))
+            if text.startswith(COMMITTED):
+                committed.append(json.loads(text.removeprefix(COMMITTED)))
             else:
                 self.log.info("%s", text)
 
         result = self.run_driver("range", *arguments, on_line=line)
-        self._tell_asset(context, committed)
+        tell_asset(context, self.alias, self.asset, committed)
         if result["checkpoint"] is None and self.downstream_task_ids:
             context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=result)
             raise DownstreamTasksSkipped(tasks=sorted(self.downstream_task_ids))
         return result
 
-    def _tell_asset(self, context: Any, committed: Sequence[dict[str, Any]]) -> None:
-        if (events := context.get("outlet_events")) is None:
-            return
-        for summary in committed:
-            extra = {**summary, "validated": False}
-            if "output_rows" in summary:
-                extra |= {"rows": summary["output_rows"], "bytes": summary["state_bytes"]}
-            events[self.alias].add(self.asset, extra=extra)
+
+def tell_asset(context: Any, alias: AssetAlias, asset: Asset, committed: Sequence[dict[str, Any]]) -> None:
+    """An event on the asset for each checkpoint that a driver committed."""
+    if (events := context.get("outlet_events")) is None:
+        return
+    for summary in committed:
+        extra = {**summary, "validated": False}
+        if "output_rows" in summary:
+            extra |= {"rows": summary["output_rows"], "bytes": summary["state_bytes"]}
+        events[alias].add(asset, extra=extra)
 
 
-def _instant(name: str, text: str) -> datetime:
+def instant(name: str, text: str) -> datetime:
     """In UTC, if it has no time zone."""
     try:
         found = datetime.fromisoformat(str(text).strip())

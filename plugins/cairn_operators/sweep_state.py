@@ -14,7 +14,7 @@ from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.failures import failure
 from cairn_operators.google_connection import as_google_identity
 
-_DOC = """Deletes files that crashed and lost attempts left behind, and that nothing needs. It goes by reference: what any record
+_DOC = """Deletes files that crashed and lost attempts left behind, and that nothing needs, and trials whose time is over. It goes by reference: what any record
 names stays. It may run beside the pipeline; in doubt it deletes nothing. The log lists what goes.
 """
 
@@ -65,13 +65,16 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     def _execute(self) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.sweep import sweep
+        from state_backend.checkpoint.trials import sweep_trials
         from state_backend.values.errors import CairnError
 
+        now_ms = time.time_ns() // 1_000_000
         try:
+            trials = sweep_trials(self.root, self.pipeline_name, now_ms=now_ms, dry_run=self.only_plan)
             result = sweep(
                 open_storage(join_url(self.root, self.pipeline_name)),
                 self.pipeline_name,
-                now_ms=time.time_ns() // 1_000_000,
+                now_ms=now_ms,
                 min_age=self.min_age,
                 dry_run=self.only_plan,
             )
@@ -82,6 +85,9 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             self.log.info("%s %12d %s", "would delete" if self.only_plan else "orphan", file.size_bytes, file.path)
         for path in plan.unknown:
             self.log.warning("left alone, not ours: %s", path)
+        for trial in trials:
+            done = "would remove" if self.only_plan else "removed"
+            self.log.info("%s trial %s, whose time is over: %d files", done, trial.name, trial.files)
         abandoned = plan.abandon if self.only_plan else result.record.abandoned if result.record is not None else ()
         return {
             "orphans": len(plan.delete),
@@ -89,4 +95,5 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             "abandoned": list(abandoned),
             "deleted_files": result.deleted_files,
             "unknown_files": len(plan.unknown),
+            "trials": [trial.name for trial in trials],
         }

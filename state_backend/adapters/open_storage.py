@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.ports.storage import Storage, check_path
+from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path
 from state_backend.values.errors import UsageError
 
 _ACCEPTED = "file:///absolute/path, /absolute/path, gs://bucket/prefix, or memory://name"
@@ -56,6 +59,35 @@ def forget_memory(url: str) -> None:
     name = url.removeprefix("memory://").partition("/")[0]
     with _memories_lock:
         _memories.pop(name, None)
+
+
+def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
+    """Deletes every file below a URL, and on a local disk the folder too; how many files there were, and their bytes."""
+    storage = open_storage(url)
+    files = list(storage.list(""))
+    if dry_run:
+        return len(files), sum(f.size_bytes for f in files)
+    if isinstance(storage, LocalStorage):
+        shutil.rmtree(storage.url.removeprefix("file://"), ignore_errors=True)
+    with ThreadPoolExecutor(8) as pool:  # on a disk those that the call above could not delete, which says why
+        list(pool.map(lambda f: storage.delete(f.path), storage.list("")))
+    return len(files), sum(f.size_bytes for f in files)
+
+
+def remove_empty(url: str, *, up_to: str) -> None:
+    """Removes folders without files at and below a local URL, and above it those up to ``up_to``, which stays. Elsewhere there are none."""
+    storage, last = open_storage(url), open_storage(up_to)
+    if not isinstance(storage, LocalStorage) or next(iter(storage.list("")), None) is not None:
+        return
+    folder, end = Path(storage.url.removeprefix("file://")), Path(last.url.removeprefix("file://"))
+    with suppress(OSError):
+        for path in (folder / TEMP_FOLDER).glob("*"):
+            path.unlink()
+        for found in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+            found.rmdir()
+        while folder != end:
+            folder.rmdir()
+            folder = folder.parent
 
 
 def join_url(url: str, *segments: str) -> str:

@@ -22,6 +22,7 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
 from state_backend.checkpoint.log import Log, interval_of, read_log
 from state_backend.checkpoint.savepoints import check_unclaimed, native_manifest
+from state_backend.checkpoint.trials import check_no_trial
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
@@ -224,6 +225,7 @@ def plan_fork(
     """What a fork would give to ``into``, with its start. Only reads; raises as ``fork`` does before it copies."""
     if into.storage.url == source.url:
         raise UsageError(f"{source.url} can't be forked into itself; go back with a rewind, or take another name")
+    check_no_trial(source.url, "fork")
     content, _ = _source(source, target, into.storage.url, permissions)
     if pipeline_start_ms is not None:
         content = replace(content, pipeline_start_ms=pipeline_start_ms)

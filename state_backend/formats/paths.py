@@ -20,6 +20,11 @@ and in a savepoint's own folder
     shared/<savepoint>/<shard>-<task>-<n>.sst                        native
     <savepoint>/state-<name>/<shard>-<task>-<n>.parquet              canonical, and <savepoint>/timers/…
 
+and beside the pipelines' folders, in .trials/<pipeline>, which no pipeline can be named like
+
+    trials/<name>.json                                               written first, deleted last
+    roots/<name>/<pipeline>/…                                        all of the above, of a trial
+
 ``<interval>`` is ``20130101T000000000Z_20130102T000000000Z``: sorts by time, and has no character that a shell, a URL or a
 file system minds.
 """
@@ -53,6 +58,8 @@ SETTLED_DAYS = (1, 32, 1024, 32_768, 4_000_000)
 these that the interval is not longer than, so that a question about some interval is answered by two or three folders a length."""
 SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
+TRIALS = ".trials"
+TRIAL_RECORDS = "trials/"
 
 _DAY_MS = 86_400_000
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -86,6 +93,16 @@ def record_id(path: str) -> int | None:
     """The id that a path of the log names, or None if it is none of ours."""
     match = _ID.fullmatch(path.removeprefix(CHECKPOINTS))
     return int(match[1]) if match else None
+
+
+def trial(name: str) -> str:
+    """Of what is recorded of a trial, in the folder of the pipeline's trials. Raises: UsageError as ``check_name``."""
+    return f"{TRIAL_RECORDS}{check_name(name)}.json"
+
+
+def trial_root(name: str) -> str:
+    """Of the root that a trial's pipeline lies in, in the folder of the pipeline's trials. Raises: UsageError as ``check_name``."""
+    return f"roots/{check_name(name)}"
 
 
 def prepared(attempt: str) -> str:

@@ -14,16 +14,35 @@ from typing import Any
 from state_backend.checkpoint.log import Entry, Log, base_of, interval_of, kind_of
 from state_backend.values.handles import Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.records import KeyGroupState, Record, ShardManifest, StateDescriptor, SweepRecord, Tombstone
+from state_backend.values.records import (
+    Content,
+    KeyGroupState,
+    Record,
+    ShardManifest,
+    StateDescriptor,
+    SweepRecord,
+    Tombstone,
+)
 
 
 def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], *, now_ms: int) -> list[dict[str, Any]]:
     """One row for each entry of ``ids``, newest first. ``written_ms``: when each record was last written, by id; for a dropped checkpoint that is
-    when it was shrunk."""
-    return [
-        _row(log, log.entries[n], (now_ms - written_ms[n]) // 1000 if n in written_ms else None)
-        for n in sorted(ids, reverse=True)
-    ]
+    when it was shrunk. ``code``: a name of the code that made it; ``code_changed``: it is other code than that of the one before it
+    whose record is whole."""
+    rows, before = [], None
+    for n in sorted(ids):
+        entry = log.entries[n]
+        row = _row(log, entry, (now_ms - written_ms[n]) // 1000 if n in written_ms else None)
+        if isinstance(entry, Record):
+            row["code_changed"] = before not in (None, entry.content.code_hash)
+            before = entry.content.code_hash
+        rows.append(row)
+    return rows[::-1]
+
+
+def code_name(content: Content) -> str:
+    """What people call the code of a checkpoint: its version, else the first 8 digits of its hash."""
+    return content.code_version or content.code_hash[:8]
 
 
 def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
@@ -36,7 +55,14 @@ def _row(log: Log, entry: Entry, age_s: int | None) -> dict[str, Any]:
     totals = entry.content.totals
     # Keys are counted by the value states alone; without one nobody knows how many there are.
     keys = totals.keys if any(state.kind == "value" for state in entry.content.states) else None
-    return {**row, "keys": keys, "bytes": totals.state_bytes, "files": totals.state_files}
+    return {
+        **row,
+        "keys": keys,
+        "bytes": totals.state_bytes,
+        "files": totals.state_files,
+        "code": code_name(entry.content),
+        "code_hash": entry.content.code_hash,
+    }
 
 
 def _columns(
@@ -52,6 +78,9 @@ def _columns(
         "keys": None,
         "bytes": None,
         "files": None,
+        "code": None,
+        "code_hash": None,
+        "code_changed": False,
         "age_s": age_s,
     }
 
@@ -108,6 +137,7 @@ def describe_checkpoint(log: Log, record: Record, manifests: Sequence[ShardManif
         "time_zone": content.time.zone,
         "source_position": content.source_position,
         "code_hash": content.code_hash,
+        "code_version": content.code_version,
         "digest": f"{content.digest:016x}",
         "totals": _plain(content.totals),
         "durations_us": content.durations_us,
@@ -144,6 +174,8 @@ def describe_difference(
         "second": second.id,
         "same_state": (a.digest, states) == (b.digest, states_after),
         "same_code": a.code_hash == b.code_hash,
+        "code": [code_name(a), code_name(b)],
+        "same_input": same_input(a, b),
         "watermark": [_instant(c.time.watermark_ms) for c in (a, b)],
         "parallelism": [a.parallelism, b.parallelism],
         "max_parallelism": [a.max_parallelism, b.max_parallelism],
@@ -170,6 +202,14 @@ def describe_difference(
             "only_second": _sizes(after - before),
         },
     }
+
+
+def same_input(first: Content, second: Content) -> bool | None:
+    """Whether two checkpoints were made from the same input, by what their sources recorded; None: one recorded nothing."""
+    if first.interval != second.interval:
+        return False
+    positions = first.source_position, second.source_position
+    return positions[0] == positions[1] if all(positions) else None
 
 
 def plain(value: Any) -> Any:

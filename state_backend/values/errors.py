@@ -101,6 +101,10 @@ class StaleStateError(StateUnusable):
     """The base was made stale by a later re-run; the message names the intervals to run again."""
 
 
+class NotAsTried(StateUnusable):
+    """An interval did not come to what the trial came to that is deployed. It is not committed; the message says why."""
+
+
 class ValidationRefused(StateUnusable):
     """A checkpoint was restored and found wrong; it is quarantined."""
 

@@ -268,6 +268,7 @@ class Content:
     Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
     ``output_schemas`` have it. ``made_of``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.made_of`): an
     interval with equal ones from an equal base has the same result; None: that can't be told, or an older release wrote it.
+    ``code_version``: what people call that code: the pipeline's ``version``, else what git says of its folder; None: neither.
     """
 
     kind: Kind
@@ -295,6 +296,7 @@ class Content:
     retention: RetentionPolicy | None = None
     output_schema: dict[str, Any] | None = None
     made_of: str | None = None
+    code_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +337,24 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What planning asks of a retained checkpoint, so that its record need not be read. Fields as in `Content` and `Tombstone`;
+        ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hashes``: as
+    a tombstone and as a record tell them."""
+
+    id: int
+    kind: Kind
+    interval: Interval
+    attempt: str
+    base_id: int | None
+    vouched: bool
+    digest: int
+    watermark_ms: int | None
+    late_watermark_ms: int | None
+    descriptors_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """Checkpoint ``id`` is or descends from the quarantined checkpoint ``by``, the nearest one."""
 
@@ -350,6 +370,11 @@ class Summary:
     ``unpublished``: intervals whose mark in ``published/`` may be missing. ``superseded``: of the retained ids. ``marks``: the
     quarantined ids that were known; ``refused``: what they mean for the retained ids and for those that superseded one. ``levels``:
     the lengths of intervals that there are, as ``paths.SETTLED_DAYS`` numbers them.
+
+    Where an older release wrote the record these are None, and what they would say is looked up: ``kept``: all that are retained, the
+    record itself included, by id. ``reach_ms``: the latest end of an interval that was ever committed, this commit's included, so that
+    nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
+    longer current.
     """
 
     dropping: tuple[int, ...] = ()
@@ -358,6 +383,9 @@ class Summary:
     marks: tuple[int, ...] = ()
     refused: tuple[Judged, ...] = ()
     levels: tuple[int, ...] = ()
+    kept: tuple[Kept, ...] | None = None
+    reach_ms: int | None = None
+    replaced_outputs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +402,11 @@ class Record:
     output_schemas: tuple[dict[str, Any], ...] = ()
     replaced: tuple[Interval, ...] = ()
     summary: Summary | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """The content's."""
+        return self.content.interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -521,3 +554,37 @@ class Claim:
     savepoint: str
     owner: str
     attempt: str
+
+
+# --- trials --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialBase:
+    """What a trial began from: checkpoint ``id`` of production, or of the pipeline that the savepoint at the URL ``savepoint`` was
+    taken of, with the digest of its state."""
+
+    id: int
+    digest: int
+    savepoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Intervals of a pipeline that were run with other code beside it, in a root of their own.
+
+    ``code``: module:NAME of the pipeline that was tried, with its hash and version as in `Content`. ``span``: from the start of the
+    first interval to the end of the last one, each ``length_ms`` long. ``attempt``: the uuid of the fork. ``base``: None for a start
+    from empty. ``ends_ms``: from then on a sweep removes it, in milliseconds since the epoch.
+    """
+
+    name: str
+    pipeline: str
+    code: str
+    code_hash: str
+    code_version: str | None
+    span: Interval
+    length_ms: int
+    attempt: str
+    base: TrialBase | None
+    ends_ms: int

@@ -144,7 +144,7 @@ def test_keys_that_nobody_counted_are_not_shown_as_none_at_all(root: Path) -> No
 
 def test_the_table_is_whole_in_a_pipe(root: Path) -> None:
     lines = cairn(root, "list").stdout.splitlines()
-    assert lines[0].split() == ["id", "interval", "kind", "base", "state", "keys", "bytes", "files", "age"]
+    assert lines[0].split() == ["id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age"]
     assert lines[1].split()[:8] == ["7", "2024-01-03", "to", "2024-01-04", "interval", "2", "completed", "8"]
     assert "stale by 7" in lines[3]
     assert lines[5] == "and 3 dropped or swept: --all shows them"
@@ -290,7 +290,7 @@ def test_help_names_what_there_is() -> None:
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     seen = {"new", "run", "status", "list", "show", "diff", "export", "verify", "sweep", "backfill", "spark", "publish"}
-    assert {row.split()[1] for row in rows} == seen | {"savepoint", "restore", "fork"}
+    assert {row.split()[1] for row in rows} == seen | {"savepoint", "restore", "fork", "try", "compare", "deploy"}
 
 
 def test_it_needs_neither_spark_nor_airflow() -> None:

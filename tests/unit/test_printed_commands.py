@@ -34,6 +34,8 @@ HERE = "tests/unit/test_printed_commands.py::"
 AIRFLOW = "tests/integration/test_airflow.py::"
 CLI = "tests/unit/test_cli.py::"
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
+# docs/trying.md has them as they are printed.
+TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -68,6 +70,12 @@ RUN = {
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
+    "cairn compare": TRYING,
+    "cairn deploy": TRYING,
+    "cairn try": TRYING,
+    "cairn restore --root … --pipeline … --checkpoint … --yes": TRYING,
+    "cairn deploy …": "not run: the name of the Spark application",
+    "cairn try …": "not run: the name of the Spark application",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",

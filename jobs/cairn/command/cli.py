@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cairn.command import new_pipeline, state_commands
+from cairn.command import new_pipeline, state_commands, trial_commands
 from cairn.command.backfill import backfill
 from cairn.command.run import run
 from cairn.command.spark_server import spark
@@ -35,6 +35,7 @@ from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.sweep import MIN_AGE, sweep
+from state_backend.checkpoint.trials import sweep_trials
 from state_backend.formats import paths
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_log
 from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
@@ -185,10 +186,12 @@ def list_(
     shown = describe_log(log, ids, written, now_ms=_now_ms())
     if as_json:
         return _print_json(shown)
-    table = _table("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "age")
+    table = _table("id", "interval", "kind", "base", "state", "keys", "bytes", "files", "code", "age")
     for row in shown:
         table.add_row(*_cells(row))
     _print(table)
+    if any(row["code_changed"] for row in shown):
+        _print("* by other code than the one before it")
     older = len(wanted) - len(ids)
     if older:
         _print(f"and {older} older: a larger --newest shows them")
@@ -299,7 +302,11 @@ def _entry_diff(
 
 def _print_diff(found: dict[str, Any]) -> None:
     state, code = ("the same" if found[name] else "another" for name in ("same_state", "same_code"))
-    _print(f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code")
+    names = "" if found["same_code"] else f" ({found['code'][0]}, then {found['code'][1]})"
+    inputs = {True: "from the same input", False: "from other input", None: "from input of no recorded position"}
+    _print(
+        f"checkpoint {found['first']} to {found['second']}: {state} state, by {code} code{names}, {inputs[found['same_input']]}"
+    )
     table = _table("", str(found["first"]), str(found["second"]), "change")
     for name, (before, after) in found["totals"].items():
         table.add_row(name, _text(before), _text(after), f"{after - before:+,}" if after != before else "")
@@ -443,8 +450,9 @@ def sweep_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Deletes what crashed and lost attempts left behind."""
+    """Deletes what crashed and lost attempts left behind, and trials whose time is over."""
     storage, _ = _open(root, pipeline)
+    trials = sweep_trials(root, pipeline, now_ms=_now_ms(), dry_run=dry_run)
     result = sweep(storage, pipeline, now_ms=_now_ms(), min_age=parse_duration(min_age), dry_run=dry_run)
     plan = result.plan
     abandoned = plan.abandon if dry_run else result.record.abandoned if result.record is not None else ()
@@ -459,6 +467,7 @@ def sweep_(
                 "deleted_bytes": result.deleted_bytes,
                 "shrunk": list(result.shrunk),
                 "unknown": list(plan.unknown),
+                "trials": [{"name": t.name, "files": t.files, "bytes": t.bytes} for t in trials],
             }
         )
     for file in plan.delete if dry_run else ():
@@ -467,6 +476,10 @@ def sweep_(
         _print(f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}")
     for path in plan.unknown:
         _print(f"left alone, not ours: {path}")
+    for trial in trials:
+        _print(
+            f"{'would remove' if dry_run else 'removed'} trial {trial.name}, whose time is over: {trial.files} files"
+        )
     if dry_run:
         _print(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")
     else:
@@ -479,6 +492,9 @@ app.command()(_exit_codes(spark))
 app.command()(_exit_codes(state_commands.savepoint))
 app.command()(_exit_codes(state_commands.restore))
 app.command()(_exit_codes(state_commands.fork))
+app.command("try")(_exit_codes(trial_commands.try_))
+app.command()(_exit_codes(trial_commands.compare))
+app.command()(_exit_codes(trial_commands.deploy))
 app.command()(_exit_codes(new_pipeline.new))
 app.command()(_exit_codes(run))
 
@@ -541,7 +557,7 @@ def _print(what: str | Table) -> None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        text = name in ("", "interval", "kind", "state")
+        text = name in ("", "interval", "kind", "state", "code")
         table.add_column(name, justify="left" if text else "right", no_wrap=True)
     return table
 
@@ -549,7 +565,8 @@ def _table(*columns: str) -> Table:
 def _cells(row: dict[str, Any]) -> Iterable[str]:
     interval = f"{_short(row['start'])} to {_short(row['end'])}" if row["start"] is not None else ""
     age = "" if row["age_s"] is None else _age(row["age_s"])
-    values: Sequence[Any] = (row["base"], row["state"], row["keys"], row["bytes"], row["files"])
+    code = row["code"] if not row["code_changed"] else f"{row['code']} *"
+    values: Sequence[Any] = (row["base"], row["state"], row["keys"], row["bytes"], row["files"], code)
     return str(row["id"]), interval, row["kind"], *map(_text, values), age
 
 

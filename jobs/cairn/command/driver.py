@@ -43,6 +43,7 @@ log = logging.getLogger("cairn")
 BEGUN = "@cairn begun "
 # The same of a ``range`` driver, for each interval that the run has committed: what the asset's event says, as JSON.
 COMMITTED = "@cairn committed "
+_SHOWN_LINES = 60
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -133,6 +134,7 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         "changed_bytes": content.totals.changed_bytes,
         "uploaded_bytes": content.totals.uploaded_bytes,
         "state_bytes": content.totals.state_bytes,
+        "durations_us": content.durations_us,
         "counts": content.source_position.get("counts", {}),
         "sink": pipeline.sink is not None,
         "seconds": round(time.monotonic() - started, 3),
@@ -168,6 +170,58 @@ def _range(options: argparse.Namespace) -> dict[str, Any]:
 
     spark = _connect(options, pipeline, "range")
     return _counts(run_intervals(spark, pipeline, intervals, options.root, options.mode, on_outcome=committed, **how))
+
+
+def _try(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.command.trial_commands import compare_trial, comparison_lines
+    from cairn.operations.plan_range import intervals_between
+    from cairn.operations.try_code import try_code
+    from state_backend.inspection.compare_runs import describe_comparison
+
+    pipeline = _named_pipeline(options)
+    length = timedelta(seconds=options.every_s)
+    first, last = (datetime.fromisoformat(text) for text in (options.first, options.last))
+    tried = try_code(
+        _connect(options, pipeline, "try"),
+        pipeline,
+        intervals_between(first, last + length, length),
+        options.root,
+        code=options.pipeline,
+        name=options.trial,
+        keep=timedelta(seconds=options.keep_s),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    trial, found = compare_trial(options.root, pipeline.name, tried.trial.name, options.key, 3)
+    lines = comparison_lines(trial, describe_comparison(found))
+    for line in lines:
+        log.info("%s", line)
+    # For an XCom and a person: as much as a page has.
+    shown = lines if len(lines) <= _SHOWN_LINES else [*lines[:_SHOWN_LINES], "and more, in the log of this task"]
+    return {
+        "trial": trial.name,
+        "same": found.same,
+        "comparison": "\n".join(shown),
+        "computed": sum(o.computed for o in tried.outcomes),
+        "other_input": len(tried.other_input),
+    }
+
+
+def _deploy(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
+    from cairn.operations.plan_range import Progress
+    from cairn.operations.run_interval import coordinator_of
+
+    def committed(outcome: Outcome, _: Progress) -> None:
+        if outcome.ours:
+            print(COMMITTED + json.dumps(_committed(outcome)), flush=True)
+
+    pipeline = _named_pipeline(options)
+    spark = _connect(options, pipeline, "deploy")
+    plan = plan_deployment(spark, pipeline, options.root, name=options.trial, past=options.past)
+    if options.past:
+        deploy_past(spark, pipeline, options.root, plan, on_outcome=committed)
+    back = restore_command(coordinator_of(pipeline, options.root).log(), plan, options.root)
+    return {"trial": plan.trial.name, "again": len(plan.again), "behind": len(plan.behind), "back": back}
 
 
 def _counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -406,6 +460,18 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--reprocess", default="changed")
     several.add_argument("--replace-overlapping", action="store_true")
     several.add_argument("--dry-run", action="store_true")
+    tried = command("try", _try)
+    for option in ("--first", "--last"):
+        tried.add_argument(option, required=True)
+    for option in ("--every-s", "--keep-s"):
+        tried.add_argument(option, required=True, type=float)
+    for option in ("--name", "--trial"):
+        tried.add_argument(option)
+    tried.add_argument("--key", action="append", default=[])
+    deployed = command("deploy", _deploy)
+    deployed.add_argument("--name")
+    deployed.add_argument("--trial", required=True)
+    deployed.add_argument("--past", action="store_true")
     savepoint = command("savepoint", _savepoint)
     savepoint.add_argument("--checkpoint", default="latest")
     savepoint.add_argument("--to", required=True)

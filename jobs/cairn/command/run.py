@@ -17,6 +17,7 @@ import typer
 
 from cairn.command.backfill import day_or_instant
 from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.rerun import Rerun
@@ -82,6 +83,7 @@ def run(
     from cairn.spark_session import connect
 
     asked = _Asked(start=start, from_=from_, to=to, count=count)
+    check_no_trial(root, "run")
     pipeline = load_pipeline(code)
     log = coordinator_of(pipeline, root).log()
     newest = max((record.content.interval for record in log.completed()), key=lambda i: i.end, default=None)

@@ -20,6 +20,7 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork as fork_state
 from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.trials import check_no_trial
 from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, to_ms
@@ -79,6 +80,7 @@ def savepoint(
         raise UsageError(
             f"--stop takes what the stopped pipeline has, not checkpoint {checkpoint}; leave one of them out"
         )
+    check_no_trial(root, "savepoint")
     timeout_s = parse_duration(timeout).total_seconds()
     named, owner = pipeline, load_code(code)
     if named is not None and named != owner.name:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ from cairn.pipeline import Interval, Pipeline
 from cairn.spark_session import check_running, use_this_python
 from state_backend.checkpoint.results import Result, results_of, spoilt_by
 from state_backend.values.errors import UsageError
-from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.records import Content, Permissions, Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +87,8 @@ def run_intervals(
     read_ahead: bool = True,
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
+    before_commit: Callable[[Content], None] | None = None,
+    asked: Mapping[Interval, Read] | None = None,
 ) -> list[Outcome]:
     """Processes and commits intervals in their order; returns what became of each.
 
@@ -103,6 +105,8 @@ def run_intervals(
         pipeline's own output.
     on_outcome: gets each outcome as soon as it is there, with the progress.
     on_shards: as `process_interval` has it.
+    before_commit: gets what was prepared, before it is committed. If it raises, that interval is not committed, and the range stops.
+    asked: what the source has said of some of the intervals; it is not asked again.
     Raises: as `run_interval`, with a note that says how far it came.
     """
     _check(intervals, reprocess)
@@ -114,7 +118,8 @@ def run_intervals(
     # Once around all: the thread that reads ahead reads in the same zone.
     with in_zone_of(spark, pipeline.time_zone), ExitStack() as stack:
         made = _Range(
-            spark, pipeline, root, mode, reprocess, run, first, _Aside(stack), _Aside(stack), read_ahead, on_shards
+            *(spark, pipeline, root, mode, reprocess, run, first, _Aside(stack), _Aside(stack), read_ahead, on_shards),
+            *(before_commit, asked or {}),
         )
         outcomes: list[Outcome] = []
         progress = Progress(done=0, total=len(intervals), kept=0, recent_s=())
@@ -260,6 +265,8 @@ class _Range:
         finishing: _Aside,
         read_ahead: bool,
         on_shards: OnShards | None,
+        before_commit: Callable[[Content], None] | None,
+        asked: Mapping[Interval, Read],
     ) -> None:
         self._spark = spark
         self._pipeline = pipeline
@@ -273,6 +280,8 @@ class _Range:
         self._finishing = finishing
         self._read_ahead = read_ahead
         self._on_shards = on_shards
+        self._before_commit = before_commit
+        self._known = asked
         self._ahead: Interval | None = None
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
@@ -317,10 +326,10 @@ class _Range:
 
     def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:
         attempt = str(uuid.uuid4())
-        if following is not None and self._read_ahead:
+        if following is not None and self._read_ahead and following not in self._known:
             self._ahead = following
             self._reading.begin(self._in_thread(partial(self._ask, following)))
-        process_interval(
+        prepared = process_interval(
             self._spark,
             self._pipeline,
             interval,
@@ -333,6 +342,8 @@ class _Range:
             on_shards=self._on_shards,
             read=read,
         )
+        if self._before_commit is not None:
+            self._before_commit(prepared.content)
         self._finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
         committed = self._coordinator.commit(attempt)
         record = committed.record or self._coordinator.record(committed.id)
@@ -371,6 +382,8 @@ class _Range:
             return error, None
 
     def _ask_now(self, interval: Interval) -> Read:
+        if interval in self._known:
+            return self._known[interval]
         rows, position = read_source(self._spark, self._pipeline, interval)
         return Read(rows=rows, position=position)
 

@@ -1,0 +1,209 @@
+"""Deploying what was tried: production takes the code of a trial, from the next interval on or for the past too.
+
+For the past the trial's intervals are run again in production, in one go. Each must come to what the trial came to, state and output,
+and is committed only then: so production gets exactly what somebody looked at, or keeps what it has from that interval on.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cairn.operations.read_source import read_source
+from cairn.operations.run_interval import OnShards, Read, check_fits, coordinator_of, in_zone_of
+from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
+from cairn.pipeline import AnyOf, Interval, KeepLast, Pipeline
+from cairn.shard_jobs.shipping import code_hash
+from cairn.spark_session import check_running, use_this_python
+from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.output_schemas import recorded_schemas
+from state_backend.checkpoint.rewind import plan_rewind
+from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
+from state_backend.inspection.compare_runs import Made, made_within
+from state_backend.values.errors import CairnError, NotAsTried, UsageError
+from state_backend.values.intervals import format_instant, to_ms
+from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef, Trial
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployPlan:
+    """What a deployment would do. ``again``: the trial's intervals that are run again in production, none if it is for what comes next.
+    ``behind``: intervals that production has committed behind those; the trial says nothing of them, and they are run again too.
+    ``back``: the checkpoint to go back to; None: production began empty there, or has none."""
+
+    trial: Trial
+    again: tuple[Interval, ...]
+    behind: tuple[Interval, ...]
+    back: Record | None
+
+
+def plan_deployment(
+    spark: SparkSession, pipeline: Pipeline, root: str, *, name: str | None = None, past: bool = False
+) -> DeployPlan:
+    """Looks whether production can take what was tried. Writes nothing.
+
+    pipeline: as production will have it. name: of the trial; None: the only one. past: run the trial's intervals again in production.
+    Raises: UsageError if it is other code than was tried, or production's state is not one that this code can take; for the past
+        also if the trial is not whole, or production's state before it is another now.
+    """
+    check_running(spark)
+    use_this_python(spark)
+    check_no_trial(root, "deployment")
+    trial = find_trial(root, pipeline.name, name)
+    hashed = code_hash(pipeline.processor, pipeline.name)
+    if hashed != trial.code_hash:
+        raise UsageError(
+            f"the code of {pipeline.name!r} is {hashed[:12]}, and trial {trial.name!r} was of {trial.code_hash[:12]} ({trial.code})\n"
+            "Only what was tried can be deployed: name that code, or try this one"
+        )
+    there = coordinator_of(pipeline, root).log()
+    newest = max(there.completed(), key=lambda c: (c.content.interval.end, c.id), default=None)
+    if not past:
+        if newest is not None:
+            _check_next(spark, pipeline, newest, there)
+        return DeployPlan(trial=trial, again=(), behind=(), back=newest)
+    again = tuple(intervals_of_trial(trial))
+    tried = made_within(coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log(), trial.span)
+    missing = [i for i in again if i not in tried]
+    if missing:
+        raise UsageError(
+            f"trial {trial.name!r} of {pipeline.name!r} is not whole: {len(missing)} of its {len(again)} intervals are missing, "
+            f"the first one is {missing[0]}\nTry again, to go on with it"
+        )
+    base = plan_base(there, pipeline.name, again[0], Permissions(), to_ms(pipeline.start))
+    digest = None if base is None else base.content.digest
+    if digest != (None if trial.base is None else trial.base.digest):
+        raise UsageError(
+            f"the state of {pipeline.name!r} at {format_instant(again[0].start)} is not what trial {trial.name!r} began from\n"
+            "It was run again since, or the trial began from a savepoint. Remove the trial, and try again from what is there now"
+        )
+    end = max((c.content.interval.end for c in there.completed()), default=trial.span.end)
+    later = there.outputs_near(Interval(trial.span.end, end)) if end > trial.span.end else []
+    behind = sorted(i for i, _ in later if i.start >= trial.span.end)
+    return DeployPlan(trial=trial, again=again, behind=tuple(_in_row(again[-1], behind)), back=base)
+
+
+def deploy_past(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    root: str,
+    plan: DeployPlan,
+    *,
+    mode: str = "incremental",
+    on_outcome: OnOutcome | None = None,
+    on_shards: OnShards | None = None,
+) -> list[Outcome]:
+    """Runs the trial's intervals again in production, then those behind it. The same call goes on after a failure.
+
+    All checkpoints that there are now stay until the first commit after this call, so that one can go back.
+    Raises: NotAsTried, naming the first interval that came to something else, and why; it and what follows are as they were.
+        Else as `run_intervals`.
+    """
+    trial = plan.trial
+    own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, trial.name)).log()
+    tried = made_within(own, trial.span)
+
+    def as_tried(content: Content) -> None:
+        wanted = tried.get(content.interval)
+        if wanted is None:
+            return  # behind the trial
+        why = other_than_tried(wanted, content)
+        if why is not None:
+            raise NotAsTried(
+                f"{pipeline.name} {content.interval}: it did not come to what trial {trial.name!r} came to: {why}\n"
+                "This interval was not committed, and those behind it stay as they were\n"
+                "Remove the trial, and try again"
+            )
+
+    intervals = [*plan.again, *plan.behind]
+    kept = coordinator_of(pipeline, root).log()
+    retention = AnyOf((pipeline.retention_of(intervals[0]), KeepLast(len(kept.retained) + len(intervals))))
+    return run_intervals(
+        spark,
+        replace(pipeline, retention=retention),
+        intervals,
+        root,
+        mode,
+        reprocess="all",
+        run=RunRef(run_id=f"deploy__{trial.name}__{trial.attempt}", clear_number=0, try_number=1),
+        on_outcome=on_outcome,
+        on_shards=on_shards,
+        before_commit=as_tried,
+    )
+
+
+def other_than_tried(tried: Made, content: Content) -> str | None:
+    """Why a result is not the one that was tried, in words; None: it is. A pure function.
+
+    Output is compared by its rows' files where both have as many shards, else by the number of rows."""
+    what = []
+    if content.digest != tried.digest:
+        what.append(f"its state has digest {content.digest:016x}, the trial's {tried.digest:016x}")
+    for late in (False, True):
+        ours, theirs = (sorted(_file(f) for f in files if f.late == late) for files in (content.outputs, tried.outputs))
+        alike = tried.content is None or tried.content.parallelism == content.parallelism
+        if (ours != theirs) if alike else sum(f[0] for f in ours) != sum(f[0] for f in theirs):
+            rows = "late rows" if late else "output"
+            what.append(
+                f"its {rows} ({sum(f[0] for f in ours)} rows) are others than the trial's ({sum(f[0] for f in theirs)})"
+            )
+    if not what:
+        return None
+    return f"{'; '.join(what)}. {_cause(tried.content, content)}"
+
+
+def _file(file: OutputFile) -> tuple[int, int, int]:
+    return file.rows, file.handle.size_bytes, file.handle.crc32c
+
+
+def _cause(tried: Content | None, content: Content) -> str:
+    if tried is None:
+        return "Of the trial's checkpoint only digest and output are left"
+    if tried.source_position != content.source_position:
+        return "The input is another: the source says another position"
+    if not content.source_position:
+        return "The source records no position, so that it can't be told whether the input is the same"
+    if tried.code_hash != content.code_hash:
+        return "The code is another"
+    if tried.made_of != content.made_of:
+        return "A setting of the pipeline or of the Spark session, or what its source declares, is another"
+    return "Code, settings and input are the same: the processor's results depend on something else, as on a clock or on chance"
+
+
+def restore_command(log: Log, plan: DeployPlan, root: str) -> str | None:
+    """The command that goes back to the state before the deployment; None: production began empty there, or retention has let go of
+    that checkpoint."""
+    if plan.back is None:
+        return None
+    try:
+        plan_rewind(log, plan.back.id)
+    except CairnError:
+        return None
+    where = f"--root {shlex.quote(root)} --pipeline {plan.trial.pipeline}"
+    return f"cairn restore {where} --checkpoint {plan.back.id} --yes"
+
+
+def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: Log) -> None:
+    interval = newest.content.interval
+    length = interval.end - interval.start
+    # The input of the next interval may not be there yet: that of the newest one has its columns.
+    with in_zone_of(spark, pipeline.time_zone):
+        rows, position = read_source(spark, pipeline, Interval(interval.end - length, interval.end))
+    schemas = recorded_schemas(there)
+    check_fits(spark, pipeline, Read(rows=rows, position=position), newest.content, schemas[-1] if schemas else None)
+
+
+def _in_row(last: Interval, behind: Sequence[Interval]) -> list[Interval]:
+    """Those that follow one another from the trial's last one on. What is behind a gap is run by hand, and cairn status says so."""
+    row: list[Interval] = []
+    for interval in behind:
+        if interval.start != (row or [last])[-1].end:
+            break
+        row.append(interval)
+    return row

@@ -1,0 +1,281 @@
+"""A change of a pipeline's code, tried beside production: its state before an interval is forked into a root of the trial's own, and the
+intervals from there on are run there with the new code, over the same input.
+
+Production is only read, but for a lease while its files are linked. The trial calls no sink, tells no asset, and is removed after a
+time. What it leaves if it stops is in `state_backend.checkpoint.trials`; the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from cairn.operations.plan_range import check_in_order
+from cairn.operations.read_source import read_source
+from cairn.operations.run_interval import OnShards, Read, check_fits, coordinator_of, in_zone_of
+from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
+from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.code_version import code_version
+from cairn.shard_jobs.shipping import code_hash
+from cairn.spark_session import check_running, use_this_python
+from state_backend.adapters.open_storage import open_storage, remove_all
+from state_backend.checkpoint.lineage import overlapping_outputs, plan_base
+from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.output_schemas import recorded_schemas
+from state_backend.checkpoint.rewind import fork
+from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.trials import (
+    check_no_trial,
+    check_same_trial,
+    read_trial,
+    root_of_trial,
+    write_trial,
+)
+from state_backend.values.errors import StateUnusable, UsageError
+from state_backend.values.intervals import format_instant, to_ms
+from state_backend.values.records import Content, Permissions, RunRef, Savepoint, Trial, TrialBase
+from state_backend.values.retention import KeepLast
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("cairn")
+
+KEEP = timedelta(days=3)
+"""How long a trial stays after it was run, where nobody says otherwise."""
+MOST_STATES = 300
+"""Checkpoints of a trial whose state stays; of those before, output and digest do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A trial that was run. ``root``: its own. ``fork_s``: how long the fork took; 0 where it began empty, or had been forked before.
+    ``other_input``: intervals for which the source says another position than production has recorded."""
+
+    trial: Trial
+    root: str
+    outcomes: list[Outcome]
+    fork_s: float
+    other_input: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """What a trial is to be, found by reading alone. ``target``: what is forked, of the folder at ``source``; None: it begins empty."""
+
+    trial: Trial
+    source: str
+    target: int | Savepoint | None
+    asked: Mapping[Interval, Read]
+    other_input: tuple[Interval, ...]
+
+
+def try_code(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    intervals: Sequence[Interval],
+    root: str,
+    *,
+    code: str,
+    name: str | None = None,
+    savepoint: str | None = None,
+    keep: timedelta = KEEP,
+    mode: str = "incremental",
+    now_ms: int,
+    on_plan: Any = None,
+    on_outcome: OnOutcome | None = None,
+    on_shards: OnShards | None = None,
+) -> Tried:
+    """Runs intervals with the pipeline's code as it is here, beside what production has of them.
+
+    root: production's. code: module:NAME of the pipeline, for people. name: of the trial; None: from its first interval and code.
+    savepoint: URL of a native one that ends where the first interval starts, in place of production's state.
+    keep: how long the trial stays from the end of this call on. now_ms: milliseconds since the epoch.
+    on_plan: gets the `TrialPlan` before anything is written.
+    Raises: UsageError, StateUnusable, SourceError before the first row for all that production would refuse; then as `run_intervals`.
+        Nothing of production is changed in any case.
+    """
+    check_running(spark)
+    use_this_python(spark)
+    plan = plan_trial(
+        spark, pipeline, intervals, root, code=code, name=name, savepoint=savepoint, ends_ms=_later(now_ms, keep)
+    )
+    if on_plan is not None:
+        on_plan(plan)
+    trial, own = plan.trial, root_of_trial(root, pipeline.name, plan.trial.name)
+    begun = time.monotonic()
+    write_trial(root, trial)
+    try:
+        fork_s = _fork(plan, pipeline, own)
+        outcomes = run_intervals(
+            spark,
+            # What a trial is for is its result: nobody is told of it.
+            replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES))),
+            intervals,
+            own,
+            mode,
+            run=RunRef(run_id=f"trial__{trial.code_hash[:12]}", clear_number=0, try_number=1),
+            on_outcome=on_outcome,
+            on_shards=on_shards,
+            asked=plan.asked,
+        )
+    except Exception as error:
+        # What its files' absence led to says less.
+        _check_there(root, trial, own, error)
+        raise
+    _check_there(root, trial, own)
+    took_ms = int((time.monotonic() - begun) * 1000)
+    trial = replace(trial, ends_ms=_later(now_ms + took_ms, keep))
+    write_trial(root, trial)
+    return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
+
+
+def plan_trial(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    intervals: Sequence[Interval],
+    root: str,
+    *,
+    code: str,
+    name: str | None,
+    savepoint: str | None,
+    ends_ms: int,
+) -> TrialPlan:
+    """Looks whether the intervals can be tried, and from which state. Writes nothing; the source is asked for each of them.
+
+    Raises: as `try_code` before its first row.
+    """
+    check_no_trial(root, "other trial")
+    check_in_order(intervals)
+    production = coordinator_of(pipeline, root)
+    there = production.log()
+    first, last = intervals[0], intervals[-1]
+    base, target, source = _base(there, pipeline, first, production.storage.url, savepoint)
+    _check_cut(there, pipeline, Interval(first.start, last.end), intervals)
+    asked = {}
+    with in_zone_of(spark, pipeline.time_zone):
+        for interval in intervals:
+            rows, position = read_source(spark, pipeline, interval)
+            asked[interval] = Read(rows=rows, position=position)
+    # The newest too: what is tried has to go on from it once it is deployed.
+    newest = max(there.completed(), key=lambda c: c.content.interval.end, default=None)
+    schemas = recorded_schemas(there)
+    for content in (base, newest.content if newest is not None else None):
+        if content is not None:
+            check_fits(spark, pipeline, asked[first], content, schemas[-1] if schemas else None)
+    hashed = code_hash(pipeline.processor, pipeline.name)
+    made = Trial(
+        name=name or f"{first.start:%Y%m%dT%H%M}-{hashed[:8]}",
+        pipeline=pipeline.name,
+        code=code,
+        code_hash=hashed,
+        code_version=code_version(pipeline),
+        span=Interval(first.start, last.end),
+        length_ms=first.end_ms - first.start_ms,
+        attempt=str(uuid.uuid4()),
+        base=None
+        if base is None
+        else TrialBase(
+            id=target.checkpoint_id if isinstance(target, Savepoint) else target or 0,
+            digest=base.digest,
+            savepoint=savepoint,
+        ),
+        ends_ms=ends_ms,
+    )
+    before = read_trial(root, pipeline.name, made.name)
+    if before is not None:
+        check_same_trial(before, made)
+        span = Interval(made.span.start, max(made.span.end, before.span.end))
+        made = replace(made, attempt=before.attempt, span=span)
+    return TrialPlan(
+        trial=made, source=source, target=target, asked=asked, other_input=_other_input(there, intervals, asked)
+    )
+
+
+def _base(
+    there: Log, pipeline: Pipeline, first: Interval, folder: str, savepoint: str | None
+) -> tuple[Content | None, int | Savepoint | None, str]:
+    """What the first interval starts from: its content, what to fork, and the folder that this is in."""
+    if savepoint is not None:
+        saved = read_savepoint(open_storage(savepoint))
+        if saved.content.interval.end != first.start:
+            raise UsageError(
+                f"the savepoint {savepoint} holds the state at {format_instant(saved.content.interval.end)}, "
+                f"and the trial is to begin at {format_instant(first.start)}\nBegin it where the savepoint ends"
+            )
+        return saved.content, saved, savepoint
+    try:
+        found = plan_base(there, pipeline.name, first, Permissions(replace_overlapping=True), to_ms(pipeline.start))
+    except StateUnusable as error:
+        raise UsageError(
+            f"{pipeline.name}: a trial can't begin at {format_instant(first.start)}: production has no state there that counts\n"
+            f"It can begin at {_beginnings(there, pipeline)}, or from a savepoint (--savepoint)"
+        ) from error
+    return (None, None, folder) if found is None else (found.content, found.id, folder)
+
+
+def _beginnings(there: Log, pipeline: Pipeline) -> str:
+    """Where a trial can begin, in words: the pipeline's start, and the ends of the last usable checkpoints."""
+    usable = [
+        c for c in there.completed() if there.quarantine_above(c.id) is None and there.retained[c.id].stale_by is None
+    ]
+    ends = sorted({c.content.interval.end for c in usable})
+    return " or ".join([f"{format_instant(pipeline.start)}, the pipeline's start", *map(format_instant, ends[-5:])])
+
+
+def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequence[Interval]) -> None:
+    """Raises: UsageError if production has its results there by intervals of another cut: none could be compared or deployed."""
+    cut = {i for i, _ in overlapping_outputs(there, span) if i.overlaps(span)} - {*intervals}
+    if cut:
+        other = min(cut)
+        raise UsageError(
+            f"{pipeline.name}: production has a result of {other}, and the trial is of {min(intervals)} and so on: they are cut otherwise\n"
+            f"Try intervals as production has them: --every {int((other.end - other.start).total_seconds())}s"
+        )
+
+
+def _other_input(there: Log, intervals: Sequence[Interval], asked: Mapping[Interval, Read]) -> tuple[Interval, ...]:
+    """The intervals for which the source says another position than production's record, as far as there is one."""
+    recorded = {}
+    for record in sorted(there.completed(), key=lambda r: r.id):
+        if record.content.kind == "interval":
+            recorded[record.content.interval] = record.content.source_position
+    # As it would be written down: JSON has no tuples.
+    now = {i: json.loads(json.dumps(asked[i].position)) for i in intervals}
+    return tuple(i for i in intervals if recorded.get(i) and recorded[i] != now[i])
+
+
+def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
+    """Gives the trial its state, once; how many seconds that took."""
+    if plan.target is None:
+        return 0.0
+    began = time.monotonic()
+    into = coordinator_of(pipeline, own)
+    if into.log().of_attempt(plan.trial.attempt) is not None:
+        return 0.0
+    fork(
+        open_storage(plan.source),
+        plan.target,
+        into,
+        run=RunRef(run_id=f"trial__{plan.trial.name}", clear_number=0, try_number=1),
+        attempt=plan.trial.attempt,
+        pipeline_start_ms=to_ms(pipeline.start),
+    )
+    return time.monotonic() - began
+
+
+def _check_there(root: str, trial: Trial, own: str, error: Exception | None = None) -> None:
+    """Raises: UsageError if somebody removed the trial; then what was written since is removed too."""
+    if read_trial(root, trial.pipeline, trial.name) is None:
+        remove_all(own)
+        raise UsageError(f"trial {trial.name!r} of {trial.pipeline!r} was removed while it ran; try again") from error
+
+
+def _later(now_ms: int, keep: timedelta) -> int:
+    return now_ms + keep // timedelta(milliseconds=1)

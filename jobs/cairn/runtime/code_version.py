@@ -1,0 +1,50 @@
+"""What people call a pipeline's code: a name beside its hash. It decides nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cairn.pipeline import Pipeline
+
+_TIMEOUT_S = 10
+
+
+def code_version(pipeline: Pipeline) -> str | None:
+    """The pipeline's ``version``, else what git says of the processor's file; None: neither is known."""
+    if pipeline.version is not None:
+        return pipeline.version
+    file = _file_of(pipeline.processor)
+    return None if file is None else git_version(file)
+
+
+@functools.cache
+def git_version(file: Path) -> str | None:
+    """``git describe`` of the commit that a file belongs to, with ``-dirty`` where the folder has changes; None where there is no git
+    or the file is in no repository, so that the version of a repository around a virtual environment is not taken for its."""
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    return _git(file.parent, "describe", "--always", "--dirty", "--tags")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _file_of(processor: Any) -> Path | None:
+    while isinstance(processor, functools.partial):
+        processor = processor.func
+    try:
+        return Path(inspect.getfile(processor if callable(processor) else type(processor))).resolve()
+    except (TypeError, OSError):  # built in, or typed into a prompt
+        return None

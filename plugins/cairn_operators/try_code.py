@@ -1,0 +1,235 @@
+"""A change of a pipeline's code, tried beside production and taken over when a person has agreed, with the comparison before them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Asset, AssetAlias, Param
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
+
+from cairn_operators.backfill import COMMITTED, instant, tell_asset
+from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.parse_time import check_pipeline_and_root
+from cairn_operators.retries import retry_arguments
+
+DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
+_APPROVE, _REJECT = "Approve", "Reject"
+_AGREED_KEY = "cairn_deploy_agreed"
+
+_DOC = """Runs intervals with other code beside production, says what that changes, and takes exactly that over if a person agrees.
+
+1. **try** forks production's state, runs the intervals in a root of the trial's own, and compares: its log has what changes. Production is
+   only read: no sink is called, no asset is told.
+2. **deploy** waits for a person (Required Actions), with the comparison. *For the past too*: the intervals are run again in production, and
+   each is committed only if it comes to what the trial came to.
+
+The trial is removed by a sweep when its time is over.
+"""
+
+
+class TryCodeOperator(DriverOperator):
+    """Runs the intervals of ``pipeline_name`` that start from ``first`` to ``last``, both included, each ``every`` long, with the code of
+    ``pipeline`` (``module:NAME``), beside production, and compares.
+
+    ``first``, ``last``: as of `RunIntervalsOperator`. ``trial``: its name; empty: from its start and its code. ``keep``: how long it stays.
+    ``key``: columns that tell output rows apart, with commas between them; empty: whole rows.
+    Returns the trial's name, whether it is the same, and the comparison as text. A retry goes on where the try before stopped.
+    """
+
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "first", "last", "trial", "key")
+    ui_color = "#d5e3f0"
+
+    def __init__(
+        self,
+        *,
+        pipeline_name: str,
+        first: str,
+        last: str,
+        every: timedelta,
+        trial: str = "",
+        key: str = "",
+        keep: timedelta = timedelta(days=3),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"doc_md": _DOC, **kwargs})
+        if every <= timedelta(0) or keep <= timedelta(0):
+            raise ValueError(f"{self.task_id}: every is {every} and keep is {keep}; both are longer than nothing")
+        self.pipeline_name = pipeline_name
+        self.first = first
+        self.last = last
+        self.every = every
+        self.trial = trial
+        self.key = key
+        self.keep = keep
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Runs the driver."""
+        first, last = instant("first", self.first), instant("last", self.last)
+        arguments = ["--first", first.isoformat(), "--last", last.isoformat(), "--name", self.pipeline_name]
+        arguments += ["--every-s", str(self.every.total_seconds()), "--keep-s", str(self.keep.total_seconds())]
+        arguments += ["--trial", self.trial.strip()] if self.trial.strip() else []
+        for column in filter(None, map(str.strip, self.key.split(","))):
+            arguments += ["--key", column]
+        return self.run_driver("try", *arguments)
+
+
+class DeployTrialOperator(DriverOperator):
+    """Takes over the trial ``trial`` of ``pipeline_name``, whose code ``pipeline`` is, once a person has agreed.
+
+    ``how``: one of ``DEPLOY``; "no" skips the task. ``comparison``: what the person is shown. ``response_timeout``: how long it waits.
+    The asset ``cairn://<pipeline_name>`` gets an event for each interval that is run again.
+    Returns how many intervals were run again, and the command to go back.
+    """
+
+    template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "trial", "how", "comparison")
+    ui_color = "#d5e3f0"
+
+    def __init__(
+        self,
+        *,
+        pipeline_name: str,
+        trial: str,
+        how: str,
+        comparison: str = "",
+        response_timeout: timedelta | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.alias = AssetAlias(f"cairn_{pipeline_name}_deploy")
+        self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+        super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
+        self.pipeline_name = pipeline_name
+        self.trial = trial
+        self.how = how
+        self.comparison = comparison
+        self.response_timeout = response_timeout
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Asks, unless that was answered in an earlier try."""
+        if self.how not in DEPLOY:
+            raise AirflowFailException(f"deploy is {self.how!r}; expected one of: {'; '.join(DEPLOY)}")
+        if self.how == "no":
+            raise AirflowSkipException("it was only to be tried")
+        store = context.get("task_state_store")
+        if store is not None and store.get(self._agreed_key(context)) == self._question():
+            return self._deploy(context)
+        self._ask(context)
+        raise TaskAwaitingInput(
+            method_name="after_answer", kwargs={"asked": self._question()}, timeout=self.response_timeout
+        )
+
+    def after_answer(self, context: Any, event: dict[str, Any], asked: str) -> dict[str, Any]:
+        """Airflow calls this with the person's answer."""
+        if "error" in event:
+            raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is deployed")
+        who = (event.get("responded_by_user") or {}).get("name", "somebody")
+        if event["chosen_options"] != [_APPROVE]:
+            raise AirflowFailException(f"{who} has rejected it; nothing is deployed")
+        self.log.info("%s has agreed to deploy trial %s", who, self.trial)
+        if (store := context.get("task_state_store")) is not None:
+            store.set(self._agreed_key(context), asked)  # a retry does not ask again
+        return self._deploy(context)
+
+    def _ask(self, context: Any) -> None:
+        from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+
+        past = self.how == DEPLOY[1]
+        what = "its intervals are run again in production" if past else "from the next interval on"
+        upsert_hitl_detail(
+            ti_id=context["ti"].id,
+            options=[_APPROVE, _REJECT],
+            subject=f"{self.pipeline_name}: deploy trial {self.trial}, {what}?",
+            body=f"```\n{self.comparison}\n```",
+            params={},  # Airflow's API takes no None here
+        )
+        self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
+
+    def _deploy(self, context: Any) -> dict[str, Any]:
+        committed: list[dict[str, Any]] = []
+
+        def line(text: str) -> None:
+            if text.startswith(COMMITTED):
+                committed.append(json.loads(text.removeprefix(COMMITTED)))
+            else:
+                self.log.info("%s", text)
+
+        past = ["--past"] if self.how == DEPLOY[1] else []
+        done = self.run_driver("deploy", "--name", self.pipeline_name, "--trial", self.trial, *past, on_line=line)
+        tell_asset(context, self.alias, self.asset, committed)
+        if done["back"]:
+            self.log.info("to go back: the old code in the DAG, and its state:\n%s", done["back"])
+        self.log.info("let the DAG of %s run %s from the next interval on", self.pipeline_name, self.pipeline)
+        return done
+
+    def _question(self) -> str:
+        return f"{self.trial}: {self.how}"
+
+    def _agreed_key(self, context: Any) -> str:
+        return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
+
+
+def trial_pipeline(
+    dag_id: str,
+    pipeline: str,
+    root: str,
+    *,
+    pipeline_name: str,
+    every: timedelta = timedelta(days=1),
+    keep: timedelta = timedelta(days=3),
+    spark_conn_id: str = "cairn_spark",
+    gcp_conn_id: str | None = None,
+    try_: dict[str, Any] | None = None,
+    deploy: dict[str, Any] | None = None,
+    **dag_arguments: Any,
+) -> DAG:
+    """A DAG without schedule that tries other code of a pipeline and deploys it when a person has agreed: whoever triggers it fills in
+    module:NAME of the new code (``pipeline`` is proposed), from, to, and whether it is to be deployed.
+
+    ``every``: how long an interval is, as in the pipeline's own DAG. ``try_`` and ``deploy`` are further arguments of the tasks,
+    ``dag_arguments`` of the DAG.
+    """
+    check_pipeline_and_root(dag_id, pipeline, root)
+    params = {
+        "code": Param(pipeline, type="string", minLength=3, title="Code", description="module:NAME with the new code"),
+        "from": Param(
+            "", type="string", minLength=1, title="From", description="Start of the first interval: 2024-01-04 (UTC)"
+        ),
+        "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
+        "key": Param(
+            "",
+            type="string",
+            title="Key",
+            description="Columns that tell output rows apart, with commas between; empty: whole rows",
+        ),
+        "deploy": Param(DEPLOY[0], type="string", enum=[*DEPLOY], title="Deploy"),
+    }
+    where: dict[str, Any] = {
+        "pipeline": "{{ params.code }}",
+        "root": root,
+        "pipeline_name": pipeline_name,
+        "spark_conn_id": spark_conn_id,
+        "gcp_conn_id": gcp_conn_id,
+    }
+    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
+    with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
+        tried = TryCodeOperator(
+            task_id="try",
+            first="{{ params.from }}",
+            last="{{ params.to }}",
+            key="{{ params.key }}",
+            every=every,
+            keep=keep,
+            **where,
+            **retry_arguments(try_),
+        )
+        tried >> DeployTrialOperator(
+            task_id="deploy",
+            trial="{{ ti.xcom_pull(task_ids='try')['trial'] }}",
+            comparison="{{ ti.xcom_pull(task_ids='try')['comparison'] }}",
+            how="{{ params.deploy }}",
+            **where,
+            **retry_arguments(deploy),
+        )
+    return dag

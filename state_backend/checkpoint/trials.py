@@ -1,0 +1,140 @@
+"""Trials: what there is of them, and their removal. Running one is the business of whoever has the code.
+
+What is on disk if one stops, line by line:
+
+    trials/<name>.json     nothing else yet: a sweep finds the trial when its time is over
+    fork, intervals        as for any pipeline, all below roots/<name>
+    removal                what is left of roots/<name>; the record goes last, so that the next removal finds the rest
+
+Production's folder is only read, but for a lease while its files are linked.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from state_backend.adapters.open_storage import join_url, open_storage, remove_all, remove_empty
+from state_backend.formats import paths, record_codec
+from state_backend.ports.storage import Storage
+from state_backend.values.errors import NotFound, UsageError
+from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.records import Trial, TrialBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """A trial that was removed, or would be: its files and their bytes. Files that production has too are counted; they stay there."""
+
+    name: str
+    files: int
+    bytes: int
+
+
+def check_no_trial(root: str, doing: str) -> None:
+    """Raises: UsageError if the root, or the folder below one, is a trial's: nothing is built on one. ``doing``: what was asked for."""
+    before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
+    if found:
+        raise UsageError(
+            f"{root} is the root of a trial, and nothing is built on one, no {doing}: it is removed after a time\n"
+            f"Take production's root: {before}"
+        )
+
+
+def trials_url(root: str, pipeline: str) -> str:
+    """The folder of a pipeline's trials."""
+    return join_url(root, paths.TRIALS, pipeline)
+
+
+def root_of_trial(root: str, pipeline: str, name: str) -> str:
+    """The root that a trial has of its own."""
+    return join_url(trials_url(root, pipeline), paths.trial_root(name))
+
+
+def read_trial(root: str, pipeline: str, name: str) -> Trial | None:
+    """What is recorded of a trial; None if there is none of that name."""
+    return _read(open_storage(trials_url(root, pipeline)), paths.trial(name))
+
+
+def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
+    """The trial of that name; None: the only one that there is. Raises: UsageError, naming what there is."""
+    there = list_trials(root, pipeline)
+    found = [t for t in there if name in (None, t.name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(t.name for t in there)
+    if not there:
+        raise UsageError(f"pipeline {pipeline!r} has no trial below {root}\nMake one with cairn try")
+    if name is not None:
+        raise UsageError(f"pipeline {pipeline!r} has no trial {name!r} below {root}\nThere are: {names}")
+    raise UsageError(f"pipeline {pipeline!r} has several trials below {root}; name one of: {names}")
+
+
+def list_trials(root: str, pipeline: str) -> list[Trial]:
+    """All trials of a pipeline, by name."""
+    storage = open_storage(trials_url(root, pipeline))
+    found = (_read(storage, info.path) for info in storage.list(paths.TRIAL_RECORDS))
+    return [trial for trial in found if trial is not None]
+
+
+def write_trial(root: str, trial: Trial) -> None:
+    """Records a trial, anew or with another end. Raises: AlreadyExists, PreconditionFailed if somebody else did so meanwhile."""
+    storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
+    there, data = storage.stat(path), record_codec.encode(trial)
+    if there is None:
+        storage.create(path, data)
+    else:
+        storage.replace(path, data, generation=there.generation)
+
+
+def check_same_trial(there: Trial, wanted: Trial) -> None:
+    """Whether a trial can be gone on with: only its code and its end may be others.
+
+    Raises: UsageError with the way out.
+    """
+    for what, before, now in (
+        ("begins at", format_instant(there.span.start), format_instant(wanted.span.start)),
+        ("has intervals of", f"{there.length_ms // 1000} s", f"{wanted.length_ms // 1000} s"),
+        ("began from", _described(there.base), _described(wanted.base)),
+    ):
+        if before != now:
+            raise UsageError(
+                f"trial {there.name!r} of pipeline {there.pipeline!r} {what} {before}, and what is asked for {what} {now}\n"
+                "Give the new one another --name, or remove that one first"
+            )
+
+
+def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
+    """Removes all of a trial, its record last. The same call goes on where one stopped."""
+    folder = trials_url(root, trial.pipeline)
+    files, size_bytes = remove_all(root_of_trial(root, trial.pipeline, trial.name), dry_run=dry_run)
+    if not dry_run:
+        open_storage(folder).delete(paths.trial(trial.name))
+        remove_empty(folder, up_to=root)
+    return Removed(name=trial.name, files=files, bytes=size_bytes)
+
+
+def sweep_trials(root: str, pipeline: str, *, now_ms: int, dry_run: bool = False) -> list[Removed]:
+    """Removes the pipeline's trials whose time is over. ``now_ms``: milliseconds since the epoch."""
+    over = [trial for trial in list_trials(root, pipeline) if trial.ends_ms < now_ms]
+    return [remove_trial(root, trial, dry_run=dry_run) for trial in over]
+
+
+def intervals_of_trial(trial: Trial) -> list[Interval]:
+    """Its intervals, in the order of time."""
+    length = trial.length_ms
+    starts = range(trial.span.start_ms, trial.span.end_ms, length)
+    return [Interval(from_ms(start), from_ms(start + length)) for start in starts]
+
+
+def _described(base: TrialBase | None) -> str:
+    if base is None:
+        return "empty state"
+    of = "" if base.savepoint is None else f" in the savepoint {base.savepoint}"
+    return f"checkpoint {base.id}{of} with digest {base.digest:016x}"
+
+
+def _read(storage: Storage, path: str) -> Trial | None:
+    with suppress(NotFound):
+        return record_codec.decode(storage.read(path), path, Trial)
+    return None

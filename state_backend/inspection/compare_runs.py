@@ -1,0 +1,417 @@
+"""A trial beside production: what each interval came to, and in what the two differ.
+
+    interval   equal digests are equal states, equal sizes and checksums equal rows: nothing of them is read
+    rows       else both outputs, and both late outputs, are read, one interval at a time, and compared as tables
+    state      that of the last interval which both retain is compared entry by entry, if its digests differ
+
+What is read is production's as it is now; an interval that production ran again meanwhile may differ for that reason, and its source
+position says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_backend.checkpoint.log import Log, interval_of
+from state_backend.inspection.compare_tables import TableDifference, compare_tables
+from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
+from state_backend.inspection.table import StateSource
+from state_backend.ports.storage import Storage
+from state_backend.state.layout import TIMERS_NAME
+from state_backend.values.errors import CheckpointDropped, NotFound
+from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Content, OutputFile, Record, SweepRecord
+
+Same = Literal["same", "other", "unknown"]
+_EXPIRY = "expires at, in ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a run made of an interval: checkpoint ``id``, its state's digest and current output. ``content``: None if its record was
+    shrunk, so that counts and times are gone. ``retained``: its state can be read."""
+
+    id: int
+    digest: int
+    outputs: tuple[OutputFile, ...]
+    content: Content | None
+    retained: bool = True
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, without waiting for its turn."""
+        return None if self.content is None else sum(self.content.durations_us.values()) / 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalDifference:
+    """Production's (``old``) and the trial's (``new``) result of an interval; None: there is none. ``state``, ``output``, ``late``:
+    whether they are the same. ``position``: whether the source recorded the same position; unknown: it recorded none."""
+
+    interval: Interval
+    old: Made | None
+    new: Made | None
+    state: Same
+    output: Same
+    late: Same
+    position: Same
+
+    @property
+    def same(self) -> bool:
+        """Whether both came to the same."""
+        return (self.state, self.output, self.late) == ("same", "same", "same")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldChange:
+    """A field of a state's entries that both sides have: in how many it differs, and by how much, where it is a number."""
+
+    name: str
+    changed: int
+    mean: float | None
+    largest: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDifference:
+    """Entries of a state that differ. Of timers, ``changed`` are those that moved: a key has one less at one time and one more at
+    another; their field ``at_ms`` says by how much. ``examples``: as `describe_change`."""
+
+    state: str
+    added: int
+    removed: int
+    changed: int
+    fields: tuple[FieldChange, ...]
+    examples: tuple[dict[str, Any], ...]
+
+
+# --- interval by interval ------------------------------------------------------------------------------------------------------------
+
+
+def compare_intervals(old: Log, new: Log, intervals: Sequence[Interval]) -> list[IntervalDifference]:
+    """What both logs say of each interval. Reads no output and no state."""
+    if not intervals:
+        return []
+    span = Interval(intervals[0].start, intervals[-1].end)
+    sides = [made_within(log, span) for log in (old, new)]
+    return [plan_difference(interval, sides[0].get(interval), sides[1].get(interval)) for interval in intervals]
+
+
+def plan_difference(interval: Interval, old: Made | None, new: Made | None) -> IntervalDifference:
+    """How the two results of an interval compare, by digests and checksums. Output that is cut into other files is ``other`` until it
+    is read."""
+    if old is None or new is None:
+        same: Same = "unknown"
+        return IntervalDifference(
+            interval=interval, old=old, new=new, state=same, output=same, late=same, position=same
+        )
+    positions = [made.content.source_position if made.content is not None else {} for made in (old, new)]
+    return IntervalDifference(
+        interval=interval,
+        old=old,
+        new=new,
+        state="same" if old.digest == new.digest else "other",
+        output="same" if _files(old, late=False) == _files(new, late=False) else "other",
+        late="same" if _files(old, late=True) == _files(new, late=True) else "other",
+        position="unknown" if not all(positions) else "same" if positions[0] == positions[1] else "other",
+    )
+
+
+def _files(made: Made, *, late: bool) -> list[tuple[int, int, int]]:
+    """What tells output apart without reading it: rows, size and checksum of each file that has rows."""
+    return sorted((f.rows, f.handle.size_bytes, f.handle.crc32c) for f in made.outputs if f.late == late and f.rows)
+
+
+def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
+    """What the log has of each interval within the span whose output is current."""
+    if not log.head_id:
+        return {}
+    found = {}
+    current = log.current_outputs_within(span)
+    if log.past is not None:
+        log.past.load([n for n, _ in current.values()])
+    for interval, (n, files) in current.items():
+        entry = log.entries[n]
+        assert not isinstance(entry, SweepRecord) and interval_of(entry) == interval
+        content = entry.content if isinstance(entry, Record) else None
+        digest = entry.content.digest if isinstance(entry, Record) else entry.digest
+        found[interval] = Made(id=n, digest=digest, outputs=files, content=content, retained=n in log.retained)
+    return found
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------------------
+
+
+def compare_outputs(
+    old: Storage, new: Storage, found: IntervalDifference, key: Sequence[str], work: Path, *, late: bool = False
+) -> TableDifference:
+    """The rows of an interval that both have, read and compared. ``work``: a folder to read them through.
+
+    Raises: UsageError for a key that is no column of both; CheckpointDropped if one of them was replaced meanwhile.
+    """
+    assert found.old is not None and found.new is not None
+    tables = [
+        _read(storage, [f for f in made.outputs if f.late == late], work)
+        for storage, made in ((old, found.old), (new, found.new))
+    ]
+    # A side without a row may have no file that says its columns.
+    if not tables[0].num_columns or not tables[1].num_columns:
+        schema = (tables[0] if tables[0].num_columns else tables[1]).schema
+        tables = [table if table.num_columns else schema.empty_table() for table in tables]
+    return compare_tables(tables[0], tables[1], key if tables[0].num_columns else ())
+
+
+def _read(storage: Storage, files: Iterable[OutputFile], work: Path) -> pa.Table:
+    tables = []
+    for file in files:
+        local = work / "output.parquet"
+        try:
+            storage.download(file.handle, local)
+        except NotFound as error:
+            raise CheckpointDropped(f"output was replaced while it was compared: {error}\nCompare again") from error
+        tables.append(pq.read_table(local))
+    return pa.concat_tables(tables) if tables else pa.table({})
+
+
+# --- state ------------------------------------------------------------------------------------------------------------------------
+
+
+def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -> list[StateDifference]:
+    """The entries of two states that differ, by state. ``work``: an empty folder; ``limit``: examples of each state.
+
+    Raises: as `diff_states`.
+    """
+    with ExitStack() as stack:
+        for source in (old, new):
+            stack.enter_context(source.held("a comparison"))
+        return summarise_changes(diff_states(old, new, work), limit)
+
+
+def summarise_changes(changes: Iterable[EntryChange], limit: int) -> list[StateDifference]:
+    """The changes counted, by state and field. Timers of one key come one behind the other."""
+    counted: dict[str, _Counted] = {}
+    for change in _with_moved_timers(changes):
+        counted.setdefault(change.state, _Counted(limit)).add(change)
+    return [found.as_difference(state) for state, found in counted.items()]
+
+
+def _with_moved_timers(changes: Iterable[EntryChange]) -> Iterator[EntryChange]:
+    """A timer that is gone and another one of its key that is new are one that moved."""
+    of_key: list[EntryChange] = []
+    for change in changes:
+        if of_key and (change.state != TIMERS_NAME or change.key != of_key[0].key):
+            yield from _moved(of_key)
+            of_key = []
+        if change.state == TIMERS_NAME:
+            of_key.append(change)
+        else:
+            yield change
+    yield from _moved(of_key)
+
+
+def _moved(of_key: Sequence[EntryChange]) -> Iterator[EntryChange]:
+    gone, there = ([c for c in of_key if c.change == what] for what in ("removed", "added"))
+    pairs = min(len(gone), len(there))
+    for before, after in zip(gone[:pairs], there[:pairs], strict=True):
+        yield EntryChange(
+            state=before.state,
+            change="changed",
+            key=before.key,
+            user_key=None,
+            position=None,
+            before=before.before,
+            after=after.after,
+        )
+    yield from [*gone[pairs:], *there[pairs:]]
+
+
+class _Counted:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts = dict.fromkeys(("added", "removed", "changed"), 0)
+        self._fields: dict[str, _Sizes] = {}
+        self._examples: list[dict[str, Any]] = []
+
+    def add(self, change: EntryChange) -> None:
+        self._counts[change.change] += 1
+        if len(self._examples) < self._limit:
+            self._examples.append(describe_change(change))
+        if change.before is None or change.after is None:
+            return
+        values = change.before.value, change.after.value
+        for name in dict.fromkeys([*values[0], *values[1]]):
+            before, after = values[0].get(name), values[1].get(name)
+            if repr(before) != repr(after):
+                self._fields.setdefault(name, _Sizes()).add(before, after)
+        if change.before.expiry_ms != change.after.expiry_ms:
+            self._fields.setdefault(_EXPIRY, _Sizes()).add(change.before.expiry_ms, change.after.expiry_ms)
+
+    def as_difference(self, state: str) -> StateDifference:
+        return StateDifference(
+            state=state,
+            **self._counts,
+            fields=tuple(sizes.as_change(name) for name, sizes in self._fields.items()),
+            examples=tuple(self._examples),
+        )
+
+
+class _Sizes:
+    def __init__(self) -> None:
+        self._changed, self._numbers, self._sum, self._largest = 0, 0, 0.0, 0.0
+
+    def add(self, before: Any, after: Any) -> None:
+        self._changed += 1
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in (before, after)):
+            by = abs(after - before)
+            self._numbers, self._sum, self._largest = self._numbers + 1, self._sum + by, max(self._largest, by)
+
+    def as_change(self, name: str) -> FieldChange:
+        mean = self._sum / self._numbers if self._numbers else None
+        return FieldChange(
+            name=name, changed=self._changed, mean=mean, largest=self._largest if self._numbers else None
+        )
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """``intervals``: each of the trial's. ``outputs``, ``late``: of those whose rows differ, as JSON values; output that is only cut
+    into other files is not in it. ``states``: of the last interval that both retain, ``states_at``; None: there is none."""
+
+    intervals: tuple[IntervalDifference, ...]
+    outputs: tuple[dict[str, Any], ...]
+    late: tuple[dict[str, Any], ...]
+    states: tuple[StateDifference, ...]
+    states_at: Interval | None
+
+    @property
+    def same(self) -> bool:
+        """Whether every interval came to the same state, output and late rows on both sides."""
+        states = all(i.state == "same" for i in self.intervals)
+        return states and not self.outputs and not self.late and all(i.old and i.new for i in self.intervals)
+
+
+def compare_runs(
+    old: tuple[str, Log, Storage],
+    new: tuple[str, Log, Storage],
+    intervals: Sequence[Interval],
+    work: Path,
+    *,
+    key: Sequence[str] = (),
+    limit: int = 5,
+    on_rows: Callable[[Interval, TableDifference], None] | None = None,
+) -> Comparison:
+    """Production beside a trial, each as the URL, log and storage of its pipeline's folder. ``work``: an empty folder; ``limit``:
+    examples of each kind. ``on_rows``: gets each interval's difference of rows, before the next one is read.
+
+    Raises: UsageError for a key that is no column; as `diff_states`.
+    """
+    found = compare_intervals(old[1], new[1], intervals)
+    outputs, late = list[dict[str, Any]](), list[dict[str, Any]]()
+    work.mkdir(parents=True, exist_ok=True)
+    for one in found:
+        for answer, described, is_late in ((one.output, outputs, False), (one.late, late, True)):
+            if answer != "other":
+                continue
+            rows = compare_outputs(old[2], new[2], one, () if is_late else key, work, late=is_late)
+            if not rows.same:
+                described.append(_rows(one.interval, rows, limit))
+                if on_rows is not None and not is_late:
+                    on_rows(one.interval, rows)
+    both = [(i.interval, i.old, i.new) for i in found if i.old and i.new and i.old.retained and i.new.retained]
+    states: list[StateDifference] = []
+    if both and both[-1][1].digest != both[-1][2].digest:
+        states = compare_states(_source(old[0], both[-1][1]), _source(new[0], both[-1][2]), work / "states", limit)
+    return Comparison(
+        intervals=tuple(found),
+        outputs=tuple(outputs),
+        late=tuple(late),
+        states=tuple(states),
+        states_at=both[-1][0] if both else None,
+    )
+
+
+def _source(url: str, made: Made) -> StateSource:
+    assert made.content is not None
+    return StateSource(url=url, content=made.content, checkpoint_id=made.id)
+
+
+def describe_comparison(found: Comparison) -> dict[str, Any]:
+    """All of it as JSON values."""
+    return {
+        "same": found.same,
+        "intervals": [_interval(i) for i in found.intervals],
+        "outputs": list(found.outputs),
+        "late": list(found.late),
+        "states_at": None if found.states_at is None else format_instant(found.states_at.end),
+        "states": [
+            {
+                "state": s.state,
+                "added": s.added,
+                "removed": s.removed,
+                "changed": s.changed,
+                "fields": [_column(f) for f in s.fields],
+                "examples": list(s.examples),
+            }
+            for s in found.states
+        ],
+    }
+
+
+def _interval(found: IntervalDifference) -> dict[str, Any]:
+    return {
+        "start": format_instant(found.interval.start),
+        "end": format_instant(found.interval.end),
+        "state": found.state,
+        "output": found.output,
+        "late": found.late,
+        "position": found.position,
+        "old": _side(found.old),
+        "new": _side(found.new),
+    }
+
+
+def _side(made: Made | None) -> dict[str, Any] | None:
+    if made is None:
+        return None
+    rows = [sum(f.rows for f in made.outputs if f.late == late) for late in (False, True)]
+    shown: dict[str, Any] = {"checkpoint": made.id, "output_rows": rows[0], "late_rows": rows[1]}
+    if made.content is None:
+        return shown
+    totals = made.content.totals
+    return shown | {
+        "input_rows": totals.input_rows,
+        "entries": totals.entries,
+        "state_bytes": totals.state_bytes,
+        "uploaded_bytes": totals.uploaded_bytes,
+        "seconds": round(made.seconds or 0.0, 3),
+    }
+
+
+def _rows(interval: Interval, rows: TableDifference, limit: int) -> dict[str, Any]:
+    return {
+        "start": format_instant(interval.start),
+        "end": format_instant(interval.end),
+        "only_old": len(rows.only_old),
+        "only_new": len(rows.only_new),
+        "changed": len(rows.changed),
+        "repeated_keys": rows.repeated,
+        "columns": [_column(c) for c in rows.columns],
+        "columns_added": list(rows.added),
+        "columns_removed": list(rows.removed),
+        "columns_retyped": list(rows.retyped),
+        "examples": rows.examples(limit),
+    }
+
+
+def _column(change: Any) -> dict[str, Any]:
+    return {"name": change.name, "changed": change.changed, "mean": change.mean, "largest": change.largest}

@@ -1,0 +1,220 @@
+"""What two Arrow tables differ in: rows of one only, rows that changed, and in which columns by how much. Pure.
+
+By key columns, where some are named: a row is matched with the one of the same key. Without them, and where several rows have one key,
+rows are equal as a whole or not at all. Nulls are equal to nulls and NaN to NaN. The order of rows means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.inspection.describe import plain
+from state_backend.values.errors import UsageError
+
+Numbers = Any
+"""A numpy array of whole numbers, one for each row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnChange:
+    """A column of rows that have one key on both sides. ``changed``: in how many it differs. ``mean``, ``largest``: of the absolute
+    differences of numbers, or of times in seconds; None where there is no such difference."""
+
+    name: str
+    changed: int
+    mean: float | None = None
+    largest: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDifference:
+    """``only_old``, ``only_new``: positions of rows that only one table has. ``changed``: pairs of positions, a row of two columns
+    each, old and new. ``repeated``: how many keys several rows of a table have. ``added``, ``removed``, ``retyped``: columns."""
+
+    old: pa.Table
+    new: pa.Table
+    key: tuple[str, ...]
+    only_old: Numbers
+    only_new: Numbers
+    changed: Numbers
+    repeated: int
+    columns: tuple[ColumnChange, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    retyped: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether they hold the same rows and columns."""
+        columns = self.added or self.removed or self.retyped
+        return not (columns or len(self.only_old) or len(self.only_new) or len(self.changed))
+
+    def examples(self, limit: int) -> list[dict[str, Any]]:
+        """Rows that differ as JSON values, at most ``limit`` of each kind: those that changed first, with the columns that did."""
+        found = []
+        names = [c.name for c in self.columns if c.changed]
+        for position, other in self.changed[:limit]:
+            before, after = _row(self.old, position), _row(self.new, other)
+            columns = {n: [before[n], after[n]] for n in names if _differ(before[n], after[n])}
+            found.append({"change": "changed", "key": {k: before[k] for k in self.key}, "columns": columns})
+        for change, table, positions in (("only_old", self.old, self.only_old), ("only_new", self.new, self.only_new)):
+            found += [{"change": change, "row": _row(table, n)} for n in positions[:limit]]
+        return found
+
+    def rows(self) -> pa.Table:
+        """All rows that differ: ``change`` (changed, only_old, only_new), and the row as it was (``old``) and is (``new``)."""
+        none_old, none_new = (pa.array([None] * n, pa.int64()) for n in (len(self.only_new), len(self.only_old)))
+        taken = pa.chunked_array(
+            [pa.array(self.changed[:, 0], pa.int64()), pa.array(self.only_old, pa.int64()), none_old]
+        )
+        given = pa.chunked_array(
+            [pa.array(self.changed[:, 1], pa.int64()), none_new, pa.array(self.only_new, pa.int64())]
+        )
+        kinds = np.repeat(
+            ["changed", "only_old", "only_new"], [len(self.changed), len(self.only_old), len(self.only_new)]
+        )
+        sides = [_structs(table, positions) for table, positions in ((self.old, taken), (self.new, given))]
+        return pa.table({"change": pa.array(kinds.tolist(), pa.string()), "old": sides[0], "new": sides[1]})
+
+
+def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str] = ()) -> TableDifference:
+    """How the new table differs from the old one.
+
+    Raises: UsageError for a key column that one of them lacks.
+    """
+    common = [name for name in old.column_names if name in new.column_names]
+    missing = [name for name in key if name not in common]
+    if missing:
+        raise UsageError(
+            f"the key column {missing[0]!r} is not in both outputs\nBoth have: {', '.join(common) or 'no column'}"
+        )
+    codes = {name: _codes(old.column(name), new.column(name)) for name in common}
+    whole = _combined([codes[name] for name in common], old.num_rows, new.num_rows)
+    alone = np.ones(old.num_rows, bool), np.ones(new.num_rows, bool)  # rows that have no partner by key
+    pairs, repeated = np.empty((0, 2), np.int64), 0
+    if key:
+        by_key = _combined([codes[name] for name in key], old.num_rows, new.num_rows)
+        pairs, repeated = _pairs(*by_key)
+        alone[0][pairs[:, 0]] = alone[1][pairs[:, 1]] = False
+    only_old, only_new = _unmatched(*(np.where(side, c, -1) for side, c in zip(alone, whole, strict=True)))
+    changed = pairs[whole[0][pairs[:, 0]] != whole[1][pairs[:, 1]]]
+    columns = [_column(name, codes[name], old, new, changed) for name in common if name not in key]
+    return TableDifference(
+        old=old,
+        new=new,
+        key=tuple(key),
+        only_old=only_old,
+        only_new=only_new,
+        changed=changed,
+        repeated=repeated,
+        columns=tuple(c for c in columns if c.changed),
+        added=tuple(n for n in new.column_names if n not in common),
+        removed=tuple(n for n in old.column_names if n not in common),
+        retyped=tuple(n for n in common if old.column(n).type != new.column(n).type),
+    )
+
+
+def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers]:
+    """A number for each value: equal where the values are."""
+    try:
+        if old.type != new.type:
+            fields = [pa.schema([pa.field("v", c.type)]) for c in (old, new)]
+            wanted = pa.unify_schemas(fields, promote_options="permissive").field("v").type
+            old, new = old.cast(wanted), new.cast(wanted)
+        both = pa.chunked_array([*old.chunks, *new.chunks], old.type).combine_chunks()
+        numbers = pc.dictionary_encode(both, null_encoding="encode").indices.to_numpy(zero_copy_only=False)
+    except pa.ArrowException:  # lists and structs have no dictionary, and some types nothing in common
+        known: dict[str, int] = {}
+        values = [*old.to_pylist(), *new.to_pylist()]
+        numbers = np.fromiter((known.setdefault(repr(v), len(known)) for v in values), np.int64, len(values))
+    numbers = numbers.astype(np.int64)
+    return numbers[: len(old)], numbers[len(old) :]
+
+
+def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
+    """One number for the values of several columns."""
+    made = np.zeros(old_rows + new_rows, np.int64)
+    for old, new in codes:
+        both = np.concatenate([old, new])
+        _, made = np.unique(made * (both.max(initial=0) + 1) + both, return_inverse=True)
+    return made[:old_rows], made[old_rows:]
+
+
+def _pairs(old: Numbers, new: Numbers) -> tuple[Numbers, int]:
+    """Positions of rows whose key one row of each side has, by the old position; how many keys several rows of a side have."""
+    size = max(old.max(initial=-1), new.max(initial=-1)) + 1
+    counts = np.bincount(old, minlength=size), np.bincount(new, minlength=size)
+    position = np.zeros(size, np.int64)
+    position[new] = np.arange(len(new))
+    first = np.flatnonzero((counts[0][old] == 1) & (counts[1][old] == 1))
+    return np.stack([first, position[old[first]]], axis=1), int(np.sum((counts[0] > 1) | (counts[1] > 1)))
+
+
+def _unmatched(old: Numbers, new: Numbers) -> tuple[Numbers, Numbers]:
+    """Positions of rows for which the other side has no equal one left. A code of -1 is not looked at."""
+    size = max(old.max(initial=-1), new.max(initial=-1)) + 1
+    counts = [np.bincount(side[side >= 0], minlength=size) for side in (old, new)]
+    return tuple(  # type: ignore[return-value]
+        np.flatnonzero((side >= 0) & (_rank(side) >= other[side])) if size else np.empty(0, np.int64)
+        for side, other in ((old, counts[1]), (new, counts[0]))
+    )
+
+
+def _rank(codes: Numbers) -> Numbers:
+    """Of each row, how many before it have its code."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(codes) else np.empty(0, np.int64)
+    ranks = np.empty(len(codes), np.int64)
+    ranks[order] = np.arange(len(codes)) - np.repeat(begins, np.diff(np.r_[begins, len(codes)]))
+    return ranks
+
+
+def _column(name: str, codes: tuple[Numbers, Numbers], old: pa.Table, new: pa.Table, changed: Numbers) -> ColumnChange:
+    moved = changed[codes[0][changed[:, 0]] != codes[1][changed[:, 1]]]
+    if not len(moved):
+        return ColumnChange(name=name, changed=0)
+    sides = [_as_numbers(table.column(name).take(moved[:, n])) for n, table in enumerate((old, new))]
+    if sides[0] is None or sides[1] is None:
+        return ColumnChange(name=name, changed=len(moved))
+    by = np.abs(sides[1] - sides[0])
+    by = by[np.isfinite(by)]
+    if not len(by):
+        return ColumnChange(name=name, changed=len(moved))
+    return ColumnChange(name=name, changed=len(moved), mean=float(by.mean()), largest=float(by.max()))
+
+
+def _as_numbers(column: pa.ChunkedArray) -> Numbers | None:
+    """As 64-bit floats, times in seconds, null as NaN; None for what is no number."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
+    elif pa.types.is_date(kind):
+        column = column.cast(pa.date32()).cast(pa.int32())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        return None
+    scale = 1e-6 if pa.types.is_timestamp(kind) else 86_400.0 if pa.types.is_date(kind) else 1.0
+    return column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) * scale
+
+
+def _structs(table: pa.Table, positions: pa.ChunkedArray) -> pa.Array:
+    """Rows as structs; null where there is no position."""
+    positions = positions.combine_chunks()
+    columns = [c.take(positions).combine_chunks() for c in table.columns]
+    absent = pc.is_null(positions)
+    return pa.StructArray.from_arrays(columns, fields=[f.with_nullable(True) for f in table.schema], mask=absent)
+
+
+def _row(table: pa.Table, position: int) -> dict[str, Any]:
+    found: dict[str, Any] = plain(table.slice(int(position), 1).to_pylist()[0])
+    return found
+
+
+def _differ(before: Any, after: Any) -> bool:
+    return repr(before) != repr(after)

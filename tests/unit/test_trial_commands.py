@@ -1,0 +1,130 @@
+"""``cairn compare``, and ``cairn try`` where it runs nothing: what they say, their exit codes, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from cairn.command.cli import app
+from cairn.operations.deploy_trial import other_than_tried
+from cairn.operations.run_interval import coordinator_of
+from state_backend.inspection.compare_runs import Made
+from tests.support.counting import DAYS, day
+from tests.support.trials import Averaging, Doubling, pipeline_of, run, try_days
+
+NAME = "counting"
+
+
+def called(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(arguments), env={"CAIRN_ROOT": "", "CAIRN_PIPELINE": NAME})
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Production and three trials of its last two days."""
+    made = tmp_path_factory.mktemp("trials")
+    for n in range(3):
+        DAYS[day(n).start] = [("ann", "pear", n + 1), ("bob", "fig", 5)]
+    run(pipeline_of(version="1.0"), made, range(3))
+    for name, changes in (
+        ("same", {}),
+        ("double", {"processor": Doubling}),
+        ("more", {"processor": Averaging, "version": "2.0"}),
+    ):
+        try_days(pipeline_of(**changes), made, [1, 2], name=name)
+    yield str(made)
+    DAYS.clear()
+
+
+def test_the_same_code_has_nothing_to_say(root: str) -> None:
+    said = called("compare", "same", "--root", root, "--exit-code")
+    assert said.endswith("no difference: every digest is equal\n") and "differs" not in said
+
+
+def test_a_mistake_is_told_by_column_with_an_example(root: str, tmp_path: Path) -> None:
+    how = ["compare", "double", "--root", root, "--key", "user", "--key", "kind"]
+    said = called(*how, "--exit-code", "--to", str(tmp_path / "rows"), code=1)
+    assert "output in 2 intervals, the first one from 2024-01-02T00:00:00Z: 2 changed" in said
+    assert "  total: 2 changed, by 4.5 on average and 6 at most" in said
+    assert '  ~ {"user": "ann", "kind": "seen"}: total 3 -> 6' in said
+    rows = [row for file in sorted((tmp_path / "rows").iterdir()) for row in pq.read_table(file).to_pylist()]
+    assert [(r["change"], r["old"]["total"], r["new"]["total"]) for r in rows] == [
+        ("changed", 3, 6),
+        ("changed", 6, 12),
+    ]
+    found = json.loads(called(*how, "--json"))
+    assert (found["same"], found["states"], found["trial"]["name"]) == (False, [], "double")
+    # As whole rows, where nobody says what tells them apart.
+    assert "2 only in production, 2 only in the trial" in called("compare", "double", "--root", root)
+
+
+def test_states_fields_and_timers_are_told(root: str) -> None:
+    said = called("compare", "more", "--root", root)
+    assert "state total at 2024-01-04T00:00:00Z: 2 changed\n  largest: 2 changed" in said
+    assert "state seen_at at 2024-01-04T00:00:00Z: 2 added" in said
+    assert "state $timers at 2024-01-04T00:00:00Z: 2 changed\n  at_ms: 2 changed, by 8.64e+07 on average" in said
+    assert "the state differs in 2 intervals, the first one from 2024-01-02T00:00:00Z" in said
+
+
+def test_trials_are_listed_and_removed(root: str) -> None:
+    assert "more: [2024-01-02T00:00:00Z, 2024-01-04T00:00:00Z), code 2.0" in called("try", "--list", "--root", root)
+    assert [t["name"] for t in json.loads(called("try", "--list", "--root", root, "--json"))] == [
+        "double",
+        "more",
+        "same",
+    ]
+    assert "has no trial" in called("try", "--list", "--root", root, "--pipeline", "other")
+    try_days(pipeline_of(), root, [2], name="short")
+    assert called("try", "--remove", "short", "--root", root).startswith("removed trial short: ")
+    assert "a trial needs --code module:NAME, and --from and --to" in called("try", "--root", root, code=2)
+    assert "--list and --remove need --pipeline" in CliRunner().invoke(app, ["try", "--list", "--root", root]).output
+    of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
+    assert "so say how long its intervals are" in called("try", *of, code=2)
+    assert "several trials below" in called("compare", "--root", root, code=2)
+
+
+def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
+    for n in range(3):
+        DAYS.setdefault(day(n).start, [("ann", "pear", n + 1)])
+    run(pipeline_of(version="1.0"), tmp_path, [0])
+    run(pipeline_of(processor=Averaging, version="2.0"), tmp_path, [1, 2])
+    shown = json.loads(called("list", "--root", str(tmp_path), "--json"))
+    assert [(row["code"], row["code_changed"]) for row in shown] == [("2.0", False), ("2.0", True), ("1.0", False)]
+    text = called("list", "--root", str(tmp_path))
+    assert "2.0 *" in text and text.endswith("* by other code than the one before it\n")
+    said = called("diff", "1", "2", "--root", str(tmp_path), "--metadata").splitlines()[0]
+    assert said == "checkpoint 1 to 2: another state, by another code (1.0, then 2.0), from other input"
+    # Without a version, what git says of the file that the processor is in.
+    run(pipeline_of(), tmp_path / "git", [0])
+    version = coordinator_of(pipeline_of(), str(tmp_path / "git")).record("latest").content.code_version
+    assert version is None or len(version) >= 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        ({"digest": 1}, "its state has digest 0000000000000001"),
+        ({"digest": 1, "source_position": {"rows": "other"}}, "The input is another"),
+        ({"digest": 1, "code_hash": "f" * 64}, "The code is another"),
+        ({"digest": 1, "made_of": None}, "A setting of the pipeline or of the Spark session"),
+        ({"digest": 1, "source_position": {}}, "The input is another"),
+        ({"outputs": ()}, "its output (0 rows) are others than the trial's"),
+        ({"digest": 1}, "depend on something else, as on a clock or on chance"),
+    ],
+)
+def test_why_a_result_is_not_what_was_tried(root: str, changes: dict[str, Any], says: str | None) -> None:
+    record = coordinator_of(pipeline_of(), root).record("latest")
+    content = record.content
+    tried = Made(id=record.id, digest=content.digest, outputs=content.outputs, content=content)
+    found = other_than_tried(tried, replace(content, **changes))
+    assert found is None if says is None else says in (found or "")

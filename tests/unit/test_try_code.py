@@ -1,0 +1,330 @@
+"""A change of the code beside production, what it changes, and taking over exactly that; without Spark."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cairn import testing
+from cairn.command.cli import app
+from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
+from cairn.operations.run_interval import coordinator_of
+from cairn.pipeline import Interval
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.trials import (
+    find_trial,
+    intervals_of_trial,
+    list_trials,
+    remove_trial,
+    root_of_trial,
+    sweep_trials,
+)
+from state_backend.inspection.compare_runs import Comparison, compare_runs
+from state_backend.values.errors import CheckpointDropped, NotAsTried, SourceError, UsageError
+from state_backend.values.records import RunRef
+from tests.support.counting import DAYS, day
+from tests.support.savepoints import take
+from tests.support.trials import SESSION, Averaging, Doubling, bytes_of, pipeline_of, run, try_days
+
+OLD = pipeline_of()
+DOUBLED = pipeline_of(processor=Doubling)
+AVERAGED = pipeline_of(processor=Averaging)
+NAME = "counting"
+RUN = RunRef(run_id="by-hand", clear_number=0, try_number=1)
+
+
+def fill() -> None:
+    DAYS.clear()
+    for n in range(6):
+        DAYS[day(n).start] = [("ann", "pear", n + 1), ("bob", "fig", 5)][: 2 - n % 2]
+
+
+@pytest.fixture(autouse=True)
+def days() -> Iterator[None]:
+    fill()
+    yield
+    DAYS.clear()
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five days of it."""
+    fill()
+    made = tmp_path_factory.mktemp("production")
+    run(OLD, made, range(5))
+    return made
+
+
+@pytest.fixture
+def root(production: Path, tmp_path: Path) -> Path:
+    """A copy of production."""
+    return Path(shutil.copytree(production, tmp_path / "state"))
+
+
+def compared(root: Path, **more: Any) -> Comparison:
+    trial = find_trial(str(root), NAME)
+    sides = []
+    for above in (str(root), root_of_trial(str(root), NAME, trial.name)):
+        coordinator = coordinator_of(OLD, above)
+        sides.append((join_url(above, NAME), coordinator.log(), coordinator.storage))
+    work = root.parent / f"{root.name}-work-{time.monotonic_ns()}"
+    return compare_runs(sides[0], sides[1], intervals_of_trial(trial), work, **{"key": ["user", "kind"], **more})
+
+
+def digests(root: Path | str) -> list[tuple[Interval, int]]:
+    log = coordinator_of(OLD, str(root)).log()
+    counting = {r.content.interval: r for r in sorted(log.completed(), key=lambda r: r.id)}
+    return [(i, r.content.digest) for i, r in sorted(counting.items())]
+
+
+def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = bytes_of(root / NAME)
+    called: list[int] = []
+    sink = replace(OLD, sink=lambda spark, files, interval, n: called.append(n))
+    tried = try_days(sink, root, range(2, 5))
+    assert [o.computed for o in tried.outcomes] == [True] * 3 and not called
+    assert tried.trial.base is not None and tried.trial.base.id == 2
+    # Equal digests: nothing but records is read.
+    monkeypatch.setattr("state_backend.inspection.compare_runs.compare_outputs", None)
+    monkeypatch.setattr("state_backend.inspection.compare_runs.compare_states", None)
+    found = compared(root)
+    assert found.same and [i.position for i in found.intervals] == ["same"] * 3
+    # The state was linked, not copied.
+    linked = [p for p in Path(tried.root).rglob("*.sst") if p.stat().st_nlink > 1]
+    assert bytes_of(root / NAME) == before and (linked or not list((root / NAME).rglob("*.sst")))
+    # Again: nothing is computed, and the trial is prolonged.
+    again = try_days(sink, root, range(2, 5), keep=timedelta(days=9))
+    assert not any(o.computed for o in again.outcomes) and again.trial.ends_ms > tried.trial.ends_ms
+    remove_trial(str(root), again.trial)
+    assert not (root / ".trials").exists() and bytes_of(root / NAME) == before
+
+
+def test_a_planted_mistake_is_found_by_column_and_key(root: Path) -> None:
+    try_days(DOUBLED, root, range(1, 5), name="double")
+    found = compared(root)
+    assert not found.same and not found.states  # only what it tells is wrong, not what it keeps
+    assert [(rows["changed"], rows["only_old"], rows["only_new"]) for rows in found.outputs] == [(1, 0, 0)] * 4
+    assert {c["name"] for rows in found.outputs for c in rows["columns"]} == {"total"}
+    assert found.outputs[0]["examples"] == [
+        {"change": "changed", "key": {"user": "ann", "kind": "seen"}, "columns": {"total": [3, 6]}}
+    ]
+
+
+def test_a_field_a_state_and_a_timer_are_shown_as_such(root: Path) -> None:
+    try_days(AVERAGED, root, range(2, 5))
+    states = {s.state: s for s in compared(root).states}
+    assert {f.name: f.changed for f in states["total"].fields} == {"largest": 2}
+    assert (states["seen_at"].added, states["seen_at"].removed, states["seen_at"].changed) == (2, 0, 0)
+    timers = states["$timers"]
+    assert (timers.added, timers.removed) == (0, 0) and timers.changed > 0
+    assert {f.largest for f in timers.fields} == {86_400_000.0}
+
+
+def test_deployed_for_the_past_it_is_what_was_tried_and_there_is_a_way_back(root: Path, tmp_path: Path) -> None:
+    """What production has committed behind the trial is run again too, or it would be stale."""
+    try_days(AVERAGED, root, range(1, 4))
+    before, newest = digests(root), coordinator_of(OLD, str(root)).record("latest").content.digest
+    plan = plan_deployment(SESSION, AVERAGED, str(root), past=True)
+    assert (len(plan.again), plan.behind) == (3, (day(4),))
+    outcomes = deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
+    assert all(o.computed for o in outcomes)
+    trial = find_trial(str(root), NAME)
+    tried = dict(digests(root_of_trial(str(root), NAME, trial.name)))
+    assert all(tried[day(n)] == dict(digests(root))[day(n)] for n in range(1, 4))
+    fresh = tmp_path / "fresh"
+    run(OLD, fresh, [0])
+    run(AVERAGED, fresh, range(1, 5))
+    assert digests(fresh) == digests(root) and digests(root) != before
+    assert compared(root).same
+    # The same call again does nothing.
+    assert not any(o.computed for o in deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED)))
+
+    coordinator = coordinator_of(OLD, str(root))
+    assert (restore_command(coordinator.log(), plan, "/r") or "").endswith("--pipeline counting --checkpoint 1 --yes")
+    assert plan.back is not None
+    target = plan.back.id
+    rewind(
+        coordinator,
+        target,
+        run=RunRef(run_id="back", clear_number=0, try_number=1),
+        attempt="0" * 8 + "-0000-0000-0000-" + "0" * 12,
+    )
+    run(OLD, root, range(1, 5))
+    assert coordinator.record("latest").content.digest == newest
+
+
+def test_another_input_stops_the_deployment_before_that_interval_is_committed(root: Path) -> None:
+    try_days(AVERAGED, root, range(1, 5))
+    plan = plan_deployment(SESSION, AVERAGED, str(root), past=True)
+    DAYS[day(3).start] = [("bob", "fig", 7)]
+    there = dict(digests(root))
+    with pytest.raises(NotAsTried) as raised:
+        deploy_past(SESSION, AVERAGED, str(root), plan, on_shards=_on_shards(AVERAGED))
+    assert str(day(3)) in str(raised.value) and "The input is another" in str(raised.value)
+    assert dict(digests(root))[day(3)] == there[day(3)] and dict(digests(root))[day(2)] != there[day(2)]
+
+
+def test_for_what_comes_next_the_state_is_checked(root: Path) -> None:
+    try_days(AVERAGED, root, range(3, 5))
+    plan = plan_deployment(SESSION, AVERAGED, str(root))
+    assert plan.again == () and plan.back is not None and plan.back.id == 5
+    with pytest.raises(UsageError, match="Only what was tried can be deployed"):
+        plan_deployment(SESSION, DOUBLED, str(root))
+
+
+def test_production_that_was_run_again_since_is_not_what_the_trial_began_from(root: Path) -> None:
+    try_days(AVERAGED, root, range(2, 5), name="one")
+    DAYS[day(1).start] = [("ann", "kiwi", 9)]
+    run(OLD, root, range(1, 5))
+    with pytest.raises(UsageError, match="is not what trial 'one' began from"):
+        plan_deployment(SESSION, AVERAGED, str(root), past=True)
+    with pytest.raises(UsageError, match="Give the new one another --name, or remove that one first"):
+        try_days(AVERAGED, root, range(2, 5), name="one")
+
+
+def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Path) -> None:
+    def stop(outcome: Any, progress: Any) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        try_days(AVERAGED, root, range(1, 5), on_outcome=stop)
+    with pytest.raises(UsageError, match="2 of its 4 intervals are missing"):
+        plan_deployment(SESSION, AVERAGED, str(root), past=True)
+    assert [o.computed for o in try_days(AVERAGED, root, range(1, 5)).outcomes] == [False, False, True, True]
+
+
+def test_its_time_is_over_and_a_sweep_removes_it(root: Path) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    try_days(OLD, root, [4], name="short", keep=timedelta(hours=1), now_ms=now_ms)
+    try_days(DOUBLED, root, [4], name="long", now_ms=now_ms)
+    later_ms = now_ms + 2 * 3_600_000
+    assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms, dry_run=True)] == ["short"]
+    # Production's own sweep sees nothing of it.
+    storage = open_storage(join_url(str(root), NAME))
+    assert sweep(storage, NAME, now_ms=later_ms, min_age=timedelta(0), dry_run=True).plan.unknown == ()
+    assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms)] == ["short"]
+    assert [t.name for t in list_trials(str(root), NAME)] == ["long"]
+    with pytest.raises(UsageError, match="There are: long"):
+        find_trial(str(root), NAME, "short")
+
+
+def test_a_trial_that_is_removed_while_it_runs_leaves_nothing(root: Path) -> None:
+    def remove(outcome: Any, progress: Any) -> None:
+        if progress.done == progress.total:
+            remove_trial(str(root), find_trial(str(root), NAME))
+
+    with pytest.raises(UsageError, match="was removed while it ran"):
+        try_days(DOUBLED, root, range(2, 4), on_outcome=remove)
+    assert not list((root / ".trials").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"key": ["item"]}, "the key is"),
+        ({"time_mode": "none"}, "time_mode is none"),
+        ({"max_parallelism": 32}, "max_parallelism is 32"),
+        (
+            {"output_schema": "user string, kind string, total string, items array<string>, last array<long>"},
+            "can't follow",
+        ),
+    ],
+)
+def test_what_production_could_not_take_is_refused_before_the_first_row(
+    root: Path, changes: dict[str, Any], says: str
+) -> None:
+    for first in (0, 2):  # from empty state as well
+        with pytest.raises(UsageError, match=says):
+            try_days(pipeline_of(**changes), root, range(first, 4))
+    assert not (root / ".trials").exists()
+
+
+class Narrowing(Averaging):
+    TOTAL = "sum boolean, rows long"
+
+
+def test_refusals_before_the_first_row(root: Path) -> None:
+    with pytest.raises(UsageError, match="total"):
+        try_days(pipeline_of(processor=Narrowing), root, range(2, 4))
+    tried = try_days(OLD, root, [4])
+    with pytest.raises(UsageError, match=r"is the root of a trial, and nothing is built on one, no other trial"):
+        try_days(OLD, tried.root, [4])
+    remove_trial(str(root), tried.trial)
+    del DAYS[day(3).start]
+    with pytest.raises(SourceError, match="the source raised"):
+        try_days(OLD, root, range(2, 5))
+    with pytest.raises(UsageError, match=r"It can begin at .*2024-01-06T00:00:00Z, or from a savepoint"):
+        try_days(OLD, root, [9])
+    half = [Interval(day(2).start, day(2).start + timedelta(hours=12))]
+    with pytest.raises(UsageError, match="they are cut otherwise"):
+        from cairn.operations.try_code import try_code
+
+        try_code(SESSION, OLD, half, str(root), code="m:N", now_ms=0)
+    with pytest.raises(UsageError, match="has no trial below"):
+        plan_deployment(SESSION, OLD, str(root))
+    assert not (root / ".trials").exists()
+
+
+def test_a_trial_from_a_savepoint(root: Path, tmp_path: Path) -> None:
+    """Also where retention has dropped the checkpoint; but its state is not production's, so that it is deployed for what comes next only."""
+    record = coordinator_of(OLD, str(root)).record(day(1).end)
+    take(join_url(str(root), NAME), record, tmp_path / "saved", "native")
+    tried = try_days(OLD, root, [2, 3], savepoint=str(tmp_path / "saved"))
+    assert tried.trial.base is not None and tried.trial.base.savepoint == str(tmp_path / "saved")
+    assert compared(root).same
+    with pytest.raises(UsageError, match="Begin it where the savepoint ends"):
+        try_days(OLD, root, [3, 4], savepoint=str(tmp_path / "saved"), name="later")
+
+
+def test_nothing_is_built_on_a_trial(root: Path) -> None:
+    tried = try_days(OLD, root, [3, 4])
+    trial_folder = open_storage(join_url(tried.root, NAME))
+    with pytest.raises(UsageError, match=r"nothing is built on one, no fork"):
+        fork(trial_folder, 2, Coordinator(open_storage(join_url(str(root), "other")), "other"), run=RUN, attempt="a")
+    for command in (
+        ["run", "tests.support.trials:OLD", "--count", "1"],
+        ["savepoint", "--code", "tests.support.trials:OLD", "--to", "/tmp/s"],
+    ):
+        done = CliRunner().invoke(app, [*command, "--root", tried.root])
+        assert done.exit_code == 2 and f"Take production's root: {root}" in done.output
+
+
+def test_output_that_is_replaced_while_it_is_compared(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_days(DOUBLED, root, [4])
+    for file in (root / NAME / "output").rglob("part-*.parquet"):
+        file.unlink()
+    with pytest.raises(CheckpointDropped, match="Compare again"):
+        compared(root)
+
+
+def test_which_trial_is_asked_for_where_there_are_several(root: Path) -> None:
+    for name in ("one", "two"):
+        try_days(OLD, root, [4], name=name)
+    with pytest.raises(UsageError, match=r"has several trials below .*; name one of: one, two"):
+        find_trial(str(root), NAME)
+
+
+def test_a_key_that_is_no_column_is_refused(root: Path) -> None:
+    try_days(DOUBLED, root, [4])
+    with pytest.raises(UsageError, match="the key column 'name' is not in both outputs"):
+        compared(root, key=["name"])
+
+
+def _on_shards(pipeline: Any) -> Any:
+    from functools import partial
+
+    return partial(testing._on_shards, pipeline.processor)

@@ -1,0 +1,152 @@
+"""The operators that try code and deploy it: what they pass on, whom they ask, and what the driver does for them; without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
+
+from cairn import testing
+from cairn.command import driver
+from cairn.operations.run_interval import coordinator_of
+from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
+from cairn_operators.backfill import COMMITTED
+from cairn_operators.try_code import DEPLOY
+from tests.support.counting import DAYS, day
+from tests.support.trials import CHANGED, OLD, SESSION, run
+from tests.unit.test_operators import Events, context
+from tests.unit.test_restore_operator import Store, answer
+
+NEXT, PAST, NO = DEPLOY
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    made: list[tuple[str, ...]] = []
+
+    def run_driver(self: Any, *arguments: str, on_line: Any = None) -> dict[str, Any]:
+        made.append(arguments)
+        if on_line is not None:
+            on_line(COMMITTED + json.dumps({"checkpoint": 8, "interval": "i", "output_rows": 3, "state_bytes": 4}))
+        return {"trial": "t", "same": False, "comparison": "what differs", "again": 1, "behind": 0, "back": "cairn"}
+
+    for operator in (TryCodeOperator, DeployTrialOperator):
+        monkeypatch.setattr(operator, "run_driver", run_driver)
+    return made
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    questions: list[dict[str, Any]] = []
+    monkeypatch.setattr("airflow.sdk.execution_time.hitl.upsert_hitl_detail", lambda **more: questions.append(more))
+    return questions
+
+
+def tasks(how: str = PAST) -> tuple[Any, Any]:
+    dag = trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", every=timedelta(hours=1))
+    tried, deploy = dag.get_task("try"), dag.get_task("deploy")
+    tried.first, tried.last, tried.key = "2024-01-04", "2024-01-04T06:00", "user, kind"
+    deploy.how, deploy.trial, deploy.comparison = how, "t", "what differs"
+    return tried, deploy
+
+
+def where() -> Any:
+    made = context(task_state_store=Store(), outlet_events=Events())
+    made["ti"] = SimpleNamespace(try_number=1, id="ti")
+    return made
+
+
+def test_a_form_is_passed_on(calls: list[tuple[str, ...]]) -> None:
+    tried, _ = tasks()
+    assert tried.execute(where())["comparison"] == "what differs"
+    (words,) = calls
+    assert words[0] == "try" and "--trial" not in words
+    assert words[1:9:2] == ("--first", "--last", "--name", "--every-s") and words[2].startswith("2024-01-04T00:00")
+    assert words[-4:] == ("--key", "user", "--key", "kind")
+    with pytest.raises(ValueError, match="longer than nothing"):
+        trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", keep=timedelta(0))
+
+
+def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
+    calls: list[tuple[str, ...]], asked: list[dict[str, Any]]
+) -> None:
+    _, deploy = tasks()
+    there = where()
+    with pytest.raises(TaskAwaitingInput) as parked:
+        deploy.execute(there)
+    assert not calls and "what differs" in asked[0]["body"] and "run again in production" in asked[0]["subject"]
+    assert deploy.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
+    assert calls == [("deploy", "--name", "p", "--trial", "t", "--past")]
+    assert there["outlet_events"][deploy.alias].told[0][0] == "cairn://p/"
+    deploy.execute(there)
+    assert len(asked) == 1 and len(calls) == 2
+    deploy.trial = "other"  # another question
+    with pytest.raises(TaskAwaitingInput):
+        deploy.execute(there)
+
+
+def test_a_rejection_a_silence_and_a_no_deploy_nothing(
+    calls: list[tuple[str, ...]], asked: list[dict[str, Any]]
+) -> None:
+    _, deploy = tasks(NEXT)
+    with pytest.raises(AirflowFailException, match="ann has rejected it"):
+        deploy.after_answer(where(), answer("Reject"), asked="")
+    with pytest.raises(AirflowFailException, match="nobody has agreed"):
+        deploy.after_answer(where(), {"error": "x", "error_type": "timeout"}, asked="")
+    deploy.how = NO
+    with pytest.raises(AirflowSkipException):
+        deploy.execute(where())
+    deploy.how = "maybe"
+    with pytest.raises(AirflowFailException, match="expected one of"):
+        deploy.execute(where())
+    assert not calls and not asked
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for n in range(3):
+        DAYS[day(n).start] = [("ann", "pear", n + 1), ("bob", "fig", 5)]
+    run(OLD, tmp_path / "state", range(3))
+    monkeypatch.setattr(driver, "_connect", lambda *_: SESSION)
+    monkeypatch.setattr(
+        "cairn.operations.run_interval._on_spark",
+        lambda spark, job, inputs: testing._on_shards(CHANGED.processor, spark, job, inputs),
+    )
+    yield tmp_path
+    DAYS.clear()
+
+
+def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    state = str(root / "state")
+
+    def called(command: str, *words: str) -> Any:
+        where = [
+            "--pipeline",
+            "tests.support.trials:CHANGED",
+            "--root",
+            state,
+            "--spark",
+            "local",
+            "--name",
+            "counting",
+        ]
+        driver.main([command, *where, "--result", str(root / "result"), *words])
+        return json.loads((root / "result").read_text())
+
+    span = ["--first", day(1).start.isoformat(), "--last", day(2).start.isoformat(), "--every-s", "86400"]
+    made = called("try", *span, "--keep-s", "60", "--key", "user", "--trial", "more")["ok"]
+    assert (made["trial"], made["same"], made["computed"]) == ("more", False, 2)
+    assert "state seen_at" in made["comparison"]
+    assert called("deploy", "--trial", "more")["ok"]["again"] == 0
+    deployed = called("deploy", "--trial", "more", "--past")["ok"]
+    assert (deployed["again"], deployed["behind"]) == (2, 0) and deployed["back"].endswith("--checkpoint 1 --yes")
+    assert coordinator_of(OLD, state).log().head_id == 5
+    assert capfd.readouterr().out.count(COMMITTED) == 2
+    DAYS[day(2).start] = [("bob", "fig", 6)]
+    assert called("deploy", "--trial", "other", "--past")["error"]["type"] == "UsageError"
