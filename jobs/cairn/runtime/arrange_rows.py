@@ -1,7 +1,7 @@
 """Puts the rows of one shard in order in its task, where Spark only brought them there.
 
 A job gets the rows as if Spark had sorted them (`routing` draws the columns): the tick first, then by key group, key, kind, ``order_by``
-and all other columns, and at last by which of their floats are -0.0. It takes a third of the CPU time of Spark's own sort. `row_order` says it for the
+and all other columns, and at last by which of their floats are -0.0. docs/benchmarks.md has what that costs. `row_order` says it for the
 JVM, which still sorts rows that have a column of a type that only Spark can order.
 """
 
