@@ -308,7 +308,7 @@ def _process_interval(
         changelog=pipeline.changelog,
         retention=pipeline.retention_of(interval),
         plan_us=0,
-        made_of=_made_of(spark, pipeline, interval, rows, position, processor.code_hash, permissions),
+        made_of=_made_of(spark, pipeline, interval, rows, position, processor.code_hash, permissions, output_schema),
         code_version=code_version(pipeline),
     )
     order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
@@ -354,7 +354,8 @@ def would_be_made_of(
     Raises: UsageError for a processor that can't be hashed or sent, or an output schema that can't be parsed.
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
-    return _made_of(spark, pipeline, interval, read.rows, read.position, code_hash, permissions)
+    output_schema = _output_schema(spark, pipeline)
+    return _made_of(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
 
 
 def _made_of(
@@ -365,6 +366,7 @@ def _made_of(
     position: dict[str, Any],
     code_hash: str,
     permissions: Permissions,
+    output_schema: StructType,
 ) -> str | None:
     if pipeline.initial_state is not None and interval.start == pipeline.start:
         return None  # whether its rows are the same can't be told
@@ -374,7 +376,7 @@ def _made_of(
         code_hash=code_hash,
         source_position=position,
         input_schema=arrow_schema_json(rows.schema.jsonValue()),
-        output_schema=_output_schema(spark, pipeline).jsonValue(),
+        output_schema=output_schema.jsonValue(),
         key=pipeline.key,
         order_by=pipeline.order_by,
         zone=zone_of(session_zone if pipeline.time_zone is None else pipeline.time_zone).name,
