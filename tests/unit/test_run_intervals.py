@@ -257,10 +257,11 @@ def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog
         (outcome,) = run_intervals(SESSION, PIPELINE, WEEK[:1], str(tmp_path), on_shards=watched)
     assert outcome.record is not None
     phases = outcome.record.content.durations_us
-    assert phases.keys() == {"plan", "spark", "restore", "process", "timers", "upload"}
+    assert phases.keys() == {"plan", "spark", "restore", "process", "timers", "consolidate", "upload"}
     assert sum(phases.values()) - phases["plan"] >= took_us[0]
     (told,) = [line for line in caplog.messages if " s: " in line]
     assert all(f"{phase} 0." in told for phase in (*phases, "prepare"))
+    assert "other" not in told  # they add up to the wall time within a twentieth
 
 
 def test_a_processor_that_fails_leaves_everything_before(tmp_path: Path) -> None:
