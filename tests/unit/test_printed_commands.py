@@ -73,7 +73,7 @@ RUN = {
     "cairn compare": TRYING,
     "cairn deploy": TRYING,
     "cairn try": TRYING,
-    "cairn restore --root … --pipeline … --checkpoint … --yes": TRYING,
+    "cairn restore … --checkpoint … --yes": TRYING,
     "cairn deploy …": "not run: the name of the Spark application",
     "cairn try …": "not run: the name of the Spark application",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
