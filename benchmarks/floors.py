@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
@@ -15,10 +16,12 @@ import rocksdict
 from benchmarks.engines import interval
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Pipeline
+from cairn.runtime.arrange_rows import Arrangement
 from cairn.runtime.routing import route
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.job import run_on_shards
 from state_backend.adapters.rocks import EngineOptions, RocksStore
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare import ShardAck
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
@@ -103,17 +106,17 @@ def state_rates(folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
 def captured_shard(
     spark: SparkSession, pipeline: Pipeline, root: Path, number: int
 ) -> tuple[IntervalJob, list[pa.RecordBatch]]:
-    """Runs an interval of a pipeline of one shard, and returns its job with the Arrow batches that Spark routed to it."""
+    """Runs an interval of a pipeline of one shard, and returns its job with its Arrow batches, in order."""
     routed: list[DataFrame] = []
-    jobs: list[IntervalJob] = []
+    jobs: list[tuple[IntervalJob, Arrangement | None]] = []
 
     def keep_rows(*arguments: Any, **named: Any) -> DataFrame:
         routed.append(route(*arguments, **named))
         return routed[-1]
 
-    def keep_job(spark: SparkSession, job: IntervalJob, placed: Any) -> list[ShardAck]:
-        jobs.append(job)
-        return run_on_shards(spark, job, placed)
+    def keep_job(spark: SparkSession, job: IntervalJob, placed: Any, arrangement: Arrangement | None) -> list[ShardAck]:
+        jobs.append((job, arrangement))
+        return run_on_shards(spark, job, placed, arrangement)
 
     with (
         patch("cairn.operations.run_interval.route", keep_rows),
@@ -122,7 +125,8 @@ def captured_shard(
         run_interval(spark, pipeline, interval(number), str(root))
     # As many rows to a batch as Spark's own writer gets.
     batches = routed[0].toArrow().combine_chunks().to_batches(max_chunksize=_BATCH)
-    return jobs[0], batches
+    job, arrangement = jobs[0]
+    return job, batches if arrangement is None else list(arrangement.arranged(batches, partial(work_folder, "floor")))
 
 
 def run_shard_s(job: IntervalJob, batches: list[pa.RecordBatch], number: int) -> float:

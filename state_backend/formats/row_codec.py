@@ -27,10 +27,10 @@ from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
+from state_backend.formats.compiled_rows import UNDECODABLE, Column, compiled_decoder, compiled_encoder
 from state_backend.formats.types import (
     INTEGER_BITS,
     MAX_LONG_DIGITS,
-    SEQUENCES,
     ArrayType,
     AtomicType,
     Convert,
@@ -62,7 +62,6 @@ _PYTHON: dict[str, type] = {
     "date": date,
 }
 _PYTHON |= {"timestamp": datetime, "timestamp_ntz": datetime} | dict.fromkeys(INTEGER_BITS, int)
-_UNDECODABLE = (struct.error, ValueError, OverflowError, IndexError)
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], Any]
@@ -120,29 +119,38 @@ def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinf
         except Misfit as misfit:
             raise StateTypeError(misfit.message(owner, "field")) from None
 
-    # The usual row has no null and holds in each field just the Python type that would be read back. Then one comparison
-    # of types stands for most checks, and `struct` checks the ranges of numbers itself. Whatever is unusual (a null, an
-    # int for a double, a NumPy scalar, a mistake) takes the way above.
-    exact = tuple(_PYTHON[f.type.name] if isinstance(f.type, AtomicType) else Decimal for f in schema.fields)
-    if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
+    # The usual row has no null and holds in each field just the Python type that would be read back. Then comparing types stands for
+    # most checks, and `struct` checks the ranges of numbers itself. Whatever is unusual (a null, an int for a double, a NumPy scalar,
+    # a mistake) takes the way above.
+    if not (columns := _columns(schema, None, zone)):
         return encode
-    converts = [(i, to_physical(f.type, zone)) for i, f in enumerate(schema.fields) if exact[i] not in _NUMBERS]
-    all_fixed = all(_code(f.type) for f in schema.fields)
-    pack, clean = _packer(schema, header), header + bytes(_bitmap_size(len(exact)))
+    return compiled_encoder(columns, header + bytes(_bitmap_size(len(columns))), encode)
 
-    def encode_exact(row: Any) -> bytes:
-        if isinstance(row, SEQUENCES) and (*map(type, row),) == exact:
-            try:
-                if converts:
-                    row = list(row)
-                    for i, convert in converts:
-                        row[i] = convert(row[i])
-                return pack(clean, *row) if all_fixed else encode_body(row)
-            except (Misfit, struct.error, OverflowError):
-                pass
-        return encode(row)
 
-    return encode_exact
+def _columns(schema: StructType, struct_factory: StructFactory | None, zone: tzinfo) -> list[Column]:
+    """Of the rows that are coded without a loop; none if a field is nested."""
+    if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
+        return []
+    return [_column(f.type, struct_factory, zone) for f in schema.fields]
+
+
+def _column(data_type: DataType, struct_factory: StructFactory | None, zone: tzinfo) -> Column:
+    exact = _PYTHON[data_type.name] if isinstance(data_type, AtomicType) else Decimal
+    code, convert = _code(data_type), to_physical(data_type, zone)
+    back = to_python(data_type, struct_factory, zone)
+    if exact in _NUMBERS or exact is bytes:
+        return Column(code=code, exact=exact, to_physical=None, to_python=back)
+    if exact is str:
+        return Column(code=code, exact=exact, to_physical=str.encode, to_python=back)
+    if isinstance(data_type, DecimalType) and code is None:
+        assert back is not None
+        return Column(
+            code=code,
+            exact=exact,
+            to_physical=lambda value: encode_big_integer(convert(value)),
+            to_python=lambda data: back(_decode_big_integer(data)),
+        )
+    return Column(code=code, exact=exact, to_physical=convert, to_python=back)
 
 
 def _row_decoder(
@@ -170,13 +178,16 @@ def _row_decoder(
                 if values[i] is not None:
                     values[i] = convert(values[i])
             return tuple(values)
-        except _UNDECODABLE as error:
+        except UNDECODABLE as error:
             raise fail(data, error) from error
 
-    if converts or any(_code(f.type) is None for f in schema.fields):
+    columns = _columns(schema, struct_factory, zone)
+    if not columns or (converts and all(column.code for column in columns)):
         return decode
-
-    unpack, clean = _unpacker(schema, header).unpack, header + bytes(_bitmap_size(len(schema.fields)))
+    clean = header + bytes(_bitmap_size(len(columns)))
+    if not all(column.code for column in columns):
+        return compiled_decoder(columns, clean, decode)
+    unpack = _unpacker(schema, header).unpack
 
     def decode_numbers(data: bytes) -> tuple[Any, ...]:
         if data.startswith(clean):

@@ -27,6 +27,7 @@ from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.sweep import sweep
 from tests.support.environments import environment_with
 from tests.support.held_days import HeldDay, HeldDays
+from tests.support.layout import REPOSITORY
 from tests.support.reading import unnamed_files
 from tests.support.waiting import wait_until
 
@@ -95,7 +96,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder: Path = tmp_path_factory.mktemp("celery")
-    python = environment_with(folder, "celery.lock")
+    python = environment_with(folder, REPOSITORY / "tests/support/celery.lock")
     days = HeldDays(folder, f"file://{folder}/state", {"sums": {}})
     (folder / "worker_name.py").write_text(WORKER_NAME)
     # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.

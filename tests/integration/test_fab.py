@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.environments import environment_with
+from tests.support.layout import REPOSITORY
 from tests.support.shown_airflow import SET_UP, ShownAirflow, shown_airflow
 
 pytestmark = [
@@ -39,7 +40,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
     folder = tmp_path_factory.mktemp("fab")
     with shown_airflow(
         folder / "shown",
-        python=environment_with(folder, "fab.lock"),
+        python=environment_with(folder, REPOSITORY / "tests/support/fab.lock"),
         users=ROLES,
         set_up=SET_UP + USERS_AND_ROLES,
         more_env={"AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"},

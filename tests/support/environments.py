@@ -7,16 +7,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tests.support.layout import REPOSITORY
 
-
-def environment_with(folder: Path, lock: str) -> Path:
-    """Makes it in ``folder / "venv"``; the path of its Python. ``lock``: a file in tests/support that names what is added, by hash."""
+def environment_with(folder: Path, lock: Path) -> Path:
+    """Makes it in ``folder / "venv"``; the path of its Python. ``lock``: names what is added, by hash."""
     python = folder / "venv/bin/python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     (site,) = (folder / "venv/lib").glob("python*/site-packages")
     (site / "packages.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    uv, locked = str(Path(sys.executable).with_name("uv")), str(REPOSITORY / "tests/support" / lock)
+    uv, locked = str(Path(sys.executable).with_name("uv")), str(lock)
     command = [uv, "pip", "install", "-q", "--no-deps", "--require-hashes", "--python", str(python), "-r", locked]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

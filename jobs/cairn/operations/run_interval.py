@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from cairn.operations.plan_reuse import Earlier, Now, Recompute, made_of, options_of, plan_reuse, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.arrange_rows import plan_arrangement
 from cairn.runtime.code_version import code_version
 from cairn.runtime.column_names import ColumnNames, grouping_names
 from cairn.runtime.output_schema import recorded_schema, schema_of_file
@@ -377,6 +378,14 @@ def _made_of(
 
 
 def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[ShardAck]:
+    arrangement = plan_arrangement(
+        inputs.rows.schema,
+        inputs.initial.schema if inputs.initial is not None else None,
+        key=inputs.key,
+        initial_key=inputs.initial_key,
+        order_by=inputs.order_by,
+    )
+
     def routed(parts: Sequence[bytes]) -> DataFrame:
         return route(
             spark,
@@ -387,9 +396,10 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
             order_by=inputs.order_by,
             parts=parts,
             max_parallelism=job.max_parallelism,
+            in_order=arrangement is None,
         )
 
-    return run_on_shards(spark, job, routed)
+    return run_on_shards(spark, job, routed, arrangement)
 
 
 def _reuse(

@@ -19,7 +19,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cairn.runtime.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
-from cairn.runtime.row_order import MASK_BITS, without_zones
+from cairn.runtime.row_order import MASK_BITS, unordered, without_zones
 from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError
@@ -28,23 +28,6 @@ from state_backend.values.zones import Zone
 
 # Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
 BATCH_ROWS = 10_000
-_ORDERED = (
-    t.BooleanType,
-    t.ByteType,
-    t.ShortType,
-    t.IntegerType,
-    t.LongType,
-    t.FloatType,
-    t.DoubleType,
-    t.DecimalType,
-    t.StringType,
-    t.BinaryType,
-    t.DateType,
-    t.TimestampType,
-    t.TimestampNTZType,
-    t.DayTimeIntervalType,
-    t.NullType,
-)
 Convert = Callable[[Any], Any]
 
 
@@ -58,7 +41,7 @@ class LocalRows:
 
     def __init__(self, rows: Any, schema: t.StructType, zone: Zone, what: str = "the rows") -> None:
         for field in schema.fields:
-            if (found := _unordered(field.dataType)) is not None:
+            if (found := unordered(field.dataType)) is not None:
                 raise UsageError(
                     f"{what}: column {field.name!r} is {field.dataType.simpleString()}; rows with {found.simpleString()} are put in "
                     "order by Spark only\nLeave the column out here, or test this pipeline with run_interval and a Spark session"
@@ -224,19 +207,6 @@ def _zero_signs(floats: Sequence[pa.Array], count: int) -> list[tuple[int, ...]]
 
 def _is_negative_zero(value: float | None) -> bool:
     return value is not None and value == 0 and math.copysign(1, value) < 0
-
-
-def _unordered(data_type: t.DataType) -> t.DataType | None:
-    """The first type within that only the JVM puts in order; None: there is none."""
-    match data_type:
-        case t.ArrayType():
-            return _unordered(data_type.elementType)
-        case t.StructType():
-            return next((found for f in data_type.fields if (found := _unordered(f.dataType)) is not None), None)
-    known = type(data_type) in _ORDERED
-    if isinstance(data_type, t.StringType):
-        known = known and data_type.isUTF8BinaryCollation()
-    return None if known else data_type
 
 
 def _is_float(data_type: t.DataType) -> bool:

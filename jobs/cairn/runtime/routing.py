@@ -1,6 +1,11 @@
-"""Which row goes to which shard, and in which order: all of it in Spark's JVM.
+"""Which row goes to which shard, in Spark's JVM.
 
-One DataFrame of ticks, initial-state rows and input rows is made:
+One DataFrame of ticks, initial-state rows and input rows is made, which has all columns side by side:
+
+    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, … where there is an initial state
+
+A task puts these rows in order (`arrange_rows`); structs would cost the shuffle a copy of each row. Rows of types that only Spark can
+order are sorted here, and laid out as jobs get them:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
                                                   | __initial struct<initial state's columns>, where there is such
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 TICK, INITIAL, INPUT = 0, 1, 2
-PART = "__part"
+KEY_GROUP, PART, KIND = "__key_group", "__part", "__kind"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
@@ -70,25 +75,25 @@ def route(
     order_by: Sequence[str],
     parts: Sequence[bytes],
     max_parallelism: int,
+    in_order: bool = True,
 ) -> DataFrame:
     """The ticks and rows of all shards, each shard one sorted partition; partition number = shard. ``parts``: for each shard what its
-    tick holds. ``initial_key``: what the key's columns are called in ``initial``, in the key's order, if otherwise."""
+    tick holds. ``initial_key``: what the key's columns are called in ``initial``, in the key's order, if otherwise. ``in_order`` False:
+    as `arrange_rows` takes them, not sorted and without structs."""
     parallelism = len(parts)
     schema = rows.schema
     check_order_by(order_by, schema)
+    if not in_order:
+        flat = [_flat(rows, INPUT, key, max_parallelism)]
+        if initial is not None:
+            flat.append(_flat(initial, INITIAL, initial_key or key, max_parallelism))
+        return _with_ticks(spark, parts, flat, max_parallelism).repartitionById(
+            parallelism, _shard(parallelism, max_parallelism)
+        )
     keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
     if initial is not None:
         keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
-    ticks = _tick_rows(spark, parts, max_parallelism).withColumn("__kind", F.lit(TICK).cast("tinyint"))
-    for part in keyed:
-        # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
-        # left to the union, since some types that a source may give (TIME) can't be cast to.
-        for field in part.schema.fields:
-            if field.name not in (*ticks.columns, *_BYTES):
-                ticks = ticks.withColumn(field.name, F.lit(None).cast(field.dataType))
-    routed = ticks
-    for part in keyed:
-        routed = routed.unionByName(part, allowMissingColumns=True)
+    routed = _with_ticks(spark, parts, keyed, max_parallelism)
     by_kind = [("__input", schema, [*order_by, *schema.names], key)]
     if initial is not None:
         by_kind.append(("__initial", initial.schema, initial.schema.names, initial_key or key))
@@ -113,11 +118,44 @@ def key_columns(count: int) -> list[str]:
     return [f"__key_{i}" for i in range(count)]
 
 
+def flat_columns(kind: int, count: int) -> list[str]:
+    """What the columns of a kind are called where they travel side by side."""
+    return [f"__{'input' if kind == INPUT else 'initial'}_{i}" for i in range(count)]
+
+
+def _with_ticks(
+    spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
+) -> DataFrame:
+    # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
+    # left to the union, since some types that a source may give (TIME) can't be cast to.
+    types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
+    routed = _tick_rows(spark, parts, max_parallelism).select(
+        "*",
+        F.lit(TICK).cast("tinyint").alias(KIND),
+        *[F.lit(None).cast(data_type).alias(name) for name, data_type in types.items()],
+    )
+    for part in keyed:
+        routed = routed.unionByName(part, allowMissingColumns=True)
+    return routed
+
+
+def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
+    names = flat_columns(kind, len(rows.columns))
+    return rows.select(
+        _key_group(key, max_parallelism),
+        F.lit(kind).cast("tinyint").alias(KIND),
+        *[_column(f.name).alias(name) for f, name in zip(rows.schema, names, strict=True)],
+    )
+
+
+def _key_group(key: Sequence[str], max_parallelism: int) -> Column:
+    return F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int").alias(KEY_GROUP)
+
+
 def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
-    key_group = F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int")
     unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
     return rows.select(
-        key_group.alias("__key_group"),
+        _key_group(key, max_parallelism),
         F.lit(kind).cast("tinyint").alias("__kind"),
         *[
             normalised(_column(name), rows.schema[name].dataType).alias(alias)

@@ -28,19 +28,48 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
     DoubleType,
     FloatType,
     GeographyType,
     GeometryType,
+    IntegerType,
+    LongType,
     MapType,
+    NullType,
+    ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
     UserDefinedType,
     VariantType,
 )
 
 MASK_BITS = 62
+# What Python orders as the JVM does.
+_IN_PYTHON = (
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    StringType,
+    BinaryType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    DayTimeIntervalType,
+    NullType,
+)
 
 
 def spark_order(column: Column, data_type: DataType) -> Column | None:
@@ -62,6 +91,19 @@ def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
         if not (isinstance(data_type, FloatType | DoubleType) or _is_total(data_type) or needs_bytes(data_type))
     ]
     return masks + others
+
+
+def unordered(data_type: DataType) -> DataType | None:
+    """The first type within that only the JVM puts in order; None: there is none."""
+    match data_type:
+        case ArrayType():
+            return unordered(data_type.elementType)
+        case StructType():
+            return next((found for f in data_type.fields if (found := unordered(f.dataType)) is not None), None)
+    known = type(data_type) in _IN_PYTHON
+    if isinstance(data_type, StringType):
+        known = known and data_type.isUTF8BinaryCollation()
+    return None if known else data_type
 
 
 def needs_bytes(data_type: DataType) -> bool:

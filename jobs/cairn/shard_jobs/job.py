@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import pyarrow as pa
 from pyspark import TaskContext
 
+from cairn.runtime.arrange_rows import Arrangement
 from cairn.runtime.first_cause import first_cause
 from cairn.runtime.routing import PART, ticks
 from cairn.shard_jobs.shipping import ship, unship
+from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare import OfShard, by_shard
 from state_backend.values.errors import DamagedCopy, InvariantViolated
 from state_backend.values.records import Content, ShardRef
@@ -86,7 +88,10 @@ class JobOnContent:
 
 
 def run_on_shards(
-    spark: SparkSession, job: ShardJob[Ack], placed: Callable[[Sequence[bytes]], DataFrame] | None = None
+    spark: SparkSession,
+    job: ShardJob[Ack],
+    placed: Callable[[Sequence[bytes]], DataFrame] | None = None,
+    arrangement: Arrangement | None = None,
 ) -> list[Ack]:
     """Runs the job once on each shard; returns their acks, in the order of shards.
 
@@ -96,7 +101,7 @@ def run_on_shards(
     """
     parts = [zlib.compress(pickle.dumps(job.refs_of(shard)), 1) for shard in range(job.parallelism)]
     rows = ticks(spark, parts, max_parallelism=job.max_parallelism) if placed is None else placed(parts)
-    shipped = ship(job.with_refs(()))
+    shipped = ship((job.with_refs(()), arrangement))
     for tries_left in range(job.parallelism, -1, -1):
         try:
             with first_cause():
@@ -119,12 +124,17 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     """In a worker: one row with the ack."""
     context = TaskContext.get()
     assert context is not None
+    job: Any
+    arrangement: Arrangement | None
+    job, arrangement = unship(shipped)
+    if arrangement is not None:
+        batches = arrangement.arranged(batches, partial(work_folder, f"sort-{context.partitionId()}"))
     batches = iter(batches)
     first = next(batch for batch in batches if batch.num_rows)
     part = first.column(PART)[0].as_py()
     if part is None:
         raise InvariantViolated(f"partition {context.partitionId()} does not begin with a tick")
-    job: Any = unship(shipped).with_refs(pickle.loads(zlib.decompress(part)))
+    job = job.with_refs(pickle.loads(zlib.decompress(part)))
     batches = (batch.drop_columns([PART]) for batch in chain([first], batches))
     ack = job.run_shard(batches, context.partitionId(), context.taskAttemptId())
     for _ in batches:  # a job without input leaves its tick

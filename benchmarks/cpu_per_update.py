@@ -1,0 +1,187 @@
+"""What one update costs in CPU time, the JVM's and Python's, over whole intervals with their checkpoints.
+
+    python -m benchmarks.cpu_per_update [--rows 1000000] [--intervals 5] [--apis row,arrow]
+
+State: six fields, one of them 64 characters. The first interval loads every key, the second warms up; each further one has as many
+rows as there are keys, on keys drawn at random, so that about 63 % of the keys have some. Prints medians and every sample.
+CPU time is user and system time of this process and of all below it (JVM, Python daemon and workers), from before ``run_interval``
+until it returns, so that it can be compared on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import Row
+
+from benchmarks.engines import START, interval, start_spark
+from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Interval, Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STATE = "n bigint, total bigint, low bigint, high bigint, last bigint, payload string"
+INPUT = "k bigint, v bigint, payload string"
+OUTPUT = "k bigint, n bigint, total bigint"
+_PAYLOADS = 4096
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class RowUpdates(StatefulProcessor):
+    """Count, sum, lowest, highest and last value, and the last payload."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._state = handle.getValueState("state", STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        found = self._state.get()
+        n, total, low, high, last, payload = found or (0, 0, 1 << 62, -(1 << 62), 0, "")
+        for row in rows:
+            last, payload = row.v, row.payload
+            n, total = n + 1, total + last
+            low, high = min(low, last), max(high, last)
+        self._state.update((n, total, low, high, last, payload))
+        yield Row(k=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ArrowUpdates(ArrowProcessor):
+    """The same for many keys at a time."""
+
+    def init(self, handle: Any) -> None:
+        handle.getValueState("state", STATE)
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        v, starts, ends = batch.rows["v"].to_numpy(), batch.row_offsets[:-1], batch.row_offsets[1:]
+        state = batch.states["state"]
+        n = state["n"].fill_null(0).to_numpy() + (ends - starts)
+        total = state["total"].fill_null(0).to_numpy() + np.add.reduceat(v, starts)
+        low = np.minimum(state["low"].fill_null(1 << 62).to_numpy(), np.minimum.reduceat(v, starts))
+        high = np.maximum(state["high"].fill_null(-(1 << 62)).to_numpy(), np.maximum.reduceat(v, starts))
+        payload = batch.rows["payload"].take(pa.array(ends - 1))
+        new = pa.table(
+            {
+                "n": n,
+                "total": total,
+                "low": low,
+                "high": high,
+                "last": v[ends - 1],
+                "payload": payload.cast(pa.string()),
+            }
+        )
+        return BatchResult(states={"state": new}, output=with_keys(batch, new.select(["n", "total"])))
+
+
+PROCESSORS: dict[str, type] = {"row": RowUpdates, "arrow": ArrowUpdates}
+
+
+def write_input(folder: Path, rows: int, intervals: int) -> list[Path]:
+    """A file per interval: every key once, then keys drawn at random."""
+    random = np.random.default_rng(20130101)
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", "S1")
+    payloads = pa.array(random.choice(letters, (_PAYLOADS, 64)).view("S64")[:, 0].astype(str))
+    files = []
+    for number in range(intervals):
+        keys = random.permutation(rows) if number == 0 else random.integers(0, rows, rows)
+        columns = {
+            "k": keys,
+            "v": random.integers(-1_000_000, 1_000_000, rows),
+            "payload": payloads.take(pa.array(random.integers(0, _PAYLOADS, rows))),
+        }
+        files.append(folder / f"{number:03d}.parquet")
+        pq.write_table(pa.table(columns), files[-1], row_group_size=max(1, rows // 4), use_dictionary=False)
+    return files
+
+
+def cpu_s() -> dict[str, float]:
+    """CPU seconds so far of this process and all below it, by kind: java or python."""
+    children: dict[int, list[int]] = {}
+    stats: dict[int, tuple[str, float]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "stat").read_text()
+            except OSError:
+                continue
+            name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+            # Of children that have ended too: user, system, children's user, children's system.
+            stats[int(folder.name)] = name, sum(map(int, fields[11:15])) * _TICK_S
+    found = {"java": 0.0, "python": 0.0}
+    waiting = [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        name, seconds = stats.get(pid, ("", 0.0))
+        found["java" if name == "java" else "python"] += seconds
+        waiting += children.get(pid, [])
+    return found
+
+
+def measure(spark: SparkSession, api: str, files: list[Path], root: Path, rows: int) -> dict[str, list[float]]:
+    """Microseconds per row of every interval after the first two: CPU of the JVM, of Python, of both, and wall time."""
+    of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
+
+    def source(spark: SparkSession, interval: Interval) -> DataFrame:
+        return spark.read.schema(INPUT).parquet(of_start[interval.start])
+
+    pipeline = Pipeline(
+        name="updates",
+        start=START,
+        source=source,
+        key=["k"],
+        processor=PROCESSORS[api],
+        api=api,  # type: ignore[arg-type]
+        output_schema=OUTPUT,
+        time_mode="none",
+        parallelism=2,
+    )
+    found: dict[str, list[float]] = {"java": [], "python": [], "both": [], "wall": []}
+    for number in range(len(files)):
+        before, started_s = cpu_s(), time.monotonic()
+        record = run_interval(spark, pipeline, interval(number), str(root))
+        wall_s, after = time.monotonic() - started_s, cpu_s()
+        if number >= 2:
+            used = {kind: (after[kind] - before[kind]) / rows * 1e6 for kind in before}
+            for kind, us in {**used, "both": sum(used.values()), "wall": wall_s / rows * 1e6}.items():
+                found[kind].append(us)
+    print(f"{api}: digest of the last state {record.content.digest:016x}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--intervals", type=int, default=5)
+    parser.add_argument("--apis", default="row,arrow")
+    options = parser.parse_args()
+    print(f"load before the start {os.getloadavg()[0]:.1f}; {options.rows:,} rows; microseconds per row", flush=True)
+    with tempfile.TemporaryDirectory(prefix="cairn-cpu-") as folder:
+        files = write_input(Path(folder), options.rows, options.intervals + 2)
+        spark = start_spark()
+        try:
+            for api in options.apis.split(","):
+                found = measure(spark, api, files, Path(folder) / api, options.rows)
+                for kind, samples in found.items():
+                    listed = " ".join(f"{us:.2f}" for us in samples)
+                    print(f"{api:6} {kind:7} {statistics.median(samples):6.2f}   ({listed})", flush=True)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Keyed state beside what people do without it: MERGE into a table format, and computing everything again.
+
+    python -m benchmarks.merge [--keys 1000000] [--batches 10] [--parts 0.01,0.1] [--only cairn,delta,...]
+
+State: a row per key of six fields, one of them 64 characters. A first batch has every key, each further one a part of them, drawn at
+random, each once. Every engine ends a batch with its state durable in a local folder and the batch's rows of ``k, n, total`` in a
+Parquet file:
+
+- **cairn**: ``run_interval`` with the vectorised API on two shards in Spark's local mode, checkpoint, output and clean-up included.
+- **delta**: ``deltalake``, one MERGE per batch; what was replaced stays in the folder until somebody vacuums.
+- **iceberg**: ``pyiceberg`` has no MERGE that computes: the table is read, joined with the batch by DuckDB, and overwritten.
+- **recompute**: DuckDB over all batches so far; there is no state, the whole result is written every time.
+
+Each engine has a process of its own, one after the other, and all end with the same state, row by row, or the run fails. CPU seconds are
+of the process and all below it (for Cairn Spark's JVM too). Medians over the batches after the first two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.cpu_per_update import INPUT, OUTPUT, ArrowUpdates, cpu_s
+from benchmarks.engines import START, interval, start_spark
+from cairn.operations.run_interval import run_interval
+from cairn.pipeline import Pipeline
+from cairn.runtime.keyed_state import KeyedState
+from tests.support.environments import environment_with
+
+FIELDS = ("n", "total", "low", "high", "last", "payload")
+# One row per key in a batch, so that what is new of a key is that row. ``b`` is the batch, ``t`` the state.
+_FROM_BATCH = "k, 1::bigint n, v total, v low, v high, v last, payload"
+_MERGED = (
+    "coalesce(b.k, t.k) k, coalesce(t.n, 0) + (b.k is not null)::bigint n, (coalesce(t.total, 0) + coalesce(b.v, 0))::bigint total, "
+    'least(t.low, b.v) low, greatest(t.high, b.v) high, coalesce(b.v, t.last) "last", coalesce(b.payload, t.payload) payload'
+)
+
+
+def write_input(folder: Path, keys: int, batches: int, part: float) -> list[Path]:
+    """A file per batch."""
+    random = np.random.default_rng(20130101)
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", "S1")
+    files = []
+    for number in range(batches + 1):
+        drawn = random.permutation(keys)[: keys if number == 0 else max(1, round(keys * part))]
+        columns = {
+            "k": drawn,
+            "v": random.integers(-1_000_000, 1_000_000, len(drawn)),
+            "payload": random.choice(letters, (len(drawn), 64)).view("S64")[:, 0].astype(str),
+        }
+        files.append(folder / f"{number:03d}.parquet")
+        pq.write_table(pa.table(columns), files[-1])
+    return files
+
+
+def query(sql: str, **tables: pa.Table) -> pa.Table:
+    """What DuckDB makes of these tables."""
+    with duckdb.connect() as connection:
+        connection.execute("set threads = 2")
+        for name, table in tables.items():
+            connection.register(name, table)
+        return connection.execute(sql).to_arrow_table()
+
+
+class Cairn:
+    """Ours."""
+
+    def __init__(self, folder: Path, files: list[Path]) -> None:
+        self._root, self._spark = folder / "state", start_spark()
+        of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
+        self._pipeline = Pipeline(
+            name="updates",
+            start=START,
+            source=lambda spark, i: spark.read.schema(INPUT).parquet(of_start[i.start]),
+            key=["k"],
+            processor=ArrowUpdates,
+            api="arrow",
+            output_schema=OUTPUT,
+            time_mode="none",
+            parallelism=2,
+        )
+
+    def batch(self, number: int) -> None:
+        """Takes the file of that number into the state."""
+        run_interval(self._spark, self._pipeline, interval(number), str(self._root))
+
+    def state(self) -> pa.Table:
+        """All of it."""
+        self._spark.dataSource.register(KeyedState)
+        reader = self._spark.read.format("keyed_state").option("root", str(self._root)).option("pipeline", "updates")
+        return (
+            reader.option("state", "state").load().selectExpr("key.k k", *(f"value.{f} {f}" for f in FIELDS)).toArrow()
+        )
+
+    def close(self) -> None:
+        """Ends the JVM."""
+        self._spark.stop()
+
+
+class Delta:
+    """MERGE by ``deltalake``."""
+
+    def __init__(self, folder: Path, files: list[Path]) -> None:
+        self._table, self._out, self._files = str(folder / "table"), folder, files
+
+    def batch(self, number: int) -> None:
+        """Takes the file of that number into the table, and puts out what it made of its keys."""
+        from deltalake import DeltaTable, write_deltalake
+
+        rows = pq.read_table(self._files[number])
+        if number == 0:
+            write_deltalake(self._table, query(f"select {_FROM_BATCH} from rows", rows=rows))
+        else:
+            merge = DeltaTable(self._table).merge(rows, predicate="t.k = b.k", source_alias="b", target_alias="t")
+            new = {
+                "n": "t.n + 1",
+                "total": "t.total + b.v",
+                "low": "least(t.low, b.v)",
+                "high": "greatest(t.high, b.v)",
+                "last": "b.v",
+                "payload": "b.payload",
+            }
+            first = {
+                "k": "b.k",
+                "n": "1",
+                **dict.fromkeys(("total", "low", "high", "last"), "b.v"),
+                "payload": "b.payload",
+            }
+            merge.when_matched_update(new).when_not_matched_insert(first).execute()
+        kept = DeltaTable(self._table).to_pyarrow_table(columns=["k", "n", "total"])
+        made = query("select k, n, total from kept semi join rows using (k)", kept=kept, rows=rows)
+        pq.write_table(made, self._out / f"output-{number:03d}.parquet")
+
+    def state(self) -> pa.Table:
+        """All of it."""
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._table).to_pyarrow_table()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Iceberg:
+    """Read, joined and overwritten by ``pyiceberg``."""
+
+    def __init__(self, folder: Path, files: list[Path]) -> None:
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        self._out, self._files = folder, files
+        self._catalog = SqlCatalog("here", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
+        self._catalog.create_namespace("state")
+
+    def batch(self, number: int) -> None:
+        """Takes the file of that number into the table, and puts out what it made of its keys."""
+        rows = pq.read_table(self._files[number])
+        if number == 0:
+            merged = query(f"select {_FROM_BATCH} from rows", rows=rows)
+            self._catalog.create_table("state.state", schema=merged.schema)
+        else:
+            kept = self.state()
+            merged = query(f"select {_MERGED} from kept t full join rows b on t.k = b.k", kept=kept, rows=rows)
+        self._catalog.load_table("state.state").overwrite(merged)
+        made = query("select k, n, total from merged semi join rows using (k)", rows=rows, merged=merged)
+        pq.write_table(made, self._out / f"output-{number:03d}.parquet")
+
+    def state(self) -> pa.Table:
+        """All of it."""
+        return self._catalog.load_table("state.state").scan().to_arrow()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Recompute:
+    """Everything again, by DuckDB."""
+
+    def __init__(self, folder: Path, files: list[Path]) -> None:
+        self._out, self._files, self._last = folder, files, 0
+
+    def batch(self, number: int) -> None:
+        """Computes the whole result from the files up to that number; the older result is removed, as nobody needs it."""
+        files = [str(file) for file in self._files[: number + 1]]
+        duckdb.execute(
+            'copy (select k, count(*) n, sum(v)::bigint total, min(v) low, max(v) high, arg_max(v, filename) "last", '
+            f"arg_max(payload, filename) payload from read_parquet({files!r}, filename = true) group by k) "
+            f"to '{self._out}/result-{number:03d}.parquet' (format parquet)"
+        )
+        duckdb.execute(
+            f"copy (select k, n, total from '{self._out}/result-{number:03d}.parquet' semi join '{files[-1]}' using (k)) "
+            f"to '{self._out}/output-{number:03d}.parquet' (format parquet)"
+        )
+        if number:
+            (self._out / f"result-{self._last:03d}.parquet").unlink()
+        self._last = number
+
+    def state(self) -> pa.Table:
+        """All of it."""
+        return pq.read_table(self._out / f"result-{self._last:03d}.parquet")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+ENGINES: dict[str, Callable[[Path, list[Path]], Any]] = {
+    "cairn": Cairn,
+    "delta": Delta,
+    "iceberg": Iceberg,
+    "recompute": Recompute,
+}
+
+
+def run_here(name: str, folder: Path, inputs: list[Path]) -> dict[str, list[float]]:
+    """Measures one engine in this process; its last state goes to ``folder/last.parquet``."""
+    found: dict[str, list[float]] = {"wall_s": [], "cpu_s": [], "written_mb": []}
+    duckdb.execute("set threads = 2")
+    engine = ENGINES[name](folder, inputs)
+    try:
+        known: set[tuple[str, int]] = set()
+        for number in range(len(inputs)):
+            before, began_s = sum(cpu_s().values()), time.monotonic()
+            engine.batch(number)
+            found["wall_s"].append(time.monotonic() - began_s)
+            found["cpu_s"].append(sum(cpu_s().values()) - before)
+            there = {(str(f), f.stat().st_size) for f in folder.rglob("*") if f.is_file()}
+            found["written_mb"].append(sum(size for _, size in there - known) / 1e6)
+            known = there
+        columns = pa.table(engine.state()).select(["k", *FIELDS])
+        schema = pa.schema([("k", pa.int64()), *((f, pa.int64()) for f in FIELDS[:-1]), ("payload", pa.string())])
+        pq.write_table(columns.cast(schema).sort_by("k"), folder / "last.parquet")
+    finally:
+        engine.close()
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Runs what is asked for and prints a table; 1 if two engines disagree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--parts", default="0.01,0.1")
+    parser.add_argument("--only", default=",".join(ENGINES))
+    parser.add_argument("--here", nargs=3, metavar=("ENGINE", "FOLDER", "INPUTS"), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.here:
+        name, folder, inputs = given.here
+        print(json.dumps(run_here(name, Path(folder), sorted(Path(inputs).iterdir()))))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="cairn-merge-") as scratch:
+        work = Path(scratch)
+        python = environment_with(work, Path(__file__).with_name("peers.lock"))
+        for part in map(float, given.parts.split(",")):
+            inputs = work / f"input-{part}"
+            inputs.mkdir()
+            write_input(inputs, given.keys, given.batches, part)
+            print(
+                f"\n{given.keys:,} keys, {given.batches} batches of {part:.0%}; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+            print(
+                "| engine | wall s a batch | CPU s a batch | MB written a batch | load s (CPU) |\n|---|---|---|---|---|"
+            )
+            states: dict[str, pa.Table] = {}
+            for name in given.only.split(","):
+                folder = work / f"{name}-{part}"
+                folder.mkdir()
+                command = [str(python), "-m", "benchmarks.merge", "--here", name, str(folder), str(inputs)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                found = json.loads(done.stdout.splitlines()[-1])
+                middle = {kind: statistics.median(samples[3:] or samples[1:]) for kind, samples in found.items()}
+                print(
+                    f"| {name} | {middle['wall_s']:.2f} | {middle['cpu_s']:.2f} | {middle['written_mb']:.1f} | "
+                    f"{found['wall_s'][0]:.1f} ({found['cpu_s'][0]:.1f}) |   {json.dumps(found)}",
+                    flush=True,
+                )
+                states[name] = pq.read_table(folder / "last.parquet")
+            first, *others = states
+            for name in others:
+                if not states[name].equals(states[first]):
+                    print(f"{name} and {first} end with different states", file=sys.stderr)
+                    return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""Puts the rows of one shard in order in its task, where Spark only brought them there.
+
+A job gets the rows as if Spark had sorted them (`routing` draws the columns): the tick first, then by key group, key, kind, ``order_by``
+and all other columns, and at last by which of their floats are -0.0. It takes a third of the CPU time of Spark's own sort. `row_order` says it for the
+JVM, which still sorts rows that have a column of a type that only Spark can order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import ArrayType, StructType
+
+from cairn.runtime.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, flat_columns, key_columns
+from cairn.runtime.row_order import MASK_BITS, unordered
+from cairn.runtime.sort_rows import SORT_BYTES, sorted_batches
+from state_backend.formats.arrow_columns import valid_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Of the input or of the initial state: their names, and positions among them of the key, and of what orders the rows of a key."""
+
+    names: tuple[str, ...]
+    key: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """Travels to the workers. ``initial`` None: there is no initial state."""
+
+    input: Columns
+    initial: Columns | None
+
+    def arranged(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        spill: Callable[[], AbstractContextManager[Path]],
+        most_bytes: int = SORT_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """The shard's batches as a job gets them. Where the tick is in the first batch, it is given before the others are asked for.
+
+        spill: a folder for rows that exceed ``most_bytes``, entered only then."""
+        ticks: list[pa.RecordBatch] = []
+        rows = self._without_ticks(batches, ticks)
+        first = next(rows, None)
+        sorted_rows = sorted_batches(
+            (batch for batch in chain([] if first is None else [first], rows) if batch.num_rows),
+            self._sort_columns,
+            spill,
+            most_bytes=most_bytes,
+        )
+        head = [] if ticks else [batch for batch in [next(sorted_rows, None)] if batch is not None]
+        given = len(ticks)
+        yield from map(self._laid_out, ticks[:given])
+        yield from map(self._laid_out, chain(head, sorted_rows))
+        yield from map(self._laid_out, ticks[given:])  # of another shard: whoever counts them raises
+
+    def _without_ticks(
+        self, batches: Iterable[pa.RecordBatch], ticks: list[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            is_tick = batch.column(KIND).to_numpy() == TICK
+            some = batch
+            if is_tick.any():
+                ticks.append(batch.filter(pa.array(is_tick)))
+                some = batch.filter(pa.array(~is_tick))
+            yield some.drop_columns([PART])
+
+    def _sort_columns(self, rows: pa.RecordBatch) -> Iterator[pa.Array]:
+        yield rows.column(KEY_GROUP)
+        yield from self._keys(rows)
+        if self.initial is not None:
+            yield rows.column(KIND)
+        for kind, columns in self._by_kind:
+            flat = _flat(rows, kind, columns)
+            yield from (flat[at] for at in columns.order)
+        for kind, columns in self._by_kind:
+            floats = [column for column in _flat(rows, kind, columns) if pa.types.is_floating(column.type)]
+            yield from (_zero_signs(floats[at : at + MASK_BITS]) for at in range(0, len(floats), MASK_BITS))
+
+    @property
+    def _by_kind(self) -> list[tuple[int, Columns]]:
+        return [(INPUT, self.input), *([(INITIAL, self.initial)] if self.initial is not None else [])]
+
+    def _keys(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        keys = [_flat(rows, INPUT, self.input)[at] for at in self.input.key]
+        if self.initial is None:
+            return keys
+        is_initial = pa.array(rows.column(KIND).to_numpy() == INITIAL)
+        others = [_flat(rows, INITIAL, self.initial)[at] for at in self.initial.key]
+        return [pc.if_else(is_initial, other, key) for other, key in zip(others, keys, strict=True)]
+
+    def _laid_out(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        count = rows.num_rows
+        parts = rows.column(PART) if PART in rows.schema.names else pa.nulls(count, pa.binary())
+        found = {KEY_GROUP: rows.column(KEY_GROUP), PART: parts, KIND: rows.column(KIND)}
+        found |= dict(zip(key_columns(len(self.input.key)), map(_normalised, self._keys(rows)), strict=True))
+        for kind, columns in self._by_kind:
+            others = None if self.initial is None else pa.array(rows.column(KIND).to_numpy() != kind)
+            flat = [*map(_one_nan, _flat(rows, kind, columns))]
+            name = "__input" if kind == INPUT else "__initial"
+            found[name] = pa.StructArray.from_arrays(flat, names=list(columns.names), mask=others)
+        return pa.RecordBatch.from_pydict(found)
+
+
+def plan_arrangement(
+    rows: StructType,
+    initial: StructType | None,
+    *,
+    key: Sequence[str],
+    initial_key: Sequence[str],
+    order_by: Sequence[str],
+) -> Arrangement | None:
+    """How a task orders rows of these schemas. None: they have a column that only Spark can order. ``initial_key``: as
+    `routing.route` has it."""
+    schemas = [rows, *([initial] if initial is not None else [])]
+    if any(isinstance(f.dataType, _NESTED) or unordered(f.dataType) is not None for s in schemas for f in s):
+        return None
+    return Arrangement(
+        input=_columns(rows.names, key, order_by),
+        initial=None if initial is None else _columns(initial.names, initial_key or key, ()),
+    )
+
+
+_NESTED = (ArrayType, StructType)
+
+
+def _columns(names: Sequence[str], key: Sequence[str], order_by: Sequence[str]) -> Columns:
+    return Columns(
+        names=tuple(names),
+        key=tuple(map(names.index, key)),
+        order=tuple(names.index(name) for name in dict.fromkeys([*order_by, *names]) if name not in key),
+    )
+
+
+def _flat(rows: pa.RecordBatch, kind: int, columns: Columns) -> list[pa.Array]:
+    return [rows.column(name) for name in flat_columns(kind, len(columns.names))]
+
+
+def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
+    """A bit for each of at most 62 columns: whether it is -0.0."""
+    mask = np.zeros(len(floats[0]), np.int64)
+    for bit, column in enumerate(floats):
+        numbers = column.to_numpy(zero_copy_only=False)
+        mask |= ((numbers == 0) & np.signbit(numbers) & valid_rows(column)).astype(np.int64) << bit
+    return pa.array(mask)
+
+
+def _one_nan(column: pa.Array) -> pa.Array:
+    """Files hold NaN with and without a sign, which no order tells apart, but the bytes of state do."""
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
+
+
+def _normalised(column: pa.Array) -> pa.Array:
+    """The key column with 0.0 for -0.0, and one NaN."""
+    return pc.add(_one_nan(column), pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
