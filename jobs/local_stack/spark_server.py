@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cairn.command.spark_server import answers, server_command, server_environment
@@ -81,6 +81,10 @@ class SparkConnectServer(Server):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no Spark Connect server after {timeout_s} s: {self._processes.log_path(_NAME)}")
             time.sleep(0.3)
+
+    def pids(self) -> Iterator[int]:
+        """The server's process, and those of its Python workers, as long as they live."""
+        return self._processes.pids()
 
     def kill(self) -> None:
         """kill -9 of the server and of its Python workers. ``start`` starts another one on the same port."""

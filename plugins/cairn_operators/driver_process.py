@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException
 
 from cairn_operators.die_with_parent import die_with_parent
 from cairn_operators.failures import exit_failure, failure
+from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
 
 # Airflow sends SIGKILL 5 s after SIGTERM; the driver gets less, so that its group is gone before.
 _GRACE_S = 2.0
@@ -36,7 +38,7 @@ class DriverProcess:
     def __init__(self, module: str, dag_id: str) -> None:
         self._module = module
         self._dag_id = dag_id
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmDriver | None = None
 
     def run(
         self,
@@ -52,9 +54,8 @@ class DriverProcess:
         """
         with tempfile.TemporaryDirectory(prefix="cairn-driver-") as folder:
             result = Path(folder, "result.json")
-            command = [sys.executable, "-m", self._module, *arguments, "--result", str(result)]
             try:
-                self._process = _start(command, environment or {}, private)
+                self._process = _start(self._module, [*arguments, "--result", str(result)], environment or {}, private)
                 for line in _lines(self._process):
                     log_line(line)
                 return_code = self._process.wait()
@@ -75,6 +76,8 @@ class DriverProcess:
         _signal_group(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
+        if isinstance(process, WarmDriver):
+            process.close()
         self._process = None
 
 
@@ -89,29 +92,33 @@ def repo_root() -> Path:
 
 
 def _start(
-    command: Sequence[str], environment: Mapping[str, str], private: Mapping[str, Any] | None
-) -> subprocess.Popen[bytes]:
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], private: Mapping[str, Any] | None
+) -> subprocess.Popen[bytes] | WarmDriver:
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
+    # The same for every task of a worker: what a process that makes many drivers begins with.
+    common = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    ours = {**common, **environment, "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task())}
+    settings = None if private is None else json.dumps(private).encode()
+    if warm := conf.getboolean("cairn", "warm_drivers", fallback=False):
+        driver = start_warm(module, arguments, cwd=root, environment=ours, private=settings)
+        if driver is not None:
+            return driver
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", module, *arguments],
         cwd=root,
-        env={
-            **os.environ,
-            **environment,
-            "PYTHONPATH": path,
-            "CAIRN_PYTHON_PATH": os.pathsep.join(_path_of_the_task()),
-            "PYTHONUNBUFFERED": "1",
-        },
-        stdin=subprocess.DEVNULL if private is None else subprocess.PIPE,
+        env=ours,
+        stdin=subprocess.DEVNULL if settings is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  one system call, loaded before the fork
     )
-    if process.stdin is not None:
+    if process.stdin is not None and settings is not None:
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it ended at once: its output says why
-            pipe.write(json.dumps(private).encode())
+            pipe.write(settings)
+    if warm:
+        start_host_if_it_pays(cwd=root, environment=common)
     return process
 
 
@@ -126,7 +133,7 @@ def _path_of_the_task() -> list[str]:
     return [f for f in dict.fromkeys(folders) if not f.startswith(installed) and not f.endswith(".zip")]
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
     """The driver's lines until it ends. Ends too if a grandchild keeps the pipe open, and raises if Airflow's supervisor
     is gone: the kernel does not kill this process then, and another try may already be running."""
     assert process.stdout is not None

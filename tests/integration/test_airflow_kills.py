@@ -6,10 +6,12 @@ The DAGs of the second example run here too, since a server takes longer to star
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -99,9 +101,21 @@ for n in range(int(sys.argv[3])):
 """
 
 
+@pytest.fixture(
+    scope="module",
+    params=[
+        "cold",
+        pytest.param("warm", marks=pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="needs CAIRN_LONG=1")),
+    ],
+)
+def drivers(request: pytest.FixtureRequest) -> str:
+    """Whether tasks start drivers, or have them forked by a warm process."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = tmp_path_factory.mktemp("kills")
+def folder(tmp_path_factory: pytest.TempPathFactory, drivers: str) -> Path:
+    made: Path = tmp_path_factory.mktemp(f"kills-{drivers}")
     for name, text in (("counts_pipeline.py", PIPELINE), ("dags/counts.py", DAGS), ("undisturbed.py", UNDISTURBED)):
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_text(text.replace("@FOLDER@", str(made)))
@@ -117,8 +131,9 @@ def spark_server(folder: Path) -> Iterator[SparkConnectServer]:
 
 
 @pytest.fixture(scope="module")
-def airflow(folder: Path, spark_server: SparkConnectServer) -> Iterator[AirflowServer]:
+def airflow(folder: Path, spark_server: SparkConnectServer, drivers: str) -> Iterator[AirflowServer]:
     env = {
+        "AIRFLOW__CAIRN__WARM_DRIVERS": str(drivers == "warm"),
         **pipeline_env(folder, folder / "flights", spark_server),
         "CAIRN_WEATHER": str(folder / "weather"),
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -155,7 +170,11 @@ class Day:
         return self.start + timedelta(days=1)
 
     def drivers(self) -> list[int]:
-        return [pid for pid in self.airflow.processes.pids() if "cairn.command.driver" in command_line(pid)]
+        return [
+            pid
+            for pid in self.airflow.processes.pids()
+            if "cairn.command.driver" in command_line(pid) or name_of(pid) == "cairn-driver"
+        ]
 
     def still_beats(self) -> bool:
         before = self.beat.read_text()
@@ -199,6 +218,22 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
+def task_of(driver: int) -> int:
+    """The process of the task that the driver is for: its parent, if that is no warm process."""
+    if name_of(driver) != "cairn-driver":
+        return parent_of(driver)
+    logs = Path(tempfile.gettempdir()).glob(f"cairn-warm-{os.getuid()}/*.log")
+    found = re.findall(rf"^driver {driver} of task (\d+)$", "\n".join(log.read_text() for log in logs), re.M)
+    return int(found[-1])
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -220,7 +255,7 @@ def test_kill_9_of_the_driver(airflow: AirflowServer, folder: Path) -> None:
 def test_kill_9_of_the_task_process(airflow: AirflowServer, folder: Path) -> None:
     """The kernel ends the driver with it."""
     day = Day(airflow, folder)
-    os.kill(parent_of(day.driver), signal.SIGKILL)
+    os.kill(task_of(day.driver), signal.SIGKILL)
     wait_until(lambda: not alive(day.driver), 20, "the driver is gone too")
     day.let_go()
     day.succeed(tries=2)
@@ -232,7 +267,7 @@ def test_kill_9_of_the_supervisor_with_two_live_writers(airflow: AirflowServer, 
     the server until the second try interrupts it."""
     day = Day(airflow, folder)
     os.kill(day.driver, signal.SIGSTOP)
-    os.kill(parent_of(parent_of(day.driver)), signal.SIGKILL)
+    os.kill(parent_of(task_of(day.driver)), signal.SIGKILL)
     wait_until(lambda: not alive(day.driver), 20, "the driver is gone")
     assert day.still_beats(), "nothing writes any more, so this shows nothing"
     wait_until(lambda: "interrupted what an earlier try still ran" in day.log_of_try(2), 60, "the interrupt")

@@ -97,6 +97,8 @@ def route(
     by_kind = [("__input", schema, [*order_by, *schema.names], key)]
     if initial is not None:
         by_kind.append(("__initial", initial.schema, initial.schema.names, initial_key or key))
+    # Known here: to ask the frame for its columns is a request to a Connect server, which analyses the whole plan for it.
+    in_bytes = [_BYTES[name] for name, of, *_ in by_kind if any(needs_bytes(f.dataType) for f in of)]
     placed = routed.repartitionById(parallelism, _shard(parallelism, max_parallelism)).sortWithinPartitions(
         *_sort_prefix(schema[key[0]].dataType),
         F.col("__key_group"),
@@ -104,9 +106,9 @@ def route(
         F.col("__kind"),
         *[column for part in by_kind for column in _in_order(*part)],
         *[column for name, of, *_ in by_kind for column in tie_breaks([(_in(name, f.name), f.dataType) for f in of])],
-        *[F.col(name) for name in routed.columns if name in _BYTES.values()],
+        *map(F.col, in_bytes),
     )
-    return placed.drop(*_BYTES.values())
+    return placed.drop(*in_bytes) if in_bytes else placed
 
 
 # What tells rows apart that nothing in the JVM orders, by the kind's column.
@@ -185,7 +187,7 @@ def _in_order(column: str, schema: StructType, names: Sequence[str], key: Sequen
 
 
 def _in(column: str, name: str) -> Column:
-    return F.col(column).getField(name)
+    return F.col(f"{column}.`{name.replace('`', '``')}`")
 
 
 def _one_nan(column: Column, data_type: DataType) -> Column:

@@ -301,10 +301,13 @@ def is_installed(file: str) -> bool:
 
 def _is_in_site(file: str) -> bool:
     parts = PurePath(file).parts
-    return not _SITE_FOLDERS.isdisjoint(parts) or any(
-        _is_below(file, sysconfig.get_path(p)) and sysconfig.get_path(p) != sysconfig.get_path("stdlib")
-        for p in ("purelib", "platlib")
-    )
+    return not _SITE_FOLDERS.isdisjoint(parts) or any(_is_below(file, folder) for folder in _packages())
+
+
+@cache
+def _packages() -> frozenset[str]:
+    """Where packages are installed, if that is not among Python's own modules."""
+    return frozenset(map(sysconfig.get_path, ("purelib", "platlib"))) - {sysconfig.get_path("stdlib")}
 
 
 def _is_below(file: str, folder: str) -> bool:

@@ -1,0 +1,19 @@
+"""What a worker's tasks leave behind is out of the collector's sight, but not for ever."""
+
+from __future__ import annotations
+
+import gc
+
+from cairn.shard_jobs.job import rare_garbage_collection
+
+
+def test_what_tasks_leave_is_seen_again() -> None:
+    thresholds = gc.get_threshold()
+    frozen = []
+    for _ in range(32):
+        with rare_garbage_collection():
+            assert gc.get_threshold() != thresholds
+        assert gc.get_threshold() == thresholds
+        frozen.append(gc.get_freeze_count())
+    assert frozen.count(0) == 1
+    gc.unfreeze()

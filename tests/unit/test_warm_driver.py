@@ -1,0 +1,234 @@
+"""Drivers that are forked by a warm process: to the operator they are the drivers that it starts itself, however anything ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException
+
+from cairn_operators.driver_process import DriverProcess, repo_root
+from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
+from tests.support.waiting import wait_until
+from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm drivers need Linux")
+
+TELLS = """
+import json, os, random, sys, threading
+from pathlib import Path
+said = {"pid": os.getpid(), "parent": os.getppid(), "group": os.getpgid(0), "threads": threading.active_count(), "cwd": os.getcwd(),
+        "stdin": sys.stdin.read(), "warm": "pyarrow.parquet" in sys.modules, "random": random.random(), "zone": __import__("time").tzname[0],
+        "environment": dict(os.environ), "arguments": sys.argv[1:], "open": sorted(os.listdir("/proc/self/fd")), "version": VERSION}
+Path(sys.argv[sys.argv.index("--result") + 1]).write_text(json.dumps({"ok": said}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Where the fake driver is, on the path of the host. Not below pytest's folder: a socket's path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="cw-") as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", None)
+        patch.setenv("TMPDIR", made)
+        patch.setenv("PYTHONPATH", os.pathsep.join([made, *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.setenv("FAKE_DRIVER_DIR", made)
+        patch.setenv("AIRFLOW__CAIRN__WARM_DRIVERS", "True")
+        patch.setenv("SECRET_OF_THE_FIRST", "x")
+        # As the worker of these tasks, by which the host knows when it is needed no more.
+        with subprocess.Popen(["sleep", "300"]) as worker, ExitStack() as ending:
+            ending.callback(worker.kill)
+            patch.setattr("cairn_operators.warm_driver._worker", lambda: worker.pid)
+            code(Path(made), "one")
+            for _ in range(2):  # the first driver starts none, nor does a task that is alone on its host
+                assert not host_of(Path(made))
+                assert not ask()["warm"]
+            wait_until(lambda: list(Path(made).glob("cairn-warm-*/*.sock")), 30, "the host listens")
+            patch.delenv("SECRET_OF_THE_FIRST")
+            yield Path(made)
+            [host] = host_of(Path(made))
+            worker.kill()
+            worker.wait()
+            assert gone([host], timeout_s=10), "the host outlives the worker"
+        assert not list(Path(made).glob("cairn-warm-*/*.sock"))
+
+
+def host_of(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            driver = (entry / "comm").read_text().startswith("cairn-driver")
+        except OSError:
+            continue
+        if b"cairn.command.driver_host" in command and str(folder).encode() in command and not driver:
+            found.append(int(entry.name))
+    return found
+
+
+def task(folder: Path) -> int:
+    """Forks a process that runs a driver as a task does, and leaves there what that raised; its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            DriverProcess("warm_fake", "d").run([], lambda _: None)
+        except AirflowException as error:
+            (folder / f"{os.getpid()}.raised").write_text(str(error))
+        finally:
+            os._exit(0)
+    return pid
+
+
+def code(folder: Path, version: str) -> None:
+    (folder / "warm_fake.py").write_text(TELLS.replace("VERSION", repr(version)))
+
+
+def ask(environment: dict[str, str] | None = None, private: dict[str, Any] | None = None) -> dict[str, Any]:
+    return DriverProcess("warm_fake", "d").run(["--more"], print, environment, private)
+
+
+def test_a_warm_driver_is_as_if_it_had_been_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code(folder, "one")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    said = ask({"CREDENTIALS": "mine"}, {"token": "t", "conf": {}})
+    assert said["warm"] and said["parent"] == host_of(folder)[0]
+    assert said["group"] == said["pid"] and said["threads"] == 1 and said["cwd"] == str(repo_root())
+    assert json.loads(said["stdin"]) == {"token": "t", "conf": {}}
+    assert said["arguments"][:1] == ["--more"] and said["zone"] == "JST"
+    assert said["environment"]["CREDENTIALS"] == "mine"
+    assert "SECRET_OF_THE_FIRST" not in said["environment"]
+    # stdin, stdout, stderr, lifeline, and the listing itself; no connection of the host, nor of another driver.
+    assert len(said["open"]) == 5
+
+    code(folder, "two, and longer")  # what a person edits between two tries
+    again = ask()
+    assert again["version"] == "two, and longer" and again["pid"] != said["pid"]
+    assert again["random"] != said["random"] and again["stdin"] == "" and "CREDENTIALS" not in again["environment"]
+
+
+@pytest.fixture
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    (folder / "warm_fake.py").write_text(FAKE_DRIVER)
+    (folder / "pids").unlink(missing_ok=True)
+
+    def behave(what: str) -> Path:
+        monkeypatch.setenv("FAKE_DRIVER", what)
+        return folder
+
+    return behave
+
+
+@pytest.mark.parametrize(("what", "says"), [("kill", "SIGKILL"), ("exit 7", "7"), ("error X", "what went wrong")])
+def test_a_driver_that_ends_badly(fake: Callable[[str], Path], what: str, says: str) -> None:
+    fake(what)
+    with pytest.raises(AirflowException, match=says):
+        ask()
+
+
+def test_lines_reach_the_log_whole(fake: Callable[[str], Path]) -> None:
+    fake("ok {}")
+    lines: list[str] = []
+    DriverProcess("warm_fake", "d").run([], lines.append)
+    assert [lines[0], *lines[2:]] == ["a line", "half a line", "to stderr", "no newline"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path], *, stopped: bool) -> None:
+    folder = fake("hang")
+    running = task(folder)
+    driver, child = pids(folder)
+    assert Path(f"/proc/{driver}/comm").read_text() == "cairn-driver\n", "not a warm one"
+    if stopped:
+        os.kill(driver, signal.SIGSTOP)
+    os.kill(running, signal.SIGKILL)
+    os.waitpid(running, 0)
+    assert gone([driver])
+    os.kill(child, signal.SIGKILL)  # as with any driver: its group is the next try's, or the server's, to end
+
+
+@pytest.mark.parametrize("manner", ["", "stubborn"])
+def test_stop_ends_the_whole_group(fake: Callable[[str], Path], manner: str) -> None:
+    folder = fake(f"hang {manner}")
+    driver = DriverProcess("warm_fake", "d")
+
+    def stop(*_: object) -> None:
+        driver.stop()
+        raise SystemExit
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.8)
+    try:
+        with pytest.raises(SystemExit):
+            driver.run([], print)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert gone(pids(folder))
+
+
+def test_a_driver_whose_children_hold_the_pipe_ends(fake: Callable[[str], Path]) -> None:
+    folder = fake("ok {}")
+    program = folder / "warm_fake.py"
+    program.write_text("import subprocess; child = subprocess.Popen(['sleep', '100'])\n" + program.read_text())
+    start_s = time.monotonic()
+    assert ask() == {}
+    assert time.monotonic() - start_s < 10
+
+
+def test_two_at_once_and_a_host_that_is_killed(fake: Callable[[str], Path]) -> None:
+    """Its drivers end with it, their tasks see killed drivers, and the next driver is started cold, and a host for those behind it."""
+    folder = fake("hang")
+    drivers = list[int]()
+    tasks = list[int]()
+    for _ in range(2):
+        (folder / "pids").unlink(missing_ok=True)
+        tasks.append(task(folder))
+        drivers += pids(folder)
+    [host] = host_of(folder)
+    os.kill(host, signal.SIGKILL)
+    for running in tasks:
+        os.waitpid(running, 0)
+        assert "SIGKILL" in (folder / f"{running}.raised").read_text()
+    assert gone(drivers)
+    for seen in folder.glob("cairn-warm-*/*.seen"):
+        seen.write_text(f"{time.time()} 0")  # half a minute goes by
+    code(folder, "three")
+    assert not ask()["warm"]
+    wait_until(lambda: host_of(folder) and ask()["warm"], 30, "another host")
+
+
+def test_a_host_whose_own_code_changed_makes_no_driver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade, or an edit of Cairn: what is there now runs, as with every driver."""
+    code(folder, "four")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")  # read at start, so of no use to the drivers of the other host
+    copy = folder / "cairn_of_another_version"
+    copy.mkdir()
+    (copy / "sitecustomize.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(copy), os.environ["PYTHONPATH"]]))
+    assert not ask()["warm"]
+    assert not ask()["warm"]
+    wait_until(lambda: len(host_of(folder)) == 2, 30, "its host")
+    wait_until(lambda: ask()["warm"], 30, "its host listens")
+    (copy / "sitecustomize.py").write_text("# edited\n")
+    assert not ask()["warm"]
+    wait_until(lambda: len(host_of(folder)) == 1, 10, "the host ends")
+
+
+def test_a_folder_that_somebody_else_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    where = tmp_path / f"cairn-warm-{os.getuid()}"
+    where.mkdir()
+    where.chmod(0o777)
+    how: dict[str, Any] = {"cwd": tmp_path, "environment": {}}
+    started: WarmDriver | None = start_warm("warm_fake", [], private=None, **how)
+    start_host_if_it_pays(**how)
+    assert started is None and not list(where.iterdir())
+    assert alive(os.getpid())
