@@ -135,7 +135,16 @@ def detail_of(
     sizes = [s.bytes for s in shards]
     whole = sum(sizes)
     skew = max(sizes) * len(sizes) / whole if len(sizes) > 1 and whole else None
-    names = ["attempt", "code_hash", "digest", "parallelism", "max_parallelism", "time_mode", "watermark"]
+    names = [
+        "attempt",
+        "code_version",
+        "code_hash",
+        "digest",
+        "parallelism",
+        "max_parallelism",
+        "time_mode",
+        "watermark",
+    ]
     names += ["late_watermark", "time_zone", "reproduces", "restored_from", "retention"]
     allowed = [name for name, granted in (said["permissions"] or {}).items() if granted]
     metadata = [(name.replace("_", " "), said[name]) for name in names if said[name] is not None]

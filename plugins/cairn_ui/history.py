@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from cairn_ui.glance import keys_of, prefetch, source_of, state_word, tone_of
 from cairn_ui.values import Reading
 from state_backend.checkpoint.log import Log, run_of
+from state_backend.inspection.describe import code_name
 from state_backend.values.intervals import Interval
 from state_backend.values.records import FiledShard, InlineShard, Record, RunRef, ShardRef
 
@@ -50,6 +51,8 @@ class Row:
     phases: tuple[Phase, ...] = ()
     validated: tuple[str, ...] = ()
     docs: str | None = None
+    code: str | None = None
+    code_hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,8 @@ def row_of(reading: Reading, checkpoint_id: int, written_ms: int | None = None, 
         phases=phases,
         validated=tuple(sorted(reading.validated.get(checkpoint_id, ()))),
         docs=docs,
+        code=code_name(content),
+        code_hash=content.code_hash,
     )
 
 

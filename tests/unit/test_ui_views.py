@@ -261,6 +261,7 @@ def test_the_history_shows_what_each_checkpoint_is(rides: Reading) -> None:
     assert [p.name for p in top.phases] == ["restore", "process", "upload"]
     assert top.committed == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     assert (restored.kind, restored.seconds) == ("restore", None)
+    assert top.code == (top.code_hash or "")[:8] and restored.code == top.code
     assert eleven.validated == ("fast", "full") and eleven.docs == "rides/x.html"
     assert history.page_of(rides, 9, {}, {}, size=6).newer == 15
 
