@@ -94,22 +94,33 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         from state_backend.checkpoint.coordinator import Coordinator
         from state_backend.inspection.describe import summarise
         from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
+        from state_backend.values.phases import in_words
 
         started_s = time.monotonic()
+        phases_us: dict[str, int] = {}
+
+        def ended(phase: str) -> None:
+            """The phase that began where the one before ended."""
+            phases_us[phase] = int((time.monotonic() - started_s) * 1e6) - sum(phases_us.values())
+
         try:
             url = join_url(self.root, self.pipeline_name)
             hook, in_order = _sink_hook(self.sink_of, url) if self.sink_of else (None, False)
             coordinator = Coordinator(open_storage(url), self.pipeline_name, remembers=True)
+            ended("open")
             committed = coordinator.commit(self.attempt)
+            ended("commit")
             failed: SinkFailed | None = None
             try:
                 coordinator.publish(hook, in_order=in_order, code=self.sink_of or "")
             except SinkFailed as error:
                 failed = error
+            ended("publish")
             try:
                 coordinator.clean_up()
             except CorruptFile as error:  # of another checkpoint: this one counts, and the next intervals may mend it
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
+            ended("clean_up")
             tags = {"pipeline": self.pipeline_name}
             stats.gauge("cairn.checkpoint.unpublished", len(failed.ids) if failed is not None else 0, tags=tags)
             if failed is not None:
@@ -132,6 +143,8 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
         send_metrics(self.pipeline_name, committed.record, timedelta(seconds=time.monotonic() - started_s))
+        # The last line, as of `process`. The record was written before these phases ended, so it can't have them.
+        self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, int((time.monotonic() - started_s) * 1e6)))
         if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
             outlet_events[self.asset].extra = {
                 **summary,

@@ -128,7 +128,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
         from cairn_operators.predecessor import Refuse, Wait, plan_start
         from state_backend.adapters.open_storage import join_url, open_storage
-        from state_backend.checkpoint.log import read_log
+        from state_backend.checkpoint.log import read_newest
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
         from state_backend.values.intervals import Interval
@@ -145,7 +145,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         try:
             # After Airflow: what has succeeded there is in the log that is read now.
             with as_google_identity(self.gcp_conn_id):
-                log = read_log(open_storage(url))
+                log = read_newest(open_storage(url))
             decision = plan_start(
                 log,
                 self.pipeline_name,
@@ -244,7 +244,14 @@ class StatefulMicroBatchOperator(DriverOperator):
             elif store is not None:
                 store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(_BEGUN)))
 
+        from state_backend.values.phases import in_words
+
+        began_s = time.monotonic()
         result = self.run_driver("process", *arguments, on_line=line)
+        wall_us = int((time.monotonic() - began_s) * 1e6)
+        # Of the driver: its process, its imports, the user's modules; and its end.
+        phases_us = {"start": max(0, wall_us - int(result.get("seconds", 0) * 1e6)), **result.get("durations_us", {})}
+        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us))
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
         )

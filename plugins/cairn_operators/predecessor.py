@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
 from state_backend.checkpoint.results import Result, results_of
 from state_backend.values.errors import CairnError, StateGapError
@@ -98,13 +98,13 @@ def plan_start(
             f"{', '.join(map(str, open_runs))} did not start for {patience}: it is not waited for, since it may have to wait "
             "for this run to end"
         )
-    completed = log.completed()
-    if not completed:
+    if log.newest is None:
         return Go(reason=left_alone)  # the driver knows where the pipeline starts
+    pipeline_start_ms = log.newest.content.pipeline_start_ms
     try:
-        plan_base(log, pipeline, interval, permissions, completed[-1].content.pipeline_start_ms)
+        choose_base(log, pipeline, interval, permissions, pipeline_start_ms)
     except CairnError as error:
-        there = _result(log, interval, completed[-1].content.pipeline_start_ms)
+        there = _result(log, interval, pipeline_start_ms)
         if isinstance(error, StateGapError) and there is not None and there.dropped:
             # Whether it stays, or would have to be computed, which is refused then, the driver finds out.
             return Go(
@@ -116,7 +116,7 @@ def plan_start(
         if failed:
             text += f"\nThe run of the interval before failed: {', '.join(failed)}."
         return Refuse(error=type(error).__name__, message=text, rerun=error.rerun)
-    there = _result(log, interval, completed[-1].content.pipeline_start_ms)
+    there = _result(log, interval, pipeline_start_ms)
     return Go(reason=left_alone, there=there is not None)
 
 

@@ -12,15 +12,24 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 _FIRST_LOOK_S = 1.0
 # The storage says what is waited for; Airflow only whether the wait is in vain. Each answer costs its API some 10 ms.
 _AIRFLOW_EVERY_S = 5.0
+_SLOWEST_S = 2.0
+_SHARE_OF_WAIT = 20
+
+
+def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
+    """Seconds to the next look, after a wait of ``waited_s``. ``local``: a look is a file's, and costs nothing. A look at an object
+    store, or at Airflow's API alone, costs a request: there it comes ever later, by a twentieth of the wait and by two seconds
+    at most. So a wait of up to ten seconds is over within half a second of what it waits for, a longer one within two."""
+    return poll_s if local else max(poll_s, min(_SLOWEST_S, waited_s / _SHARE_OF_WAIT))
 
 
 class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow is not type-checked here
     """Fires ``{"why": ...}`` once one of the runs has committed the checkpoint that ends at ``end_ms``, once their tasks have
     ended in another way, or at ``until_ms``. What follows from it, the task decides: it looks at everything again.
 
-    Every ``poll_s`` seconds it asks the storage for the next record (one look-up by name; it reads those that are there), and every
-    five seconds Airflow for the states of the runs' tasks. Storage that does not answer is asked again. Without a ``url`` it asks
-    Airflow only.
+    Every ``poll_s`` seconds, ever later on an object store (``pause_s``), it asks the storage for the next record (one look-up by name;
+    it reads those that are there), and every five seconds Airflow for the states of the runs' tasks. Storage that does not answer is
+    asked again. Without a ``url`` it asks Airflow only, at each look.
     """
 
     def __init__(
@@ -55,16 +64,18 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event, with the reason, when the wait is over."""
         # Airflow may fail a task that goes on before its scheduler has noticed that it was deferred.
+        began_s = time.monotonic()
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S
+        local = self.url is not None and not self.url.startswith("gs://")
         while True:
-            ask_airflow = time.monotonic() - asked_s >= (self.poll_s if self.url is None else _AIRFLOW_EVERY_S)
+            ask_airflow = self.url is None or time.monotonic() - asked_s >= _AIRFLOW_EVERY_S
             asked_s = time.monotonic() if ask_airflow else asked_s
             why = await self._look(ask_airflow)
             if why is not None:
                 yield TriggerEvent({"why": why})
                 return
-            await asyncio.sleep(self.poll_s)
+            await asyncio.sleep(pause_s(time.monotonic() - began_s, self.poll_s, local=local))
 
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self._committed, self.url)) is not None:

@@ -19,7 +19,7 @@ from typing import TypeVar
 from state_backend.checkpoint.log import Log, attempt_of, facts_of, interval_of, kind_of, outputs_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
-from state_backend.checkpoint.summary import next_summary, summary_so_far
+from state_backend.checkpoint.summary import is_replaced, next_summary, summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome
@@ -35,9 +35,9 @@ from state_backend.values.records import (
 
 E = TypeVar("E", Record, SweepRecord)
 
-FEW = 4
-"""So many unpublished intervals, and so many dropping ids, a commit takes over as they are. Of more it looks up which are done: a
-look costs two or three requests an id, and publishing and clean-up look too."""
+FEW = 0
+"""So many unpublished intervals, and so many dropping ids, a commit takes over as they are. Of more it looks up which are done, with a
+request an id. None: publishing and clean-up, which look at each that was taken over, would ask more."""
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
@@ -154,7 +154,8 @@ def _done(storage: Storage, log: Log) -> set[int]:
     past = log.past
 
     def is_done(checkpoint_id: int) -> bool:
-        entry = past.fresh(checkpoint_id)
+        entry = past.find(checkpoint_id)  # a tombstone never changes, a record may be one by now
+        entry = entry if isinstance(entry, Tombstone) else past.fresh(checkpoint_id)
         return isinstance(entry, Tombstone) and is_collected(storage, log, entry)
 
     return {n for n, done in zip(dropping, at_once(is_done, dropping), strict=True) if done}
@@ -162,7 +163,7 @@ def _done(storage: Storage, log: Log) -> set[int]:
 
 def is_collected(storage: Storage, log: Log, entry: Tombstone) -> bool:
     """Whether the output of a dropped commit is current, or deleted, or was never there."""
-    if entry.kind != "interval" or entry.interval is None or log.publication_of(entry.interval) == entry.id:
+    if entry.interval is None or not is_replaced(log, entry):
         return True
     settled = read_settled(storage, Fact(entry.interval, entry.id, "interval"))
     return settled.collected or not settled.outputs

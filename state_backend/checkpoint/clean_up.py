@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from state_backend.checkpoint.append import create_settled
 from state_backend.checkpoint.leases import plan_leases
-from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, kind_of, vouched_base_of
+from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, vouched_base_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, Past, read_settled
-from state_backend.checkpoint.summary import summary_so_far
+from state_backend.checkpoint.summary import is_replaced, summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.errors import CorruptFile, NotFound, PreconditionFailed
+from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
 
@@ -102,7 +102,7 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
     while True:
         try:
             return _needed(storage, log), log
-        except CorruptFile:
+        except (CorruptFile, CorruptRecord):
             newer = read(log)
             if newer.head_id == log.head_id:
                 raise
@@ -110,15 +110,16 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
 
 
 def _needed(storage: Storage, log: Log) -> Needed:
-    """Of an interval whose base is retained no manifest is read: it wrote each of its files itself, or has it from its base. What
-    it wrote itself, whoever has it has it from there."""
-    completed = log.completed()
-    intervals = {r.id for r in completed if r.content.kind == "interval" and r.content.base_id in log.retained}
-    named = {h.path for r in completed for ref in r.content.shards for h in _named(ref)}
-    beginnings = [r.content for r in completed if r.id not in intervals]
+    """Of an interval whose base is retained neither record nor manifest is read: it wrote each of its files itself, manifests too, or
+    has it from its base. What it wrote itself, whoever has it has it from there."""
+    intervals = [k for k in log.kept if k.kind == "interval" and k.base_id in log.retained]
+    inner = {k.id for k in intervals}
+    if log.past is not None:
+        log.past.load(k.id for k in log.kept if k.id not in inner)
+    beginnings = [log.whole(k.id).content for k in log.kept if k.id not in inner]
+    named = {h.path for content in beginnings for ref in content.shards for h in _named(ref)}
     named |= {h.path for h in _manifests_files(beginnings, storage)}
-    own = frozenset(r.content.attempt for r in completed if r.id in intervals)
-    return Needed(paths=named, attempts=own)
+    return Needed(paths=named, attempts=frozenset(k.attempt for k in intervals))
 
 
 def _named(ref: ShardRef) -> Iterable[Handle]:
@@ -178,7 +179,7 @@ def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Need
         doomed |= {h.path for h in _state_files(entry.content, storage, gone_before=True)}
         doomed.add(paths.prepared(entry.content.attempt))
     interval, path, settled = interval_of(entry), "", None
-    if kind_of(entry) == "interval" and interval is not None and log.publication_of(interval) != entry.id:
+    if interval is not None and is_replaced(log, entry):
         path = paths.settled(interval, entry.id, "interval")
         info, settled = storage.stat(path), read_settled(storage, Fact(interval, entry.id, "interval"))
         doomed |= {o.handle.path for o in settled.outputs}

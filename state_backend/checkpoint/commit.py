@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from state_backend.checkpoint.lineage import is_forgiven, overlapping_outputs, plan_base, reproduces, stale_marks
+from state_backend.checkpoint.lineage import choose_base, is_forgiven, overlapping_outputs, reproduces, stale_marks
 from state_backend.checkpoint.log import Log, attempt_of, base_of, interval_of, kind_of, run_of
 from state_backend.checkpoint.output_schemas import next_schemas
 from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
 from state_backend.formats import paths
 from state_backend.values.errors import BaseMoved, CairnError, CorruptRecord, Fenced, Swept, UsageError
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Content, Prepared, Record, RunRef, Tombstone
+from state_backend.values.records import Content, Kept, Prepared, Record, RunRef, Tombstone
 from state_backend.values.retention import RetentionPolicy
 
 
@@ -169,7 +169,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
             )
         return
     try:
-        base = plan_base(
+        base: Kept | Record | None = choose_base(
             log, content.pipeline, content.interval, content.permissions, content.pipeline_start_ms, as_of=prepared.h0
         )
     except CairnError as error:
@@ -177,8 +177,8 @@ def _check_base(log: Log, prepared: Prepared) -> None:
             f"{_who(content)}: the interval can't go on any more from what it started from: {error}", rerun=error.rerun
         ) from error
     base_id = base.id if base is not None else None
-    while base is not None and base_id != content.base_id and base.content.kind == "consolidate":
-        base_id = base.content.base_id
+    while base is not None and base_id != content.base_id and kind_of(base) == "consolidate":
+        base_id = base_of(base)
         entry = log.entry(base_id) if base_id is not None else None
         if not isinstance(entry, Record):
             break

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from state_backend.checkpoint.append import append, note_head
 from state_backend.checkpoint.clean_up import (
@@ -30,14 +30,16 @@ from state_backend.checkpoint.clean_up import (
     leased_checkpoints,
     needed_by_retained,
 )
-from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, plan_commit
-from state_backend.checkpoint.lineage import plan_base
+from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, Create, plan_commit
+from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import (
     Entry,
     Log,
     attempt_of,
     interval_of,
+    log_after,
     read_log,
+    read_newest,
     read_on,
 )
 from state_backend.checkpoint.output_schemas import output_so_far
@@ -83,7 +85,9 @@ from state_backend.values.retention import RetentionPolicy
 logger = logging.getLogger("cairn")
 
 _COMMIT_ROUNDS = 100
+_READ_ROUNDS = 10
 _FEW_FILES = 2
+_FEW_DROPPED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,9 @@ class Coordinator:
 
     policy: None for the one that the pipeline's records say.
     remembers: each call takes over from the last one the records that are retained still, and reads only what is new. For a process
-        that makes several calls: a retained record is never changed, so it is read once. Without it nothing is kept between calls.
+        that makes several calls: a retained record is never changed, so it is read once. What this process has prepared or committed
+        itself it does not read again: publishing and cleaning up after a commit go by the log as that commit left it, as if this
+        process had read it then and been slow since. Without it nothing is kept between calls.
     """
 
     def __init__(
@@ -136,6 +142,8 @@ class Coordinator:
         self._policy = policy
         self._remembers = remembers
         self._last: Log | None = None
+        self._committed: Log | None = None
+        self._prepared: Prepared | None = None
 
     @property
     def storage(self) -> Storage:
@@ -154,6 +162,13 @@ class Coordinator:
             self._last = log
         return log
 
+    def _newest(self, before: Log | None = None) -> Log:
+        """As ``log``, without the records that are retained besides the newest."""
+        log = read_newest(self._storage, self._last if before is None else before)
+        if self._remembers:
+            self._last = log
+        return log
+
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
     ) -> Begun:
@@ -162,15 +177,21 @@ class Coordinator:
         Raises: as ``plan_base``; UsageError if ``start`` is not the recorded one; CorruptRecord for a log that can't be read, or that
         marks of a later checkpoint show to have lost its end.
         """
-        log = self.log()
-        self._check_start(log, pipeline_start_ms)
-        try:
-            base = plan_base(log, self._pipeline, interval, permissions, pipeline_start_ms)
-        except StateUnusable:
-            further = read_on(self._storage, log)
-            if further is log:
-                raise
-            log, base = further, plan_base(further, self._pipeline, interval, permissions, pipeline_start_ms)
+        log = self._newest()
+        for tried in range(_READ_ROUNDS):
+            self._check_start(log, pipeline_start_ms)
+            try:
+                chosen = choose_base(log, self._pipeline, interval, permissions, pipeline_start_ms)
+                base = log.whole(chosen.id) if chosen is not None else None
+                break
+            except (
+                StateUnusable,
+                CorruptRecord,
+            ):  # a commit may have mended the one, or dropped the other's checkpoint
+                further = read_on(self._storage, log)
+                if further is log or tried == _READ_ROUNDS - 1:
+                    raise
+                log = further
         return Begun(attempt=attempt, h0=log.head_id, base=base, output=output_so_far(log))
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
@@ -196,7 +217,7 @@ class Coordinator:
         return Begun(attempt=attempt, h0=log.head_id, base=None)
 
     def _check_start(self, log: Log, pipeline_start_ms: int) -> None:
-        for entry in log.completed()[-1:]:
+        for entry in [log.newest] if log.newest is not None else []:
             if entry.content.pipeline_start_ms != pipeline_start_ms:
                 raise UsageError(
                     f"pipeline {self._pipeline!r} began at {format_instant(from_ms(entry.content.pipeline_start_ms))}, and its start "
@@ -205,18 +226,22 @@ class Coordinator:
                     "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
                 )
 
-    def prepare(self, prepared: Prepared) -> None:
-        """Records that all shards have acked. Again with the same content is fine."""
+    def prepare(self, prepared: Prepared) -> Prepared:
+        """Records that all shards have acked; returns what ``load_prepared`` would. Again with the same content is fine."""
         path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
+        # Of values: gzip's bytes depend on the zlib of the host, and JSON has no tuples.
+        recorded = record_codec.decode(data, path, Prepared)
         try:
             self._storage.create(path, data)
         except AlreadyExists:
-            # Of values: gzip's bytes depend on the zlib of the host, and JSON has no tuples.
             there = record_codec.decode(self._storage.read(path), path, Prepared)
-            if there != record_codec.decode(data, path, Prepared):
+            if there != recorded:
                 raise StorageUnavailable(
                     f"{path} exists with other content: two drivers share one attempt; clear the task, so that it begins another one"
                 ) from None
+        if self._remembers:
+            self._prepared = recorded
+        return recorded
 
     def load_prepared(self, attempt: str) -> Prepared:
         """What an attempt prepared. Raises: StateUnusable if it never got there."""
@@ -224,13 +249,17 @@ class Coordinator:
         try:
             data = self._storage.read(path)
         except NotFound:
-            raise StateUnusable(
-                f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again"
-            ) from None
+            raise self._never_prepared(attempt) from None
         prepared = record_codec.decode(data, path, Prepared)
         if prepared.content.attempt != attempt:
             raise CorruptRecord(f"{path}: it says that it is of attempt {prepared.content.attempt}")
         return prepared
+
+    def _never_prepared(self, attempt: str) -> StateUnusable:
+        path = paths.prepared(attempt)
+        return StateUnusable(
+            f"attempt {attempt} of {self._pipeline!r} never got as far as {path}; run the interval again"
+        )
 
     def prepared(self) -> list[Prepared]:
         """What lies prepared and is not committed: of attempts under way, and of some that were lost or refused.
@@ -262,35 +291,35 @@ class Coordinator:
         Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
         there as it was acked; ValidationRefused; UnknownOutcome if it can't tell. Only Fenced deletes anything.
         """
-        log = self.log()
+        # Before the log: who deletes it says so there first, by how this attempt ended, or by what fences it.
+        prepared = self._prepared if self._prepared is not None and self._prepared.content.attempt == attempt else None
+        try:
+            prepared = prepared or self.load_prepared(attempt)
+        except StateUnusable:
+            prepared = None
+        log = self._newest()
         mine = log.of_attempt(attempt)
-        if mine is not None:  # its prepared.json may be gone by now
+        if mine is not None:
             note_head(self._storage, log, log.head_id)
             return _already(mine)
-        try:
-            prepared = self.load_prepared(attempt)
-        except StateUnusable:
-            log = self.log(log)
-            mine = log.of_attempt(attempt)
-            if mine is not None:  # committed by another process of this attempt, and dropped, since we looked
-                return _already(mine)
+        if prepared is None:
             sweep = log.abandoned_by(attempt)
             if sweep is None:
-                raise
+                raise self._never_prepared(attempt)
             raise Swept(
                 f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned it and deleted its files; clear the task to "
                 "process the interval again"
-            ) from None
+            )
         self._check_not_refused(attempt)
         verified, known_id = False, prepared.h0
         for tried in range(_COMMIT_ROUNDS):
             if tried:
                 # The first try goes by what was read above: whoever came between has the id, and the create says so.
-                log = self.log(log)
+                log = self._newest(log)
             if log.head_id < known_id:
                 log = read_on(self._storage, log)
             try:
-                decision = plan_commit(log, prepared, self._policy, self._newest_validated(log))
+                decision = self._plan(log, prepared)
             except Fenced:
                 self._delete_own(log, prepared.content)
                 raise
@@ -306,7 +335,7 @@ class Coordinator:
                 try:
                     self._verify(prepared)
                 except CorruptFile:
-                    if self.log(log).head_id == log.head_id:
+                    if self._newest(log).head_id == log.head_id:
                         raise
                     continue  # it may be a sweep that took the file, after saying so in the log
                 verified = True
@@ -320,8 +349,21 @@ class Coordinator:
                 continue
             if isinstance(self._storage, KeepsRoom):
                 self._storage.keep_room()
+            if self._remembers:
+                self._last = self._committed = log_after(self._storage, log, record)
             return CommitResult(id=record.id, record=record, outcome="committed")
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
+
+    def _plan(self, log: Log, prepared: Prepared) -> Create | AlreadyCommitted | Adopted:
+        """The decision. What was validated is looked at only if a checkpoint would be dropped that may be the newest of them."""
+        decision = plan_commit(log, prepared, self._policy)
+        if not isinstance(decision, Create):
+            return decision
+        dropped = sorted(log.retained.keys() - {r.id for r in decision.record.retained})
+        marks = [paths.validated(n, mode) for n in dropped for mode in get_args(ValidationMode)]
+        if len(dropped) <= _FEW_DROPPED and not any(info is not None for info in at_once(self._storage.stat, marks)):
+            return decision
+        return plan_commit(log, prepared, self._policy, self._newest_validated(log))
 
     def _check_not_refused(self, attempt: str) -> None:
         path = paths.refused(attempt)
@@ -367,7 +409,7 @@ class Coordinator:
 
     def _delete_own(self, log: Log, content: Content) -> None:
         """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
-        needed, log = needed_by_retained(self._storage, log, self.log)
+        needed, log = needed_by_retained(self._storage, log, self._newest)
         for _, n in log.outputs_near(content.interval):
             entry = log.entries[n]
             if not isinstance(entry, SweepRecord) and attempt_of(entry) == content.attempt:
@@ -397,7 +439,7 @@ class Coordinator:
         code: where the pipeline is, for the commands of the error.
         Raises: SinkFailed, from the first error, when all that could be published is.
         """
-        log = self.log()
+        log = self._committed or self._newest()
         published: list[int] = []
         failed: list[tuple[Interval, int, Exception]] = []
         waiting = sorted(self.unpublished(log), key=lambda told: (self._is_own(log, *told), told))
@@ -419,8 +461,12 @@ class Coordinator:
 
     def unpublished(self, log: Log | None = None) -> list[tuple[Interval, int]]:
         """The intervals whose newest output is not recorded as published, each with the commit that made it, or replaced it."""
-        waiting = summary_so_far(self.log() if log is None else log).unpublished
-        return [(u.interval, u.id) for u in waiting if self._storage.stat(paths.published(u.interval, u.id)) is None]
+        log = self._newest() if log is None else log
+        own = (
+            log.head_id if log is self._committed else 0
+        )  # just committed by this process, so nobody else has published it
+        told = [(u.interval, u.id) for u in summary_so_far(log).unpublished]
+        return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]
 
     def skip_publication(self, starts: Collection[datetime]) -> list[int]:
         """Records the output of the intervals that start then as published, without a call of the sink; the ids.
@@ -468,7 +514,8 @@ class Coordinator:
         then this one has written over it, and the newer one's hook has to run again."""
         published: list[int] = []
         while True:
-            entry = self._fresh(checkpoint_id)
+            own = log is self._committed and checkpoint_id == log.head_id
+            entry = log.entries[checkpoint_id] if own else self._fresh(checkpoint_id)
             if not isinstance(entry, Record):
                 return published  # published, dropped and shrunk by others meanwhile
             if hook is not None:
@@ -480,10 +527,11 @@ class Coordinator:
             published.append(checkpoint_id)
             if hook is None:
                 return published  # nothing was written over what a newer commit has published
-            current = self.log(log).publication_of(interval)
+            later = self._newest(log)
+            current = later.publication_of(interval) if later.head_id != log.head_id else checkpoint_id
             if current is None or current == checkpoint_id:
                 return published
-            checkpoint_id = current
+            checkpoint_id, log = current, later
 
     def _mark_published(self, interval: Interval, checkpoint_id: int) -> None:
         mark = record_codec.encode(Published(id=checkpoint_id, interval=interval))
@@ -498,9 +546,9 @@ class Coordinator:
 
     def clean_up(self) -> CleanUp:
         """Deletes what nobody needs any more of the records that are no longer retained (`checkpoint/clean_up.py`)."""
-        log = self.log()
+        log, self._committed = self._committed or self._newest(), None
         note_head(self._storage, log, log.head_id)
-        return clean_up(self._storage, log, self.log)
+        return clean_up(self._storage, log, self._newest)
 
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 

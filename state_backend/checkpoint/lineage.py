@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
 from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
-from state_backend.values.records import Content, Permissions, Record, Tombstone
+from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
 from state_backend.values.rerun import Rerun
 from state_backend.values.retention import retention_in_words
 
@@ -23,11 +23,24 @@ def plan_base(
     *,
     as_of: int | None = None,
 ) -> Record | None:
+    """As ``choose_base``: the checkpoint's record. Raises: CorruptRecord if it is not there whole."""
+    chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms, as_of=as_of)
+    return log.whole(chosen.id) if chosen is not None else None
+
+
+def choose_base(
+    log: Log,
+    pipeline: str,
+    interval: Interval,
+    permissions: Permissions,
+    pipeline_start_ms: int,
+    *,
+    as_of: int | None = None,
+) -> Kept | None:
     """The completed checkpoint that the interval starts from; None: it starts from empty state.
 
     Planned thrice for an interval, each time over a log that is read then: before Spark is started (Airflow's task, so that a refusal is
     cheap), at begin (what is restored), and at commit (whether that is still right, since others commit meanwhile).
-
 
     ``as_of``: for ``allow_stale_base`` and ``replace_overlapping``, the id up to which marks are forgiven and output is replaced;
     what a later id did is not (None: all).
@@ -50,10 +63,10 @@ def plan_base(
         raise UsageError(text, rerun=again)
     if interval.start_ms == pipeline_start_ms:
         return None
-    completed = [c for c in log.completed() if not is_superseded(log, c)]
-    candidates = [c for c in completed if c.content.interval.end == interval.start]
+    completed = [c for c in log.kept if not is_superseded(log, c)]
+    candidates = [c for c in completed if c.interval.end == interval.start]
     if not candidates and permissions.allow_gap:
-        candidates = [c for c in completed if c.content.interval.end <= interval.start]
+        candidates = [c for c in completed if c.interval.end <= interval.start]
         if not candidates:
             raise StateGapError(
                 f"{pipeline} {interval}: no checkpoint ends before it, so allow_gap has nothing to start from"
@@ -61,7 +74,7 @@ def plan_base(
     if not candidates:
         points = sorted(
             {
-                c.content.interval.end
+                c.interval.end
                 for c in completed
                 if log.quarantine_above(c.id) is None and is_forgiven(log.retained[c.id].stale_by, permissions, as_of)
             }
@@ -76,7 +89,7 @@ def plan_base(
     if not fresh:
         text, again = _stale(log, pipeline, interval, max(usable, key=lambda c: c.id))
         raise StaleStateError(text, rerun=again)
-    return max(fresh, key=lambda c: (c.content.interval.end, c.id))
+    return max(fresh, key=lambda c: (c.interval.end, c.id))
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
@@ -85,10 +98,10 @@ def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, in
     return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
 
 
-def is_superseded(log: Log, candidate: Record) -> bool:
+def is_superseded(log: Log, candidate: Record | Kept) -> bool:
     """Whether a later commit of the same interval left another state. It counts also when it was dropped: retention must not
     bring back the result that it replaced. One that validation refused does not count."""
-    return any(log.quarantine_above(e.id) is None for e in log.superseding(candidate))
+    return any(log.quarantine_above(n) is None for n in log.superseding(candidate))
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
@@ -123,11 +136,9 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
     """What a commit that is no reproduction makes stale: ids with the id that did it. Marks are sticky: one that is there
     stays as it is."""
     marks = {}
-    for checkpoint_id, retained in log.retained.items():
-        entry = log.entries[checkpoint_id]
-        interval = interval_of(entry) if isinstance(entry, Record | Tombstone) else None
-        if retained.stale_by is None and interval is not None and makes_stale(content.interval, interval):
-            marks[checkpoint_id] = new_id
+    for old in log.kept:
+        if log.retained[old.id].stale_by is None and makes_stale(content.interval, old.interval):
+            marks[old.id] = new_id
     return marks
 
 
@@ -144,15 +155,13 @@ def discarded_by(log: Log, restored: Content) -> tuple[Discarded, ...]:
     it makes stale, and the present result of that interval if that is another state."""
     marked = stale_marks(log, restored, log.head_id + 1).keys()
     return tuple(
-        Discarded(id=c.id, interval=c.content.interval)
-        for c in log.completed()
-        if c.id in marked or _is_replaced(log, c, restored)
+        Discarded(id=c.id, interval=c.interval) for c in log.kept if c.id in marked or _is_replaced(log, c, restored)
     )
 
 
-def _is_replaced(log: Log, candidate: Record, restored: Content) -> bool:
+def _is_replaced(log: Log, candidate: Kept, restored: Content) -> bool:
     return (
-        candidate.content.interval == restored.interval
+        candidate.interval == restored.interval
         and not left_same_state(candidate, restored)
         and log.retained[candidate.id].stale_by is None
         and not is_superseded(log, candidate)
@@ -171,7 +180,7 @@ def intervals_of(again: Rerun) -> str:
 
 def kept(log: Log) -> str:
     """A sentence: which checkpoints are retained, by the newest record; empty if there is none."""
-    policy = next((c.content.retention for c in reversed(log.completed())), None)
+    policy = log.newest.content.retention if log.newest is not None else None
     return "" if policy is None else f" Retention keeps {retention_in_words(policy)} (the pipeline's `retention`)."
 
 
@@ -207,7 +216,7 @@ def _gap(
     stale is none: a re-run from there would be refused too. ``start``: the pipeline's."""
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
     if not points:
-        there = "All that there are are quarantined or stale" if log.completed() else "There is no checkpoint at all"
+        there = "All that there are are quarantined or stale" if log.kept else "There is no checkpoint at all"
         again = Rerun(first=start, last=max(start, interval.start - (interval.end - interval.start)))
         return (
             f"{text}\n{there}: begin at the pipeline's start, {format_instant(start)}.\n"
@@ -237,7 +246,7 @@ def _gap(
     return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again
 
 
-def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> tuple[str, Rerun]:
+def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str, Rerun]:
     stale_by = log.retained[base.id].stale_by
     assert stale_by is not None
     culprit = log.entries[stale_by]
@@ -246,7 +255,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> tuple[s
         f"{pipeline} {interval}: checkpoint {base.id}, which ends where it starts, is stale: checkpoint {stale_by} changed "
         f"{changed} after it was made."
     )
-    first, last_start, whole = base.content.interval, base.content.interval.start, base.content.interval
+    first, last_start, whole = base.interval, base.interval.start, base.interval
     if changed is not None and changed.end < whole.end and (changed.end <= whole.start or whole.start <= changed.start):
         length = max(changed.end - changed.start, timedelta(milliseconds=1))
         first = Interval(changed.end, changed.end + length)
@@ -256,7 +265,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Record) -> tuple[s
     return f"{text}\nRun again {intervals_of(again)}.", again
 
 
-def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Record]) -> tuple[str, Rerun | None]:
+def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Kept]) -> tuple[str, Rerun | None]:
     base = max(candidates, key=lambda c: c.id)
     refused = log.quarantine_above(base.id)
     assert refused is not None
@@ -266,11 +275,11 @@ def _refused(log: Log, pipeline: str, interval: Interval, candidates: list[Recor
     text = f"{pipeline} {interval}: its base, checkpoint {base.id}, "
     text += "is quarantined" if refused == base.id else f"descends from checkpoint {refused}, which is quarantined"
     text += f" ({mark.reason}){':' if mark.findings else '.'}{lines_of(mark.findings, 3)}"
-    usable = [c for c in log.completed() if log.quarantine_above(c.id) is None]
+    usable = [c for c in log.kept if log.quarantine_above(c.id) is None]
     if usable:
-        newest = max(usable, key=lambda c: (c.content.interval.end, c.id))
-        text += f"\nThe newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.content.interval.end)}."
+        newest = max(usable, key=lambda c: (c.interval.end, c.id))
+        text += f"\nThe newest valid checkpoint is {newest.id}, which ends at {format_instant(newest.interval.end)}."
     if first is None:
         return text, None
-    again = Rerun(first=first.start, last=max(first.start, base.content.interval.start))
+    again = Rerun(first=first.start, last=max(first.start, base.interval.start))
     return f"{text}\nMend the cause, then run again {intervals_of(again)}.", again

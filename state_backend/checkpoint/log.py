@@ -27,6 +27,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import (
     Content,
     Head,
+    Kept,
     OutputFile,
     Quarantine,
     Record,
@@ -76,16 +77,32 @@ class Log:
 
     def completed(self) -> list[Record]:
         """The retained checkpoints, by id."""
-        found = []
-        for checkpoint_id in sorted(self.retained):
-            entry = self.entry(checkpoint_id)
-            if not isinstance(entry, Record):
-                raise CorruptRecord(
-                    f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole\n"
-                    "Put it back from a copy"
-                )
-            found.append(entry)
-        return found
+        return [self.whole(checkpoint_id) for checkpoint_id in sorted(self.retained)]
+
+    def whole(self, checkpoint_id: int) -> Record:
+        """The record of a retained checkpoint. Raises: CorruptRecord if it is shrunk: damaged, or dropped since this log was read."""
+        entry = self.entry(checkpoint_id)
+        if not isinstance(entry, Record):
+            raise CorruptRecord(
+                f"{paths.record(checkpoint_id)}: retained by the newest record, but it is not there whole\nPut it back from a copy"
+            )
+        return entry
+
+    @cached_property
+    def kept(self) -> list[Kept]:
+        """What planning needs of the retained checkpoints, by id. The newest record says it; where an older release wrote that one,
+        each of them is read."""
+        summary = self.recorded_summary
+        known = {k.id: k for k in (summary.kept if summary is not None and self.past is not None else None) or ()}
+        if known.keys() >= self.retained.keys():
+            return [known[n] for n in sorted(self.retained)]
+        return [kept_of(record) for record in self.completed()]
+
+    @property
+    def newest(self) -> Record | None:
+        """The retained checkpoint of the highest id: the newest record itself, unless that is a sweep's."""
+        entry = self.entry(max(self.retained, default=0))
+        return entry if isinstance(entry, Record) else None
 
     def entry(self, checkpoint_id: int) -> Entry | None:
         """The entry of an id, or None if the log has no such id."""
@@ -120,7 +137,10 @@ class Log:
         head = self.entries[self.head_id]
         if isinstance(head, SweepRecord) and attempt in head.abandoned:
             return head
-        near = at_once(self.past.find, sorted({*self.retained, *self.summary.dropping}))
+        for kept in self.kept:
+            if kept.attempt == attempt:
+                return self.entry(kept.id)
+        near = at_once(self.past.find, sorted(self.summary.dropping))
         for entry in near:
             if entry is not None and not isinstance(entry, SweepRecord) and attempt_of(entry) == attempt:
                 return entry
@@ -146,6 +166,8 @@ class Log:
 
     def commits_near(self, interval: Interval, *, after: int = 0) -> list[Record | Tombstone]:
         """Every commit, dropped ones too, with a higher id than ``after`` and of an interval that overlaps this one, by id."""
+        if after >= self.head_id:
+            return []
         if self.past is None:
             every = [e for e in self.commits() if e.id > after]
             return [e for e in every if (i := interval_of(e)) is not None and i.overlaps(interval)]
@@ -174,19 +196,18 @@ class Log:
             return dict(self.publications()).get(interval)
         return next((f.id for f in _last(self._facts(interval)) if f.interval == interval), None)
 
-    def superseding(self, candidate: Record) -> list[Record | Tombstone]:
-        """The later commits, dropped ones too, of the same interval that left another state than this completed checkpoint."""
+    def superseding(self, candidate: Record | Kept) -> tuple[int, ...]:
+        """The ids of later commits, dropped ones too, of the same interval that left another state than this completed checkpoint."""
         if self.past is None:
-            return [
-                e
+            return tuple(
+                e.id
                 for e in self.commits()
                 if e.id > candidate.id
                 and kind_of(e) in ("interval", "restore")
-                and interval_of(e) == candidate.content.interval
+                and interval_of(e) == interval_of(candidate)
                 and not left_same_state(e, candidate)
-            ]
-        by = next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
-        return [e for e in (self.entries[n] for n in by) if not isinstance(e, SweepRecord)]
+            )
+        return next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
 
     def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
         """The files of a commit whose output is current, also after its record was shrunk.
@@ -235,6 +256,9 @@ class Log:
     def _facts(self, interval: Interval | None) -> list[Fact]:
         """What happened to the intervals that overlap this one, or to all (None): below the newest record by name, and by that."""
         assert self.past is not None
+        reach_ms = self.summary.reach_ms
+        if interval is not None and reach_ms is not None and interval.start_ms >= reach_ms:
+            return []
         head = self.entries[self.head_id]
         own = facts_of(head) if isinstance(head, Record) else []
         below = self.past.facts(interval, self.summary.levels)
@@ -289,10 +313,11 @@ class Log:
                 if judged is None or judged in self.quarantined:
                     lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
         at: int | None = checkpoint_id
+        near: dict[int, Kept] = {k.id: k for k in self.kept} if self.past is not None else {}
         while at is not None and at >= lowest:
             if at in self.quarantined:
                 return at
-            entry = self.entry(at)
+            entry = near.get(at) or self.entry(at)
             if entry is None or isinstance(entry, SweepRecord):
                 raise CorruptRecord(
                     f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log\nPut it back from a copy"
@@ -316,17 +341,34 @@ def _last(facts: Iterable[Fact]) -> list[Fact]:
     return list(last.values())
 
 
-# A record and its tombstone answer the same questions.
+def kept_of(record: Record) -> Kept:
+    """What the summaries of later records say of this one, as long as it is retained."""
+    content = record.content
+    return Kept(
+        id=record.id,
+        kind=content.kind,
+        interval=content.interval,
+        attempt=content.attempt,
+        base_id=content.base_id,
+        vouched=content.permissions.allow_quarantined,
+        digest=content.digest,
+        watermark_ms=content.time.watermark_ms,
+        late_watermark_ms=content.time.late_watermark_ms,
+        descriptors_hashes=tuple(sorted(_descriptors_hashes(record))),
+    )
 
 
-def kind_of(entry: Record | Tombstone) -> str:
+# A record, its tombstone, and what a summary says of it answer the same questions.
+
+
+def kind_of(entry: Record | Tombstone | Kept) -> str:
     """As `Content.kind`."""
-    return entry.kind if isinstance(entry, Tombstone) else entry.content.kind
+    return entry.content.kind if isinstance(entry, Record) else entry.kind
 
 
-def interval_of(entry: Record | Tombstone) -> Interval | None:
+def interval_of(entry: Record | Tombstone | Kept) -> Interval | None:
     """The interval that was committed; None if a tombstone does not say."""
-    return entry.interval if isinstance(entry, Tombstone) else entry.content.interval
+    return entry.content.interval if isinstance(entry, Record) else entry.interval
 
 
 def attempt_of(entry: Record | Tombstone) -> str:
@@ -334,13 +376,15 @@ def attempt_of(entry: Record | Tombstone) -> str:
     return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
 
 
-def base_of(entry: Record | Tombstone) -> int | None:
+def base_of(entry: Record | Tombstone | Kept) -> int | None:
     """The id of the checkpoint that it started from; None: empty state, or a tombstone whose marks count no more."""
-    return entry.base_id if isinstance(entry, Tombstone) else entry.content.base_id
+    return entry.content.base_id if isinstance(entry, Record) else entry.base_id
 
 
-def vouched_base_of(entry: Record | Tombstone) -> int | None:
+def vouched_base_of(entry: Record | Tombstone | Kept) -> int | None:
     """The base whose marks count for this one too: none, if whoever went back to it vouched for the state."""
+    if isinstance(entry, Kept):
+        return None if entry.vouched else entry.base_id
     if isinstance(entry, Record) and entry.content.permissions.allow_quarantined:
         return None
     return base_of(entry)
@@ -361,21 +405,23 @@ def replaces_overlapping(entry: Record | Tombstone) -> bool:
     return entry.replace_overlapping if isinstance(entry, Tombstone) else entry.content.permissions.replace_overlapping
 
 
-def left_same_state(one: Record | Tombstone | Content, other: Record | Tombstone | Content) -> bool:
+def left_same_state(one: Record | Tombstone | Kept | Content, other: Record | Tombstone | Kept | Content) -> bool:
     """Whether two commits of one interval left the same state: they agree in digest, watermarks and descriptors."""
     same = _digest_and_watermarks(one) == _digest_and_watermarks(other)
     return same and not _descriptors_hashes(one).isdisjoint(_descriptors_hashes(other))
 
 
-def _digest_and_watermarks(entry: Record | Tombstone | Content) -> tuple[int, int | None, int | None]:
-    if isinstance(entry, Tombstone):
+def _digest_and_watermarks(entry: Record | Tombstone | Kept | Content) -> tuple[int, int | None, int | None]:
+    if isinstance(entry, Tombstone | Kept):
         return entry.digest, entry.watermark_ms, entry.late_watermark_ms
     content = entry.content if isinstance(entry, Record) else entry
     return content.digest, content.time.watermark_ms, content.time.late_watermark_ms
 
 
-def _descriptors_hashes(entry: Record | Tombstone | Content) -> frozenset[str]:
+def _descriptors_hashes(entry: Record | Tombstone | Kept | Content) -> frozenset[str]:
     """Tombstones have one of two: roots hold some that were made before comments on the key were left out."""
+    if isinstance(entry, Kept):
+        return frozenset(entry.descriptors_hashes)
     if isinstance(entry, Tombstone):
         return frozenset({entry.descriptors_hash})
     content = entry.content if isinstance(entry, Record) else entry
@@ -433,6 +479,32 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
     return log
 
 
+def read_newest(storage: Storage, before: Log | None = None) -> Log:
+    """Reads the newest record, and of the checkpoints that it retains none besides: for who goes by ``Log.kept``.
+
+    What is asked for later may be shrunk by then, since a commit dropped the checkpoint meanwhile: whoever gets a CorruptRecord from
+    ``Log.whole`` looks whether the log goes on.
+    ``before``: what the same process has read already. Then the newest record is looked for behind that one's end.
+
+    Raises: CorruptRecord as ``read_log``.
+    """
+    known = _still_of_use(before) if before is not None and before.past is not None else {}
+    try:
+        log = _read_once(storage, known, start=before.hint if known and before is not None else None)
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{error}. Put it back from a copy: without it no checkpoint can be vouched for") from error
+    summary = log.recorded_summary
+    if log.past is not None and summary is not None and summary.kept is not None and isinstance(log.newest, Record):
+        return log
+    return read_log(storage, log) if log.head_id else log
+
+
+def log_after(storage: Storage, log: Log, record: Record) -> Log:
+    """The log as whoever created ``record`` over ``log`` knows it, without asking."""
+    past = Past(storage, record.id, {**(log.past.known if log.past is not None else {}), record.id: record})
+    return Log(past, log.quarantined, past, record.id)
+
+
 def _still_of_use(log: Log) -> dict[int, Entry]:
     """What was read of the newest record and of what it retains or is about to drop. The rest would pile up over a thousand commits."""
     assert log.past is not None
@@ -458,9 +530,10 @@ def read_on(storage: Storage, log: Log) -> Log:
     return log if newer.head_id == log.head_id else newer
 
 
-def _read_once(storage: Storage, known: Mapping[int, Entry]) -> Log:
-    hint = _read_hint(storage)
-    probe, head_id = Past(storage, 0, known), hint or _last_listed(storage)
+def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None = None) -> Log:
+    """``start``: what ``HEAD.json`` said when the same process looked last; None: it is read."""
+    hint = start or _read_hint(storage)
+    probe, head_id = Past(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)
     head = probe.find(head_id) if head_id else None
     if head_id and head is None:
         raise CorruptRecord(

@@ -142,12 +142,14 @@ def prepare(
     h0: int,
     base: Sequence[ShardRef] = (),
     first_task: int = 0,
-) -> Content:
-    """Writes ``prepared.json``, and the manifests that do not fit into a record; returns the content.
+    coordinator: Coordinator | None = None,
+) -> Prepared:
+    """Writes ``prepared.json``, and the manifests that do not fit into a record; returns what it says.
 
     made: the content, without what only the shards can say. ``acks``: in the order of their shards. ``h0``: the highest id when the job
     was planned. ``base``: the refs of shards that an ack without manifest leaves as they are. ``first_task``: the number in the names
-    of manifests' files; a try that finds files of an earlier one takes another.
+    of manifests' files; a try that finds files of an earlier one takes another. ``coordinator``: the one that will commit it, if this process
+    does.
 
     Raises: InvariantViolated if the shards do not cover all key groups; as ``Coordinator.prepare``.
     """
@@ -163,8 +165,7 @@ def prepare(
         worker_pids=tuple(ack.pid for ack in acks),
     )
     prepared = Prepared(h0=h0, content=content, written=_written(content, acks))
-    Coordinator(storage, made.pipeline).prepare(prepared)
-    return content
+    return (coordinator or Coordinator(storage, made.pipeline)).prepare(prepared)
 
 
 def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
-from state_backend.checkpoint.log import Log
-from state_backend.values.records import Content, Record, Retained
+from state_backend.checkpoint.log import Log, base_of, kind_of
+from state_backend.values.records import Content, Kept, Record, Retained
 from state_backend.values.retention import (
     AllOf,
     AnyOf,
@@ -38,7 +38,7 @@ def with_retention(log: Log, content: Content) -> Content:
     """The content with the policy that holds from its commit on: what its pipeline's code says, for an interval; else the newest
     record's, since a rewind or a consolidation takes its content from an older one, whose policy may have been another. The default,
     where nobody chose."""
-    newest = next((c.content.retention for c in reversed(log.completed())), None)
+    newest = log.newest.content.retention if log.newest is not None else None
     own = content.retention
     chosen = own or newest if content.kind == "interval" else newest or own
     length = content.interval.end - content.interval.start
@@ -55,11 +55,12 @@ def plan_retention(
     and their descendants neither count nor stay, unless they are protected. Nor does what a usable consolidation took the place
     of, from the commit after that one on: until then an interval that started from it may be under way.
     """
-    before = log.completed()
-    usable = [c for c in [*before, new] if c is new or log.quarantine_above(c.id) is None]
-    replaced = {c.content.base_id for c in usable if c.content.kind == "consolidate" and c is not new}
+    before = log.kept
+    every: list[Kept | Record] = [*before, new]
+    usable = [c for c in every if c is new or log.quarantine_above(c.id) is None]
+    replaced = {base_of(c) for c in usable if kind_of(c) == "consolidate" and c is not new}
     usable = [c for c in usable if c.id not in replaced]
-    latest = max(usable, key=lambda c: (c.content.interval.end, c.id))
+    latest = max(usable, key=lambda c: (c.interval.end, c.id))
     keep = {new.id, latest.id, *(policy.keep(usable)), *(protected & {c.id for c in before})}
     inherited = log.retained
     return tuple(

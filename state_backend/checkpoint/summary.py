@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from state_backend.checkpoint.log import Log, interval_of, left_same_state, vouched_base_of
+from state_backend.checkpoint.log import Log, interval_of, kept_of, kind_of, left_same_state, vouched_base_of
 from state_backend.formats import paths
 from state_backend.values.records import (
     Judged,
@@ -15,6 +15,9 @@ from state_backend.values.records import (
     Tombstone,
     Unpublished,
 )
+
+# How far the commits of an empty log reach: before any day.
+_BEFORE_ALL_MS = -(2**62)
 
 
 def summary_so_far(log: Log) -> Summary:
@@ -33,9 +36,7 @@ def summary_so_far(log: Log) -> Summary:
     return Summary(
         dropping=tuple(left),
         unpublished=tuple(Unpublished(interval=i, id=n) for i, n in dict(log.publications()).items()),
-        superseded=tuple(
-            Superseded(id=c.id, by=by) for c in log.completed() if (by := tuple(e.id for e in log.superseding(c)))
-        ),
+        superseded=tuple(Superseded(id=c.id, by=by) for c in log.completed() if (by := log.superseding(c))),
         levels=tuple(sorted({paths.settled_level(i) for e in commits if (i := interval_of(e)) is not None})),
     )
 
@@ -54,16 +55,22 @@ def next_summary(
     waiting = {u.interval: u.id for u in before.unpublished if u not in published}
     superseded = {s.id: s.by for s in before.superseded if s.id in kept}
     levels = {*before.levels}
+    still = tuple(k for k in log.kept if k.id in kept)
+    replaced, reach_ms = _replaced_before(log), _reach_ms(log)
     if isinstance(new, Record):
+        still = (*still, kept_of(new))
+        reach_ms = max(reach_ms, new.content.interval.end_ms)
         interval = new.content.interval
         levels.add(paths.settled_level(interval))
         if new.content.kind == "interval":
-            dropping |= _replaced_outputs(log, new) - kept
+            gone = _replaced_outputs(log, new)
+            dropping |= gone - kept
+            replaced |= gone
             waiting |= dict.fromkeys(new.replaced, new.id)
             waiting[interval] = new.id
         if new.content.kind in ("interval", "restore"):
-            for old in log.completed():
-                if old.id in kept and old.content.interval == interval and not left_same_state(new, old):
+            for old in log.kept:
+                if old.id in kept and old.interval == interval and not left_same_state(new, old):
                     superseded[old.id] = (*superseded.get(old.id, ()), new.id)
     return Summary(
         dropping=tuple(sorted(dropping)),
@@ -72,7 +79,37 @@ def next_summary(
         marks=tuple(sorted(log.quarantined)),
         refused=_refused(log, new, kept | {n for by in superseded.values() for n in by}),
         levels=tuple(sorted(levels)),
+        kept=still,
+        reach_ms=reach_ms,
+        replaced_outputs=tuple(sorted(replaced & (kept | dropping))),
     )
+
+
+def _reach_ms(log: Log) -> int:
+    """The latest end of an interval that was ever committed. Lists all that was settled where the newest record does not say it."""
+    known = log.recorded_summary
+    if known is not None and known.reach_ms is not None:
+        return known.reach_ms
+    return max((i.end_ms for i in log.committed_intervals()), default=_BEFORE_ALL_MS)
+
+
+def _replaced_before(log: Log) -> set[int]:
+    """Of the retained and the dropping ids those whose output is no longer current."""
+    known = log.recorded_summary
+    if known is not None and known.replaced_outputs is not None:
+        return {*known.replaced_outputs}
+    near = {*log.retained, *summary_so_far(log).dropping}
+    return {n for n in near if is_replaced(log, log.entries[n])}
+
+
+def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
+    """Whether a retained or dropping commit made output that is no longer current."""
+    if isinstance(entry, SweepRecord) or kind_of(entry) != "interval" or (interval := interval_of(entry)) is None:
+        return False
+    known = log.recorded_summary
+    if known is not None and known.replaced_outputs is not None:
+        return entry.id in known.replaced_outputs
+    return log.publication_of(interval) != entry.id
 
 
 def _replaced_outputs(log: Log, new: Record) -> set[int]:

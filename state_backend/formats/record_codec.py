@@ -80,7 +80,7 @@ _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 # Integers are 0 .. 2^63 - 1, but those of these names may be negative, and those of _BITS have another width.
-_SIGNED = {"watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
+_SIGNED = {"reach_ms", "watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -185,6 +185,11 @@ def _check(value: Any) -> None:
 def _check_retained(value: Record | SweepRecord) -> None:
     ids = [0, *(r.id for r in value.retained), value.id + 1]
     _require(all(a < b for a, b in pairwise(ids)), f"its retained ids are not ascending and within 1 .. {value.id}")
+    kept = value.summary.kept if value.summary is not None else None
+    _require(
+        kept is None or [k.id for k in kept] == [r.id for r in value.retained],
+        "its summary speaks of other checkpoints than it retains",
+    )
 
 
 def _check_manifest(manifest: ShardManifest) -> None:

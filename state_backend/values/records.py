@@ -337,6 +337,24 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What planning asks of a retained checkpoint, so that its record need not be read. Fields as in `Content` and `Tombstone`;
+        ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hashes``: as
+    a tombstone and as a record tell them."""
+
+    id: int
+    kind: Kind
+    interval: Interval
+    attempt: str
+    base_id: int | None
+    vouched: bool
+    digest: int
+    watermark_ms: int | None
+    late_watermark_ms: int | None
+    descriptors_hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """Checkpoint ``id`` is or descends from the quarantined checkpoint ``by``, the nearest one."""
 
@@ -352,6 +370,11 @@ class Summary:
     ``unpublished``: intervals whose mark in ``published/`` may be missing. ``superseded``: of the retained ids. ``marks``: the
     quarantined ids that were known; ``refused``: what they mean for the retained ids and for those that superseded one. ``levels``:
     the lengths of intervals that there are, as ``paths.SETTLED_DAYS`` numbers them.
+
+    Where an older release wrote the record these are None, and what they would say is looked up: ``kept``: all that are retained, the
+    record itself included, by id. ``reach_ms``: the latest end of an interval that was ever committed, this commit's included, so that
+    nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
+    longer current.
     """
 
     dropping: tuple[int, ...] = ()
@@ -360,6 +383,9 @@ class Summary:
     marks: tuple[int, ...] = ()
     refused: tuple[Judged, ...] = ()
     levels: tuple[int, ...] = ()
+    kept: tuple[Kept, ...] | None = None
+    reach_ms: int | None = None
+    replaced_outputs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +402,11 @@ class Record:
     output_schemas: tuple[dict[str, Any], ...] = ()
     replaced: tuple[Interval, ...] = ()
     summary: Summary | None = None
+
+    @property
+    def interval(self) -> Interval:
+        """The content's."""
+        return self.content.interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

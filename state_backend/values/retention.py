@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
 
-if TYPE_CHECKING:
-    from state_backend.values.records import Record
+
+class Ended(Protocol):
+    """What a policy goes by of a checkpoint."""
+
+    @property
+    def id(self) -> int:
+        """From 1, in the order of commits."""
+
+    @property
+    def interval(self) -> Interval:
+        """The interval whose end its state is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +36,7 @@ class KeepLast:
     def __post_init__(self) -> None:
         _check_number("KeepLast", self.count)
 
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+    def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Ids of the last ones; ``checkpoints`` ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
@@ -42,12 +52,12 @@ class KeepPerDay:
     def __post_init__(self) -> None:
         _check_number("KeepPerDay", self.days)
 
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+    def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """The id that is highest on each day, in UTC, counted back from the newest end."""
-        newest = max((c.content.interval.end for c in checkpoints), default=None)
+        newest = max((c.interval.end for c in checkpoints), default=None)
         by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
-            end = c.content.interval.end
+            end = c.interval.end
             if newest is not None and newest - end < timedelta(days=self.days):
                 # An interval that ends at midnight is the last of the day that is over then.
                 day = (end - timedelta(milliseconds=1)).date()
@@ -67,10 +77,10 @@ class KeepYounger:
                 f"KeepYounger({self.age!r}): expected a timedelta from 0 to {_MOST} days, as in KeepYounger(timedelta(days=3))"
             )
 
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+    def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Ids of those whose state is less than the age behind the newest."""
-        newest = max((c.content.interval.end for c in checkpoints), default=None)
-        return frozenset(c.id for c in checkpoints if newest is not None and newest - c.content.interval.end < self.age)
+        newest = max((c.interval.end for c in checkpoints), default=None)
+        return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ class AnyOf:
     def __post_init__(self) -> None:
         _check_policies("AnyOf", self.any_of)
 
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+    def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Ids that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
 
@@ -96,7 +106,7 @@ class AllOf:
     def __post_init__(self) -> None:
         _check_policies("AllOf", self.all_of)
 
-    def keep(self, checkpoints: Sequence[Record]) -> frozenset[int]:
+    def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Ids that every one of the policies keeps."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 

@@ -891,9 +891,14 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+# Which takes more histories than 40 to be met, since a process that makes fewer calls dies at others.
+RARE = {"what was replaced counts again": 250}
+FAST = [mistake for mistake in MISTAKES if mistake not in RARE or os.environ.get("CAIRN_LONG")]  # the others take minutes
+
+
+@pytest.mark.parametrize("mistake", FAST)
 def test_the_model_finds_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead = MISTAKES[mistake]
     monkeypatch.setattr(where, name, instead)
     with pytest.raises((AssertionError, CairnError)):
-        explore(40)
+        explore(RARE.get(mistake, 40))

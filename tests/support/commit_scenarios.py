@@ -27,6 +27,7 @@ from tests.support.commit_world import (
     cleaner,
     quarantiner,
     reader,
+    remembering_task,
     rewinder,
     scene,
     sweeper,
@@ -47,6 +48,10 @@ SAME_AGAIN = ("s", day(2), run("rs"), content(day(2), "a2").digest)
 
 def task(attempt: str, name: str | None = None, *, policy: RetentionPolicy = TIGHT) -> Actor:
     return checkpoint_task(name or attempt.upper(), attempt, policy)
+
+
+def remembering(attempt: str, *, policy: RetentionPolicy = TIGHT) -> Actor:
+    return remembering_task(attempt.upper(), attempt, policy)
 
 
 def unpublished(actor: Actor) -> Actor:
@@ -292,6 +297,37 @@ SCENARIOS = (
         actors=(replace(task("x"), stages=task("x").stages[:1]), cleaner(TIGHT), reader(2)),
         faults=1,
         lossy=any_but_the_sink,
+    ),
+    Scenario(
+        name="two that remember, of different days",
+        scene=partial(scene, 2, [X, RERUN]),
+        actors=(remembering("x"), remembering("z")),
+    ),
+    Scenario(
+        name="one that remembers, a quarantine, and one answer that is lost",
+        scene=partial(scene, 2, [X, SAME_AGAIN]),
+        actors=(remembering("x"), task("s"), quarantiner(2)),
+        faults=1,
+        big=True,
+    ),
+    Scenario(
+        name="one that remembers while its interval is run again",
+        scene=partial(scene, 2, [X]),
+        actors=(
+            remembering("x", policy=KeepLast(3)),
+            whole_interval("again", day(3), "y", KeepLast(3)),
+        ),
+    ),
+    Scenario(
+        name="one that remembers, a sweeper that takes it for dead, and a reader of what it drops",
+        scene=partial(scene, 2, [X], inline=False, outputs=False),
+        actors=(remembering("x"), sweeper(), reader(2)),
+        big=True,
+    ),
+    Scenario(
+        name="one that remembers, and a reader of what it drops",
+        scene=partial(scene, 2, [X], inline=False, outputs=False),
+        actors=(remembering("x"), reader(2)),
     ),
     Scenario(
         name="a reader of a checkpoint, an attempt that drops it, and a sweeper",

@@ -80,6 +80,20 @@ def checkpoint_task(name: str, attempt: str, policy: RetentionPolicy) -> Actor:
     return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome), attempt=attempt)
 
 
+def remembering_task(name: str, attempt: str, policy: RetentionPolicy) -> Actor:
+    """The same by one coordinator, which goes on from what it has read and written itself, as the operator's does."""
+
+    def everything(storage: Any) -> str:
+        one = Coordinator(storage, PIPELINE, policy=policy, remembers=True)
+        outcome = one.commit(attempt).outcome
+        one.publish(hook_into(storage))
+        one.clean_up()
+        return outcome
+
+    everything.publishes = True  # type: ignore[attr-defined]
+    return Actor(name=name, stages=(everything,), may=(AttemptLost, UnknownOutcome), attempt=attempt)
+
+
 def after_commit(policy: RetentionPolicy) -> tuple[Callable[[Any], None], ...]:
     def publish(storage: Any) -> None:
         coordinator(storage, policy).publish(hook_into(storage))
@@ -329,6 +343,7 @@ def check(contents: Contents) -> None:
     for record in history.commits():
         check_commit(history, record)
     check_retained(history)
+    check_summaries(history)
     check_outputs(history)
     check_schemas(history)
     check_files(contents, history)
@@ -341,7 +356,7 @@ def check_end(contents: Contents, ends: list[tuple[Actor, str]]) -> None:
     history = history_of(contents)
     committed = {c.content.attempt for c in history.commits()}
     everybody = all(outcome != "UnknownOutcome" for _, outcome in ends)
-    if everybody and all(len(a.stages) > 2 for a, _ in ends if a.attempt is not None):
+    if everybody and all(_publishes(a) for a, _ in ends if a.attempt is not None):
         for interval, record in history.outputs().items():
             seen = contents.get(sink(interval), (b"", 0))[0].decode()
             must(seen == str(record.id), "the sink has the newest output", interval, record.id, seen)
@@ -352,6 +367,10 @@ def check_end(contents: Contents, ends: list[tuple[Actor, str]]) -> None:
             must(actor.attempt not in committed, "who tries again what is committed is told so", actor.name)
         if outcome in ("Fenced", "Swept", "adopted"):
             must(actor.attempt not in committed, "what is reported as lost is not committed", actor.name)
+
+
+def _publishes(actor: Actor) -> bool:
+    return len(actor.stages) > 2 or getattr(actor.stages[0], "publishes", False)
 
 
 def must(fact: bool, rule: str, *what: object) -> None:
@@ -426,6 +445,29 @@ def check_retained(history: History) -> None:
         if furthest is not None and furthest not in now:
             newest = history.commit(n).content.interval.end
             must(newest >= history.commit(furthest).content.interval.end, "the furthest state stays", n, furthest)
+
+
+def check_summaries(history: History) -> None:
+    """What planning takes from the newest record instead of from the records below it is what those say."""
+    for n, record in history.records.items():
+        told = record.summary
+        if told is None or told.kept is None or told.replaced_outputs is None:
+            continue
+        whole = [history.commit(k) for k in history.retained(n)]
+        mine = [(k.id, k.kind, k.interval, k.attempt, k.base_id, k.vouched, k.digest) for k in told.kept]
+        theirs = [
+            (r.id, c.kind, c.interval, c.attempt, c.base_id, c.permissions.allow_quarantined, c.digest)
+            for r in whole
+            for c in [r.content]
+        ]
+        must(mine == theirs, "a summary says what is retained", n)
+        ever = [c.content.interval.end_ms for c in history.commits(n + 1)]
+        must(not ever or told.reach_ms == max(ever), "a summary knows how far commits reach", n, told.reach_ms)
+        current = {r.id for r in history.outputs(n + 1).values()}
+        near = [c.id for c in history.commits(n + 1) if c.content.kind == "interval"]
+        near = [c for c in near if c in history.retained(n) or c in told.dropping]
+        gone = sorted({*near} - current)
+        must(gone == [*told.replaced_outputs], "a summary knows whose output is replaced", n, gone)
 
 
 def check_outputs(history: History) -> None:

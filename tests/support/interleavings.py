@@ -87,15 +87,17 @@ class Replay(Storage):
         self._start = logs.Log(past=pasts.Past(self, 0, start))
         self.trail: list[int] = []
 
-    def read_log(self, before: logs.Log | None) -> logs.Log:
-        """A log is one answer once it was read whole."""
+    def read_log(
+        self, before: logs.Log | None, read: Callable[[Storage, logs.Log | None], logs.Log] = logs.read_log
+    ) -> logs.Log:
+        """A log is one answer once it was read, whole or as far as ``read`` does."""
         at, start = len(self.trail), self._answers[len(self.trail) :][:1]
         told = self.known[start[0]] if start else None
         if isinstance(told, _ReadLog):
             self.trail.append(start[0])
             return self._own(told.log)
-        log = logs.read_log(self, before if before is not None and before.past is not None else self._start)
-        whole = {n: id(log.entries[n]) for n in {log.head_id, *log.retained} if n}
+        log = read(self, before if before is not None and before.past is not None else self._start)
+        whole = {n: id(entry) for n, entry in _read_of(log).items()}
         everything = (log.hint, log.head_id, *sorted(whole.items()), None, *sorted(log.quarantined))
         key = everything if self._sees is None else self._sees(log)
         number = self.known.id(_ReadLog(key, log))
@@ -501,6 +503,19 @@ def _with(nodes: tuple[int, ...], n: int, node: int) -> tuple[int, ...]:
     return (*nodes[:n], node, *nodes[n + 1 :])
 
 
+def _read_of(log: logs.Log) -> dict[int, Any]:
+    """The newest record, and what is known of those that it retains: a retained record is the same whenever it is read."""
+    known = log.past.known if log.past is not None else log.entries
+    return {n: known[n] for n in {log.head_id, *log.retained} if n in known}
+
+
+def _read_newest(storage: Storage, before: logs.Log | None = None) -> logs.Log:
+    return storage.read_log(before, _NEWEST) if isinstance(storage, Replay) else _NEWEST(storage, before)
+
+
+_NEWEST = logs.read_newest
+
+
 def _read_log(storage: Storage, before: logs.Log | None = None) -> logs.Log:
     return storage.read_log(before) if isinstance(storage, Replay) else logs.read_log(storage, before)
 
@@ -525,7 +540,8 @@ def _deterministic() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (coordinating, dropping, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
-        for module in (appending, cleaning, logs, pasts, sweeping):
+        stack.enter_context(mock.patch.object(coordinating, "read_newest", _read_newest))
+        for module in (appending, cleaning, coordinating, logs, pasts, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )

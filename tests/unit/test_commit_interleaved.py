@@ -139,23 +139,24 @@ def files_are_not_verified() -> Iterator[None]:
 @bug("a third committer, tight retention")
 def retention_apart_from_the_commit() -> Iterator[None]:
     """Records retain all; whoever cleans up applies the policy to the log that it read."""
-    plan, clean_up, read = committing.plan_retention, Coordinator.clean_up, Coordinator.log
+    plan, clean_up, read = committing.plan_retention, Coordinator.clean_up, Coordinator._newest
 
     def keep_all(log: Log, new: Record, marks: Any, *rest: Any) -> Any:
         return plan(log, new, marks, KeepLast(1000))
 
     def thinned(self: Coordinator, before: Log | None = None) -> Log:
         log = read(self, before)
-        kept = TIGHT.keep(log.completed())
+        kept = TIGHT.keep(log.kept)
         head = log.entries[log.head_id]
         assert isinstance(head, Record) and head.summary is not None and log.past is not None
         summary = replace(head.summary, dropping=tuple(sorted(log.retained.keys() - kept)))
         log.past._here[log.head_id] = replace(head, summary=summary)
         log.__dict__["retained"] = {n: r for n, r in log.retained.items() if n in kept}
+        log.__dict__.pop("kept")
         return log
 
     def apart(self: Coordinator) -> Any:
-        with mock.patch.object(Coordinator, "log", thinned):
+        with mock.patch.object(Coordinator, "_newest", thinned):
             return clean_up(self)
 
     with mock.patch.object(committing, "plan_retention", keep_all), mock.patch.object(Coordinator, "clean_up", apart):
@@ -278,24 +279,24 @@ def a_sweep_does_not_tell_the_log() -> Iterator[None]:
 
 @bug("which may replace nothing")
 def output_of_another_cut_is_looked_for_at_begin_only() -> Iterator[None]:
-    real = committing.plan_base
+    real = committing.choose_base
 
     def blind(log: Log, *rest: Any, **options: Any) -> Any:
         with mock.patch.object(lineage, "overlapping_outputs", lambda log, interval: []):
             return real(log, *rest, **options)
 
-    with mock.patch.object(committing, "plan_base", blind):
+    with mock.patch.object(committing, "choose_base", blind):
         yield
 
 
 @bug("which may replace what is there")
 def a_permission_covers_what_came_later() -> Iterator[None]:
-    real = committing.plan_base
+    real = committing.choose_base
 
     def at_any_time(*rest: Any, as_of: int) -> Any:
         return real(*rest)
 
-    with mock.patch.object(committing, "plan_base", at_any_time):
+    with mock.patch.object(committing, "choose_base", at_any_time):
         yield
 
 
@@ -403,6 +404,30 @@ def a_rewind_takes_the_schemas_back() -> Iterator[None]:
 @bug("after its first result was quarantined")
 def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
     with mock.patch.object(summaries, "_refused", lambda log, new, asked_of: ()):
+        yield
+
+
+@bug("two that remember")
+def a_re_run_brings_back_how_far_commits_reach() -> Iterator[None]:
+    def only_its_own(summary: Any, new: Record) -> Any:
+        return replace(summary, reach_ms=new.interval.end_ms) if isinstance(new, Record) else summary
+
+    with _summaries(only_its_own):
+        yield
+
+
+@bug("an interval that replaced two days, and the day after")
+def whose_output_was_replaced_is_not_carried_on() -> Iterator[None]:
+    with _summaries(lambda summary, new: replace(summary, replaced_outputs=())):
+        yield
+
+
+@bug("two that remember")
+def what_is_kept_is_not_what_is_retained() -> Iterator[None]:
+    def without_bases(summary: Any, new: Record) -> Any:
+        return replace(summary, kept=tuple(replace(k, base_id=None) for k in summary.kept))
+
+    with _summaries(without_bases):
         yield
 
 

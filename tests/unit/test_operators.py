@@ -229,7 +229,8 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
     log = SimpleNamespace(info=lambda text, *more: lines.append(text % more), warning=lines.append)
     monkeypatch.setattr(type(operator), "log", log)
     run(operator)
-    assert lines[1:] == ["a line", "half a line", "to stderr", "no newline"]
+    assert lines[1:-1] == ["a line", "half a line", "to stderr", "no newline"]
+    assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+", lines[-1])  # where the time went, last
 
 
 @pytest.mark.parametrize(

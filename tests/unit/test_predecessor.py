@@ -366,6 +366,22 @@ def fires(made: PreviousCheckpointTrigger, then: Callable[[], object] = lambda: 
     return asyncio.run(go())
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "poll_s", "local", "then_s"),
+    [
+        (0, 0.4, False, 0.4),
+        (8, 0.4, False, 0.4),
+        (10, 0.4, False, 0.5),  # up to here within half a second of the checkpoint
+        (20, 0.4, False, 1.0),
+        (3600, 0.4, False, 2.0),
+        (3600, 5.0, False, 5.0),  # what was asked for is not undercut
+        (3600, 0.4, True, 0.4),
+    ],
+)
+def test_a_long_wait_looks_more_rarely(waited_s: float, poll_s: float, local: bool, then_s: float) -> None:
+    assert previous_checkpoint_trigger.pause_s(waited_s, poll_s, local=local) == then_s
+
+
 @pytest.mark.usefixtures("airflow_says")
 def test_fires_for_the_checkpoint_that_is_waited_for_and_no_other(folder: Folder) -> None:
     def commits() -> None:

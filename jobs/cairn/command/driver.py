@@ -134,6 +134,7 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         "changed_bytes": content.totals.changed_bytes,
         "uploaded_bytes": content.totals.uploaded_bytes,
         "state_bytes": content.totals.state_bytes,
+        "durations_us": content.durations_us,
         "counts": content.source_position.get("counts", {}),
         "sink": pipeline.sink is not None,
         "seconds": round(time.monotonic() - started, 3),

@@ -30,7 +30,7 @@ from cairn.runtime.routing import key_schema_of, route
 from cairn.runtime.user_code import described
 from cairn.runtime.watermark import EventTime, event_time_of
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.job import StopWatch, run_on_shards
 from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship_processor
 from cairn.spark_session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -52,6 +52,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.intervals import format_instant, from_ms, to_ms
+from state_backend.values.phases import in_words
 from state_backend.values.records import (
     Content,
     LogicalTime,
@@ -125,26 +126,37 @@ def run_interval(
         permissions=permissions,
         coordinator=coordinator,
     )
-    result = coordinator.commit(attempt)
-    finish_commit(spark, pipeline, coordinator, result.id, root)
+    clock, began_ns = StopWatch(), time.monotonic_ns()
+    with clock.phase("commit"):
+        result = coordinator.commit(attempt)
+    finish_commit(spark, pipeline, coordinator, result.id, root, clock)
+    spent = in_words(clock.durations_us, (time.monotonic_ns() - began_ns) // 1000)
+    log.info("%s %s: checkpoint %d: %s", pipeline.name, interval, result.id, spent)
     return result.record or coordinator.record(result.id)
 
 
 def finish_commit(
-    spark: SparkSession, pipeline: Pipeline, coordinator: Coordinator, checkpoint_id: int, root: str
+    spark: SparkSession,
+    pipeline: Pipeline,
+    coordinator: Coordinator,
+    checkpoint_id: int,
+    root: str,
+    clock: StopWatch | None = None,
 ) -> None:
-    """Publishes what waits for the sink, and deletes what nobody needs any more.
+    """Publishes what waits for the sink, and deletes what nobody needs any more. ``clock``: gets how long each took.
 
     Raises: SinkFailed if the output of this checkpoint is not published; of others that is logged.
     """
-    failed = None
+    failed, clock = None, clock or StopWatch()
     try:
-        hook = pipeline.sink_hook(spark, join_url(root, pipeline.name))
-        coordinator.publish(hook, in_order=pipeline.sink_in_order)
+        with clock.phase("publish"):
+            hook = pipeline.sink_hook(spark, join_url(root, pipeline.name))
+            coordinator.publish(hook, in_order=pipeline.sink_in_order)
     except SinkFailed as error:
         failed = error
     try:
-        coordinator.clean_up()
+        with clock.phase("clean_up"):
+            coordinator.clean_up()
     except CorruptFile as error:  # of another checkpoint: this one counts
         log.warning("%s: nothing was deleted, since it can't be told what is needed: %s", pipeline.name, error)
     if failed is not None:
@@ -310,8 +322,7 @@ def _process_interval(
         planned_ns = time.monotonic_ns()
         acks = on_shards(spark, job, inputs)
         spark_us = (time.monotonic_ns() - planned_ns) // 1000
-        replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us)
-    prepared = coordinator.load_prepared(attempt)
+        prepared = replace(job, plan_us=(planned_ns - started_ns) // 1000).finish(acks, spark_us, coordinator)
     totals = prepared.content.totals
     log.info(
         "%s %s: prepared: %d bytes downloaded, %d from caches; %d rows in, %d out, %d keys touched, %d bytes changed, %d uploaded, "
@@ -322,11 +333,7 @@ def _process_interval(
     )
     # The last line: where the time went, for who asks why an interval was slow.
     phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
-    log.info(
-        "%s %s: %.2f s: %s",
-        *(pipeline.name, interval, (time.monotonic_ns() - started_ns) / 1e9),
-        ", ".join(f"{phase} {us / 1e6:.2f}" for phase, us in sorted(phases.items(), key=lambda p: -p[1])),
-    )
+    log.info("%s %s: %s", pipeline.name, interval, in_words(phases, (time.monotonic_ns() - started_ns) // 1000))
     return prepared
 
 

@@ -35,6 +35,7 @@ from cairn.shard_jobs.shipping import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.prepare import NO_TOTALS, ShardAck, prepare, slowest, summary_of
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
@@ -55,6 +56,7 @@ from state_backend.values.records import (
     Content,
     LogicalTime,
     Permissions,
+    Prepared,
     RunRef,
     ShardManifest,
     ShardRef,
@@ -187,7 +189,7 @@ class IntervalJob:
             output_file = output.finish(storage, path)
             late_file = late.finish(storage, late_path, late=True)
             if state.changed_bytes or not same_layout or self.mode == "full":
-                snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned)
+                snapshot = self._snapshot(restored, state, changelog, storage, work, shard, task, owned, clock)
         manifest = snapshot.manifest if snapshot else restored.base
         if manifest is None:
             raise InvariantViolated(f"shard {shard} did not change, and has no manifest in the base")
@@ -220,19 +222,21 @@ class IntervalJob:
         shard: int,
         task: int,
         owned: KeyGroupRange,
+        clock: StopWatch,
     ) -> Snapshot:
         key_group_states = state.key_group_states()
         if changelog and changelog.fits(most_bytes(restored.store, key_group_states, self.engine)):
             return changelog.append(storage, attempt=self.attempt, task=task, key_group_states=key_group_states)
-        key_group_states = counted(restored.store, key_group_states)
-        consolidate(
-            restored.store,
-            key_groups=key_group_states,
-            options=self.engine,
-            shard=shard,
-            parallelism=self.parallelism,
-            sequence=self.h0,
-        )
+        with clock.phase("consolidate"):
+            key_group_states = counted(restored.store, key_group_states)
+            consolidate(
+                restored.store,
+                key_groups=key_group_states,
+                options=self.engine,
+                shard=shard,
+                parallelism=self.parallelism,
+                sequence=self.h0,
+            )
         return take_snapshot(
             restored.store,
             storage,
@@ -330,8 +334,8 @@ class IntervalJob:
 
     # --- once, when all shards have acked -----------------------------------------------------------------------------------------
 
-    def finish(self, acks: list[ShardAck], spark_us: int = 0) -> None:
-        """Writes ``prepared.json``. ``spark_us``: how long Spark had the job, in which the slowest shard's own phases lie.
+    def finish(self, acks: list[ShardAck], spark_us: int = 0, coordinator: Coordinator | None = None) -> Prepared:
+        """Writes ``prepared.json``; returns what it says. ``coordinator`` as in `prepare`. ``spark_us``: how long Spark had the job, in which the slowest shard's own phases lie.
 
         Raises: SourceError if not as many rows came as the source counted."""
         expected_rows = self.source_position.get("counts", {}).get("rows")
@@ -373,4 +377,4 @@ class IntervalJob:
             made_of=self.made_of,
             code_version=self.code_version,
         )
-        prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base)
+        return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)
