@@ -893,7 +893,9 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
 
 # Which takes more histories than 40 to be met, since a process that makes fewer calls dies at others.
 RARE = {"what was replaced counts again": 250}
-FAST = [mistake for mistake in MISTAKES if mistake not in RARE or os.environ.get("CAIRN_LONG")]  # the others take minutes
+FAST = [
+    mistake for mistake in MISTAKES if mistake not in RARE or os.environ.get("CAIRN_LONG")
+]  # the others take minutes
 
 
 @pytest.mark.parametrize("mistake", FAST)
