@@ -34,6 +34,7 @@ WARM_UP = 2
 TASKS = ("process", "checkpoint", "validate")
 
 DAGS = """
+# An Airflow DAG: where a file says neither word, Airflow skips it.
 from datetime import UTC, datetime, timedelta
 from airflow.sdk import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
@@ -60,6 +61,7 @@ def main() -> None:
     active = [int(n) for n in options.active.split(",")]
     with tempfile.TemporaryDirectory(prefix="cairn-backfill-") as text:
         folder = Path(text)
+        folder.chmod(0o711)  # PostgreSQL runs as another user, if this is root
         flights = options.flights or folder / "flights"
         if options.flights is None:
             land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(options.days + WARM_UP)])
