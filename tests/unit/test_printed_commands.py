@@ -146,7 +146,6 @@ RUN = {
     "python -m tests.integration.test_gcs_crash": "not run: minutes; the suite plays cells of it, and it is imported here",
     "python -m tests.support.request_counts": "tests/unit/test_requests.py::test_the_counts_as_printed",
     "python -m tests.support.commit_scenarios": "not run: minutes; tests/unit/test_commit_interleaved.py runs its scenarios",
-    "python -m tests.support.request_counts": "not run: it starts a server; tests/unit/test_requests.py pins what it counts",
     "python -m venv env": "not run: Python's own, not ours",
 } | dict.fromkeys(
     (f"pip install 'cairn[{extras}]'" for extras in ("airflow,spark", "airflow,spark,gcs", "gcs", "spark,gcs", "validation")),
