@@ -181,6 +181,10 @@ def ui_prefix() -> str:
 
 def open_folder(ref: PipelineRef) -> Storage:
     """The storage of a pipeline's folder, as the DAG's Google connection. The key's file is read while it is there; it goes then."""
-    folder = join_url(ref.root, ref.name)
+    return open_url(ref, join_url(ref.root, ref.name))
+
+
+def open_url(ref: PipelineRef, url: str) -> Storage:
+    """The storage of another folder, as the same."""
     with google_credentials(ref.gcp_conn_id) as environment:
-        return open_storage(folder, google_key_file=environment.get("GOOGLE_APPLICATION_CREDENTIALS"))
+        return open_storage(url, google_key_file=environment.get("GOOGLE_APPLICATION_CREDENTIALS"))

@@ -3,7 +3,8 @@
 /                                   the pipelines that the user may read
 /dag/<dag>                          those of a DAG; of one pipeline its overview
 /run/<dag>/<run>, /task/<dag>/<task>/<run>      what a run restored and committed
-/p/<key>/…                          overview, history, lineage, trends, compare, checkpoint/<id>, docs/<path> of one pipeline
+/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>, checkpoint/<id>,
+                                    docs/<path> of one pipeline
 /static/<file>
 """
 
@@ -21,15 +22,18 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
-from cairn_ui import airflow_side, docs, glance, history, lineage, trends
+from cairn_ui import airflow_side, docs, glance, history, lineage, trends, trials
 from cairn_ui.detail import comparison_of, detail_of, manifests_of
 from cairn_ui.found import PipelineRef
 from cairn_ui.pages import CONTENT_TYPES, HEADERS, STATIC, render
 from cairn_ui.reading import NotAnswered, Reader
 from cairn_ui.rights import Rights
 from cairn_ui.values import Look, Reading
+from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.log import Log
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.trials import intervals_of_trial, root_of_trial, trials_in, trials_url
+from state_backend.inspection.compare_logs import compare_intervals
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
@@ -250,6 +254,41 @@ def compare(
         "second": second or (kept[0] if kept else None),
     }
     return _of_pipeline(request, ref, look, "compare.html", view, kept=kept, chosen=chosen)
+
+
+@app.get("/p/{key}/trials", **_PAGE)
+def of_trials(request: Request, rights: Asks, key: str) -> Response:
+    """Changes of the pipeline's code that are tried beside production."""
+    ref, look = _look(rights, key)
+
+    def read(_: Storage) -> list[trials.TrialRow]:
+        there = trials_in(airflow_side.open_url(ref, trials_url(ref.root, ref.name)))
+        return [trials.row_of(trial, datetime.now(UTC)) for trial in there]
+
+    return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read))
+
+
+@app.get("/p/{key}/trials/{name}", **_PAGE)
+def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
+    """One of them beside production, interval by interval."""
+    ref, look = _look(rights, key)
+
+    def view(reading: Reading) -> trials.TrialPage:
+        def read(_: Storage) -> trials.TrialPage | None:
+            there = trials_in(airflow_side.open_url(ref, trials_url(ref.root, ref.name)))
+            trial = next((trial for trial in there if trial.name == name), None)
+            if trial is None:
+                return None
+            log = read_log(airflow_side.open_url(ref, join_url(root_of_trial(ref.root, ref.name, name), ref.name)))
+            found = compare_intervals(reading.log, log, intervals_of_trial(trial))
+            return trials.page_of(ref, trial, found, datetime.now(UTC))
+
+        page = _asked(ref, f"trial {name}", read)
+        if page is None:
+            raise HTTPException(404, "there is no such trial; it may have been removed")
+        return page
+
+    return _of_pipeline(request, ref, look, "trial.html", view)
 
 
 @app.get("/p/{key}/docs/{path:path}", **_PAGE)

@@ -72,7 +72,11 @@ def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
 
 def list_trials(root: str, pipeline: str) -> list[Trial]:
     """All trials of a pipeline, by name."""
-    storage = open_storage(trials_url(root, pipeline))
+    return trials_in(open_storage(trials_url(root, pipeline)))
+
+
+def trials_in(storage: Storage) -> list[Trial]:
+    """All trials in the folder of a pipeline's trials, by name."""
     found = (_read(storage, info.path) for info in storage.list(paths.TRIAL_RECORDS))
     return [trial for trial in found if trial is not None]
 

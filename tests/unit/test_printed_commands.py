@@ -33,6 +33,7 @@ from tests.support.printed_commands import TARGETS, commands_of, in_code, in_doc
 HERE = "tests/unit/test_printed_commands.py::"
 AIRFLOW = "tests/integration/test_airflow.py::"
 CLI = "tests/unit/test_cli.py::"
+PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_shown_beside_production as printed"
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
@@ -70,6 +71,9 @@ RUN = {
     + "test_the_commands_that_a_page_prints_are_right as printed",
     "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
+    "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn try --remove … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn deploy … --code … --past --root …": TRYING + " with its own names",
     "cairn compare": TRYING,
     "cairn deploy": TRYING,
     "cairn try": TRYING,

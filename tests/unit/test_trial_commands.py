@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.operations.deploy_trial import other_than_tried
 from cairn.operations.run_interval import coordinator_of
-from state_backend.inspection.compare_runs import Made
+from state_backend.inspection.compare_logs import Made
 from tests.support.counting import DAYS, day
 from tests.support.trials import Averaging, Doubling, pipeline_of, run, try_days
 

@@ -22,7 +22,7 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import plan_rewind
 from state_backend.checkpoint.trials import check_no_trial, find_trial, intervals_of_trial, root_of_trial
-from state_backend.inspection.compare_runs import Made, made_within
+from state_backend.inspection.compare_logs import Made, made_within
 from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef, Trial
