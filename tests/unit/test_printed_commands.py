@@ -73,7 +73,7 @@ RUN = {
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn try --remove … --root … --pipeline …": PAGES_OF_TRIALS,
-    "cairn deploy … --code … --past --root …": TRYING + " with its own names",
+    "cairn deploy … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
     "cairn deploy": TRYING,
     "cairn try": TRYING,
