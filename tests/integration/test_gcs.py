@@ -608,8 +608,8 @@ def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     for root in (bucket, disk):
         with (
             server.broken("503", skip=3, times=2) as refused,
-            server.broken("lost", skip=30) as lost,
-            server.broken("reset", skip=50) as reset,
+            server.broken("lost", skip=15) as lost,
+            server.broken("reset", skip=30) as reset,
         ):
             records = [run_interval(spark, counting(), day(n), root) for n in range(2)]
         assert [fault.struck for fault in (refused, lost, reset)] == ([2, 1, 1] if root == bucket else [0, 0, 0])
