@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, StructType
 
-from cairn.runtime.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, flat_columns, key_columns
+from cairn.runtime.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, check_order_by, flat_columns, key_columns
 from cairn.runtime.row_order import MASK_BITS, unordered
 from cairn.runtime.sort_rows import SORT_BYTES, sorted_batches
 from state_backend.formats.arrow_columns import valid_rows
@@ -121,7 +121,11 @@ def plan_arrangement(
     order_by: Sequence[str],
 ) -> Arrangement | None:
     """How a task orders rows of these schemas. None: they have a column that only Spark can order. ``initial_key``: as
-    `routing.route` has it."""
+    `routing.route` has it.
+
+    Raises: UsageError for an ``order_by`` that the rows lack.
+    """
+    check_order_by(order_by, rows)
     schemas = [rows, *([initial] if initial is not None else [])]
     if any(isinstance(f.dataType, _NESTED) or unordered(f.dataType) is not None for s in schemas for f in s):
         return None
