@@ -152,10 +152,11 @@ class Kind:
 
 HERE, LOG = f"{PIPELINE}/", (process, commit, sweep_all)
 KINDS = {
-    "base's record": Kind(path=HERE + paths.record(5), other=HERE + paths.record(4), refuse=LOG),
-    "record": Kind(path=HERE + paths.record(4), other=HERE + paths.record(3), refuse=LOG),
+    "base's record": Kind(path=HERE + paths.record(5), other=HERE + paths.record(4), refuse=(process, sweep_all)),
+    # The newest record says what planning needs of the others: only who looks at all of them, or decides what is deleted, needs them.
+    "record": Kind(path=HERE + paths.record(4), other=HERE + paths.record(3), refuse=(sweep_all,)),
     "newest record": Kind(path=HERE + paths.record(8), other=HERE + paths.record(5), refuse=LOG),
-    "tombstone": Kind(path=HERE + paths.record(1), other=HERE + paths.record(2), refuse=LOG),
+    "tombstone": Kind(path=HERE + paths.record(1), other=HERE + paths.record(2), refuse=(sweep_all,)),
     # What an older sweep abandoned is settled: nobody reads its record, but verify does.
     "sweep record": Kind(path=HERE + paths.record(6), other=HERE + paths.record(5), refuse=()),
     "prepared": Kind(path=HERE + paths.prepared("waiting"), other=HERE + paths.prepared("another"), refuse=(commit,)),
