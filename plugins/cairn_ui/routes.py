@@ -37,7 +37,7 @@ from state_backend.inspection.compare_logs import compare_intervals
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
-from state_backend.values.records import Permissions, Record
+from state_backend.values.records import Permissions, Record, Trial
 
 URL_PREFIX = "/cairn/checkpoints"
 T = TypeVar("T")
@@ -262,8 +262,7 @@ def of_trials(request: Request, rights: Asks, key: str) -> Response:
     ref, look = _look(rights, key)
 
     def read(_: Storage) -> list[trials.TrialRow]:
-        there = trials_in(airflow_side.open_url(ref, trials_url(ref.root, ref.name)))
-        return [trials.row_of(trial, datetime.now(UTC)) for trial in there]
+        return [trials.row_of(trial, datetime.now(UTC)) for trial in _trials(ref)]
 
     return _of_pipeline(request, ref, look, "trials.html", lambda _: _asked(ref, "trials", read))
 
@@ -275,8 +274,7 @@ def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
 
     def view(reading: Reading) -> trials.TrialPage:
         def read(_: Storage) -> trials.TrialPage | None:
-            there = trials_in(airflow_side.open_url(ref, trials_url(ref.root, ref.name)))
-            trial = next((trial for trial in there if trial.name == name), None)
+            trial = next((trial for trial in _trials(ref) if trial.name == name), None)
             if trial is None:
                 return None
             log = read_log(airflow_side.open_url(ref, join_url(root_of_trial(ref.root, ref.name, name), ref.name)))
@@ -396,6 +394,10 @@ def _look(rights: Rights, key: str) -> tuple[PipelineRef, Look]:
 
 def _schedule(ref: PipelineRef) -> glance.Schedule | None:
     return airflow_side.schedules_of({ref.dag_id}).get(ref.dag_id) if ref.dag_id is not None else None
+
+
+def _trials(ref: PipelineRef) -> list[Trial]:
+    return trials_in(airflow_side.open_url(ref, trials_url(ref.root, ref.name)))
 
 
 def _asked(ref: PipelineRef, what: str, work: Callable[[Storage], T]) -> T:

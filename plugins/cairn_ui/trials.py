@@ -103,13 +103,10 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
     """One trial; ``found`` as `compare_intervals` gives it."""
     rows = tuple(_row(one) for one in found)
     differing, missing = sum(row.differs for row in rows), sum(row.old is None or row.new is None for row in rows)
-    text = "every digest is equal" if not differing else f"{differing} of {len(rows)} intervals differ"
-    if missing:
-        text = f"{text if differing or missing < len(rows) else 'nothing to compare yet'}, {missing} without a result on both sides"
     root, name, pipeline, code = (shlex.quote(part) for part in (ref.root, trial.name, ref.name, trial.code))
     return TrialPage(
         trial=row_of(trial, now),
-        headline=text,
+        headline=headline(len(rows), differing, missing),
         tone="good" if not differing and not missing else "warn",
         rows=rows,
         commands=(
@@ -118,6 +115,15 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
             ("Remove it", f"cairn try --remove {name} --root {root} --pipeline {pipeline}"),
         ),
     )
+
+
+def headline(intervals: int, differing: int, missing: int) -> str:
+    """What a trial came to in all. ``missing``: intervals of which one side has no result."""
+    if missing == intervals:
+        return "nothing to compare yet"
+    compared = intervals - missing
+    text = f"{differing} of {compared} intervals differ" if differing else "every digest is equal"
+    return f"{text}; {missing} without a result on both sides" if missing else text
 
 
 def _row(found: IntervalDifference) -> IntervalRow:

@@ -184,10 +184,8 @@ class Coordinator:
                 chosen = choose_base(log, self._pipeline, interval, permissions, pipeline_start_ms)
                 base = log.whole(chosen.id) if chosen is not None else None
                 break
-            except (
-                StateUnusable,
-                CorruptRecord,
-            ):  # a commit may have mended the one, or dropped the other's checkpoint
+            except (StateUnusable, CorruptRecord):
+                # A commit may have mended the one, or dropped the checkpoint whose record is the other.
                 further = read_on(self._storage, log)
                 if further is log or tried == _READ_ROUNDS - 1:
                     raise
@@ -462,9 +460,8 @@ class Coordinator:
     def unpublished(self, log: Log | None = None) -> list[tuple[Interval, int]]:
         """The intervals whose newest output is not recorded as published, each with the commit that made it, or replaced it."""
         log = self._newest() if log is None else log
-        own = (
-            log.head_id if log is self._committed else 0
-        )  # just committed by this process, so nobody else has published it
+        # What this process has just committed nobody else has published.
+        own = log.head_id if log is self._committed else 0
         told = [(u.interval, u.id) for u in summary_so_far(log).unpublished]
         return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]
 

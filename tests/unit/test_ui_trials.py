@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app as cli
 from cairn_ui.found import PipelineRef
+from cairn_ui.trials import headline
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.counting import DAYS, day
 from tests.support.trials import OLD, Doubling, pipeline_of, run, try_days
@@ -47,6 +48,20 @@ def shown(tmp_path: Path) -> Iterator[Any]:
 def text(answer: Any) -> str:
     assert answer.status_code == 200, answer.text
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", answer.text.partition("</head>")[2])))
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ((3, 0, 0), "every digest is equal"),
+        ((3, 2, 0), "2 of 3 intervals differ"),
+        ((3, 1, 1), "1 of 2 intervals differ; 1 without a result on both sides"),
+        ((3, 0, 2), "every digest is equal; 2 without a result on both sides"),
+        ((3, 0, 3), "nothing to compare yet"),
+    ],
+)
+def test_a_headline(counts: tuple[int, int, int], says: str) -> None:
+    assert headline(*counts) == says
 
 
 def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
