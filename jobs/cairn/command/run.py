@@ -87,12 +87,7 @@ def run(
     pipeline = load_pipeline(code)
     log = coordinator_of(pipeline, root).log()
     newest = max((record.content.interval for record in log.completed()), key=lambda i: i.end, default=None)
-    if every is not None:
-        length = parse_duration(every)
-    elif newest is not None:
-        length = newest.end - newest.start
-    else:
-        raise UsageError(f"{pipeline.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    length = interval_length(pipeline.name, newest, every)
     if newest is not None and start is None and from_ is None and length != newest.end - newest.start:
         # Committed without a word, a source that has a file per interval would lose those that begin elsewhere.
         raise UsageError(
@@ -245,6 +240,15 @@ def _say(outcomes: list[Outcome], as_json: bool) -> int:
     computed = sum(outcome.computed for outcome in outcomes)
     typer.echo(f"{computed} of {len(outcomes)} intervals would be computed; nothing was written")
     return 0
+
+
+def interval_length(pipeline: str, newest: Interval | None, every: str | None) -> timedelta:
+    """What ``--every`` says, else the length of the newest interval. Raises: UsageError if there is neither."""
+    if every is not None:
+        return parse_duration(every)
+    if newest is None:
+        raise UsageError(f"{pipeline} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    return newest.end - newest.start
 
 
 def _instant(text: str) -> datetime:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import typer
 
 from cairn.command.backfill import day_or_instant
+from cairn.command.run import interval_length
 from cairn.command.state_commands import Code, Json, Name, Root, Spark, load_code
 from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -96,12 +97,7 @@ def try_(
         key=lambda i: i.end,
         default=None,
     )
-    if every is not None:
-        length = parse_duration(every)
-    elif newest is not None:
-        length = newest.end - newest.start
-    else:
-        raise UsageError(f"{declared.name} has no checkpoint yet, so say how long its intervals are, as in --every 1h")
+    length = interval_length(declared.name, newest, every)
     intervals = intervals_between(first, last + length, length)
     session = connect(spark, f"cairn try {declared.name}")
     if not spark.startswith("sc://"):
