@@ -97,7 +97,7 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
             # One starts it, and while it is importing nobody else does.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            last_s, started_s = (float(part) for part in (file.read() or "0 0").split())
+            last_s, started_s = _two_times(file.read())
             start = now_s - last_s < _FOLLOWS_S and now_s - started_s > 30
             file.seek(0)
             file.truncate()
@@ -122,6 +122,15 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
                 start_new_session=True,
             )
             host.returncode = 0  # not ours to wait for: it outlives this task
+
+
+def _two_times(text: str) -> tuple[float, float]:
+    """When a driver was last started here, and a host; long ago, if a stop or a full disk left half a line."""
+    try:
+        last_s, started_s = map(float, text.split())
+    except ValueError:
+        return 0.0, 0.0
+    return last_s, started_s
 
 
 def _folder() -> Path:

@@ -232,3 +232,18 @@ def test_a_folder_that_somebody_else_can_write_to_is_not_used(tmp_path: Path, mo
     start_host_if_it_pays(**how)
     assert started is None and not list(where.iterdir())
     assert alive(os.getpid())
+
+
+@pytest.mark.parametrize("left", ["", "176", "176 x", "1 2 3"])
+def test_what_a_stop_left_of_the_times_keeps_no_driver_from_starting(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written anew, so that the next driver knows of this one."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    how: dict[str, Any] = {"cwd": tmp_path, "environment": {}}
+    start_host_if_it_pays(**how)
+    (seen,) = tmp_path.glob("cairn-warm-*/*.seen")
+    seen.write_text(left)
+    start_host_if_it_pays(**how)
+    last_s, started_s = map(float, seen.read_text().split())
+    assert time.time() - last_s < 60 and started_s == 0.0
