@@ -17,7 +17,7 @@ from cairn import testing
 from cairn.command.cli import app
 from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
 from cairn.operations.run_interval import coordinator_of
-from cairn.pipeline import Interval
+from cairn.pipeline import Interval, KeepLast
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
@@ -205,6 +205,19 @@ def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Pat
     with pytest.raises(UsageError, match="2 of its 4 intervals are missing"):
         plan_deployment(SESSION, AVERAGED, str(root), past=True)
     assert [o.computed for o in try_days(AVERAGED, root, range(1, 5)).outcomes] == [False, False, True, True]
+
+
+def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_path: Path) -> None:
+    short = pipeline_of(retention=KeepLast(2))
+    run(short, tmp_path, range(3))
+    begun = try_days(AVERAGED, tmp_path, [2])
+    run(short, tmp_path, range(3, 5))
+    assert 2 not in coordinator_of(OLD, str(tmp_path)).log().retained
+    again = try_days(AVERAGED, tmp_path, range(2, 5))
+    assert [o.computed for o in again.outcomes] == [False, True, True] and again.trial.base == begun.trial.base
+    # One that has not begun can't.
+    with pytest.raises(UsageError, match="a trial can't begin at"):
+        try_days(AVERAGED, tmp_path, range(2, 5), name="other")
 
 
 def test_its_time_is_over_and_a_sweep_removes_it(root: Path) -> None:
