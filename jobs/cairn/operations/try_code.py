@@ -25,7 +25,7 @@ from cairn.runtime.code_version import code_version
 from cairn.shard_jobs.shipping import code_hash
 from cairn.spark_session import check_running, use_this_python
 from state_backend.adapters.open_storage import open_storage, remove_all
-from state_backend.checkpoint.lineage import overlapping_outputs, plan_base
+from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import fork
@@ -250,7 +250,7 @@ def _beginnings(there: Log, pipeline: Pipeline) -> str:
 
 def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequence[Interval]) -> None:
     """Raises: UsageError if production has its results there by intervals of another cut: none could be compared or deployed."""
-    cut = {i for i, _ in overlapping_outputs(there, span) if i.overlaps(span)} - {*intervals}
+    cut = {i for i, _ in there.outputs_near(span) if i.overlaps(span)} - {*intervals}
     if cut:
         other = min(cut)
         raise UsageError(
