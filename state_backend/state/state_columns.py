@@ -18,6 +18,7 @@ from state_backend.formats.arrow_columns import binary_views, cut
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.types import parse_struct
+from state_backend.state import layout, shard_state
 from state_backend.state.entry_columns import (
     Groups,
     changes_by_key_group,
@@ -28,7 +29,6 @@ from state_backend.state.entry_columns import (
     stored_keys,
     without_expiry,
 )
-from state_backend.state import layout, shard_state
 from state_backend.state.shard_state import ShardState
 from state_backend.values.records import StateDescriptor
 
