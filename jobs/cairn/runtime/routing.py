@@ -225,9 +225,7 @@ _TICK = StructType([StructField(KEY_GROUP, IntegerType()), StructField(PART, Bin
 _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
 
-def _tick_rows(
-    spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None
-) -> DataFrame:
+def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
     """In one partition, which is one task. ``kind``: has a column of it too."""
     of_kind = () if kind is None else (kind,)
     rows = [
