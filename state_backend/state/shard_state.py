@@ -169,6 +169,14 @@ class ShardState:
         """The key groups where a state has entries, ascending."""
         return sorted(kg for (kg, of), n in self._counts.items() if of == name and n)
 
+    def descriptor_of(self, state_id: int) -> StateDescriptor | None:
+        """The state of this id, if there is one."""
+        return self._by_id.get(state_id)
+
+    def key_groups(self) -> list[int]:
+        """The key groups with entries, ascending."""
+        return sorted({kg for (kg, _), n in self._counts.items() if n})
+
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
         """From now on, what lies under each key of a batch, followed by ``suffix``, is read with the batch."""
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
@@ -394,13 +402,13 @@ class ShardState:
         entry_bytes = sum(map(len, filter(None, entries)))
         self.changed_bytes += sum(map(len, keys)) + entry_bytes
         if entry_bytes <= _WRITE_BYTES:
-            self.store.write(zip(keys, entries, strict=True))
+            self.store.write_columns(keys, entries)
             return
         begin, size_bytes = 0, 0
         for end, entry in enumerate(entries, 1):
             size_bytes += len(entry or b"")
             if size_bytes >= _WRITE_BYTES or end == len(entries):
-                self.store.write(zip(keys[begin:end], entries[begin:end], strict=True))
+                self.store.write_columns(keys[begin:end], entries[begin:end])
                 begin, size_bytes = end, 0
 
     def put_positions(self, keys: Sequence[bytes], positions: Sequence[bytes]) -> None:
@@ -693,41 +701,6 @@ class ShardState:
             self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name], -size_bytes)
             self.store.delete_range(start, end)
         self.flush()
-
-    # --- expiry --------------------------------------------------------------------------------------------------------------------------
-
-    def expire(self) -> int:
-        """Physically deletes every entry whose time is up, and returns how many. Runs at the end of an interval, always, so
-        that what is in the files depends on the intervals alone."""
-        self.flush()
-        expired = 0
-        for key_group in sorted({kg for (kg, _), n in self._counts.items() if n}):
-            start = layout.prefix(key_group, layout.EXPIRY_INDEX)
-            for index_key, _ in self.store.scan(start, start + layout.pack_time(self.now_ms + 1)):
-                stored_key = index_key[:2] + index_key[11:]
-                descriptor = self._by_id.get(stored_key[2])
-                if descriptor is None:
-                    raise InvariantViolated(
-                        f"an expiring entry belongs to state id {stored_key[2]}, which no state has"
-                    )
-                self.write(stored_key, None)
-                if descriptor.kind == "list":
-                    self._trim_list(stored_key[:-9], layout.unpack_position(stored_key[-8:]))
-                expired += 1
-                if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
-                    self.flush()
-        self.flush()
-        return expired
-
-    def _trim_list(self, base: bytes, expired_position: int) -> None:
-        """Moves a list's first position past rows that are gone, so that a list that lives by expiry keeps no history."""
-        packed = self.read(base + layout.LIST_META)
-        first, next_ = layout.unpack_positions(packed) if packed else (0, 0)
-        if expired_position != first:
-            return
-        while first < next_ and self.read(base + layout.LIST_ELEMENT + layout.pack_position(first)) is None:
-            first += 1
-        self.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, next_) if first < next_ else None)
 
 
 _NO_CHANGES: set[bytes] = set()
