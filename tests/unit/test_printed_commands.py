@@ -80,6 +80,10 @@ RUN = {
     "cairn restore … --checkpoint … --yes": TRYING,
     "cairn deploy …": "not run: the name of the Spark application",
     "cairn try …": "not run: the name of the Spark application",
+    "cairn estimate": "tests/unit/test_cost_model.py::test_the_example_of_the_docs_is_what_is_printed",
+    "cairn estimate --keys 1000000 --bytes-per-key 104 --changed 1% --shards 2 --every 1h": "tests/unit/test_cost_model.py::"
+    "test_the_example_of_the_docs_is_what_is_printed as printed",
+    "cairn estimate --root URL --pipeline NAME": "tests/unit/test_cost_model.py::test_a_pipeline_is_estimated_from_its_own_history as printed",
     "cairn export": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn export --to /tmp/tables --state history --jobs 2": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn fork": CLI + "test_a_fork_is_a_pipeline_of_its_own",
@@ -130,6 +134,7 @@ RUN = {
     "python -m benchmarks.cpu_per_update": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.checkpoint_pages": BENCHMARK,
+    "python -m benchmarks.flink": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,
     "python -m benchmarks.log_growth": BENCHMARK,
     "python -m benchmarks.merge": BENCHMARK,
