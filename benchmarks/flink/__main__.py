@@ -213,11 +213,11 @@ def questions() -> list[Question]:
     for workload in WORKLOADS:
         for label, metric, unit in (
             ("batch with its checkpoint", "wall_s", "s"),
-            ("CPU of it", "cpu_s", "s"),
+            ("CPU of a batch", "cpu_s", "s"),
             ("written per batch", "written_mb", "MB"),
             ("written by all batches", "all_written_mb", "MB"),
             ("load of all keys", "load_s", "s"),
-            ("CPU of it", "load_cpu_s", "s"),
+            ("CPU of the load", "load_cpu_s", "s"),
         ):
             at_most = 150.0 if metric == "all_written_mb" and workload == MOVED else None
             asked.append(

@@ -47,8 +47,10 @@ Phase = Literal["look", "begin", "shards", "prepare", "commit", "publish", "clea
 class Measured:
     """Figures of docs/benchmarks.md and docs/history.md, two cores."""
 
-    # A thousand batches of 1 %: bytes uploaded to bytes changed; live files of four shards, at most 48.
+    # A thousand batches of 1 %: bytes uploaded to bytes changed; a checkpoint's bytes to its compacted ones, on average; live files of four
+    # shards, at most 48.
     uploaded_to_changed: float = 3.27
+    stored_to_live: float = 1.41
     files_per_shard: float = 12
     # An interval of a day of flights by `run_interval` in a warm session; the slower of two runs of *CPU per update*.
     interval_s: float = 0.5
@@ -56,9 +58,9 @@ class Measured:
     # Peak of the process of one shard with 5,000,000 keys.
     worker_mib: int = 361
     keys_per_shard: int = 5_000_000
-    # Log, commit and clean-up; files of one shard's store to its state while it is open, at worst.
+    # Log, commit and clean-up; a checkpoint's bytes to its compacted ones, at worst.
     shards: int = 1_000
-    disk_to_state: float = 1.81
+    disk_to_live: float = 1.81
 
 
 MEASURED = Measured()
@@ -81,7 +83,7 @@ class Prices:
 class Usage:
     """What is asked about.
 
-    keys: in the state. bytes_per_key: as stored, obsolete versions included. changed: the share of the keys that an interval changes,
+    keys: in the state. bytes_per_key: as stored, compressed. stored_to_live: what a checkpoint holds to that, obsolete versions included. changed: the share of the keys that an interval changes,
     0 to 1. rows_per_changed_key: input rows. every: an interval's length.
     retention: None for the default. output_bytes: of an interval's output files.
     uploaded_to_changed: bytes that an interval uploads to ``changed * keys * bytes_per_key``; below 1 where little of a value changes.
@@ -101,6 +103,7 @@ class Usage:
     output_bytes: float = 0
     uploaded_to_changed: float = MEASURED.uploaded_to_changed
     uploaded_files: float | None = None
+    stored_to_live: float = MEASURED.stored_to_live
     live_files: float = MEASURED.files_per_shard
     manifests_filed: bool | None = None
     cold: float = 0
@@ -136,7 +139,7 @@ class Usage:
     @property
     def state_bytes(self) -> float:
         """Of one checkpoint."""
-        return self.keys * self.bytes_per_key
+        return self.keys * self.bytes_per_key * self.stored_to_live
 
     @property
     def changed_keys(self) -> float:
@@ -337,7 +340,8 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     live = usage.live_files * usage.shards + (usage.shards if usage.filed else 0)
     saved = _savepoint_requests(usage)
     savepoints = 0.0 if usage.savepoint_every is None else MONTH / usage.savepoint_every
-    savepoint_bytes = usage.state_bytes * usage.savepoints_kept if savepoints else 0.0
+    # A native savepoint is compacted.
+    savepoint_bytes = usage.keys * usage.bytes_per_key * usage.savepoints_kept if savepoints else 0.0
     growth = usage.output_bytes * month
     cores = min(usage.shards, usage.cores or usage.shards)
     seconds = MEASURED.interval_s + usage.rows * MEASURED.row_us[usage.api] / 1e6 / cores
@@ -363,7 +367,7 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
         growth_objects=month * (4 + usage.changed_shards),
         seconds=seconds,
         worker_mib=MEASURED.worker_mib,
-        disk_bytes=usage.state_bytes / usage.shards * MEASURED.disk_to_state,
+        disk_bytes=usage.keys * usage.bytes_per_key / usage.shards * MEASURED.disk_to_live,
         dollars={**dollars, "all": sum(dollars.values())},
         stops=tuple(_stops(usage, held, requests, seconds)),
     )
@@ -458,6 +462,8 @@ def usage_of(contents: Sequence[Content]) -> History | None:
         if touched
         else 1,
         uploaded_files=_files_each(shown),
+        # Its bytes per key have the obsolete versions already.
+        stored_to_live=1,
         live_files=newest.totals.state_files / newest.parallelism,
         manifests_filed=any(ref.inline is None for ref in newest.shards),
         cold=sum(c.totals.downloaded_bytes for c in shown) / restored if restored else 0,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import statistics
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +33,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger, default_retention
 from tests.integration.test_docs import blocks_of, commands_in
 from tests.support.checkpoints import PIPELINE
+from tests.support.layout import REPOSITORY
 from tests.support.real_shards import RealPipeline
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -75,8 +78,9 @@ def test_cents_are_those_of_the_docs() -> None:
 def test_bytes_objects_and_seconds_follow_what_they_are_made_of() -> None:
     found = estimate(replace(MILLION, retention=KeepLast(3), savepoint_every=DAY, savepoints_kept=4))
     uploaded = 1_000_000 * 100 * 0.01 * MEASURED.uploaded_to_changed
+    state = 100e6 * MEASURED.stored_to_live
     assert found.uploaded_bytes == pytest.approx(uploaded)
-    assert found.stored_bytes == pytest.approx(100e6 + 2 * uploaded)
+    assert found.stored_bytes == pytest.approx(state + 2 * uploaded)
     assert found.savepoint_bytes == pytest.approx(4 * 100e6)
     assert found.dollars["checkpoints"] == pytest.approx(found.stored_bytes / 2**30 * 0.02)
     assert found.dollars["all"] == pytest.approx(sum(v for k, v in found.dollars.items() if k != "all"))
@@ -84,7 +88,7 @@ def test_bytes_objects_and_seconds_follow_what_they_are_made_of() -> None:
     assert found.month == pytest.approx(730.5) and found.stops == ()
     # A retained checkpoint has no more files of its own than a whole state, however long ago it was.
     days = estimate(replace(MILLION, changed=1, retention=KeepPerDay(10)))
-    assert days.stored_bytes == pytest.approx(10 * 100e6) and days.uploaded_bytes == pytest.approx(2 * 100e6)
+    assert days.stored_bytes == pytest.approx(10 * state) and days.uploaded_bytes == pytest.approx(2 * state)
     # Nothing changes: nothing is uploaded but what says so.
     still = estimate(replace(MILLION, changed=0))
     assert (still.uploaded_bytes, still.requests["shards"], still.requests["prepare"]) == (
@@ -95,6 +99,30 @@ def test_bytes_objects_and_seconds_follow_what_they_are_made_of() -> None:
     # Ten times the keys on ten times the shards: as long, and as much memory each.
     wide = estimate(replace(MILLION, keys=10_000_000, shards=20, retention=KeepLast(3)))
     assert (wide.seconds, wide.disk_bytes) == pytest.approx((found.seconds, found.disk_bytes))
+
+
+def test_bytes_are_those_of_a_thousand_measured_batches() -> None:
+    """docs/history.csv: 200,000 keys of 100 bytes, 20.8 MB when compacted, in four shards, ten checkpoints retained; from batch 50 on."""
+    with (REPOSITORY / "docs/history.csv").open() as file:
+        batches = [row for row in csv.DictReader(file) if int(row["batch"]) >= 50]
+    uploaded, stored, retained, files = (
+        statistics.mean(float(row[name]) for row in batches)
+        for name in ("uploaded_bytes", "checkpoint_bytes", "retained_bytes", "live_files")
+    )
+    found = estimate(
+        Usage(
+            keys=200_000,
+            bytes_per_key=104,
+            changed=0.01,
+            shards=4,
+            every=HOUR,
+            retention=KeepLast(10),
+            live_files=files / 4,
+        )
+    )
+    assert found.usage.state_bytes == pytest.approx(stored, rel=0.01)
+    assert found.uploaded_bytes == pytest.approx(uploaded, rel=0.05)
+    assert found.stored_bytes == pytest.approx(retained, rel=0.05)
 
 
 def test_small_files_travel_in_manifests_and_large_ones_in_pieces() -> None:
@@ -110,7 +138,7 @@ def test_small_files_travel_in_manifests_and_large_ones_in_pieces() -> None:
 
 
 def test_ten_terabytes_on_ten_thousand_shards_are_estimated_and_no_more() -> None:
-    most = Usage(keys=10**11, bytes_per_key=100, changed=0.001, shards=MOST_SHARDS, every=HOUR)
+    most = Usage(keys=10**11, bytes_per_key=100, changed=0.001, shards=MOST_SHARDS, every=HOUR, stored_to_live=1)
     found = estimate(most)
     assert found.usage.state_bytes == 10 * TB and found.requests["prepare"].write == MOST_SHARDS + 1
     assert [stop.split()[0] for stop in found.stops] == ["memory", "commits", "30,001"]
