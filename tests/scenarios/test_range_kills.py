@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from cairn.operations.run_interval import coordinator_of
+from local_stack.spark_server import SparkConnectServer
 from state_backend.checkpoint.sweep import sweep
 from tests.support.layout import REPOSITORY
 from tests.support.range_driver import pipeline, run_days
@@ -47,14 +49,17 @@ def files(root: Path) -> Counter[str]:
     return Counter(_UUID.sub("…", name) for name in found if not name.startswith(_NOT_COMPARED))
 
 
+def started(command: list[str]) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(REPOSITORY / "jobs"), str(REPOSITORY)])
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    )
+
+
 def run_and_kill(root: Path, number: int, after_s: float | None) -> tuple[int, list[str]]:
     """The exit code, and what it printed. ``after_s``: from its first line to its end; None: it is left alone."""
     command = [sys.executable, "-m", "tests.support.range_driver", str(root), str(DAYS), str(number)]
-    path = os.pathsep.join([str(REPOSITORY / "jobs"), str(REPOSITORY)])
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
-    )
-    with process:
+    with started(command) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         if after_s is not None:
             time.sleep(after_s)
@@ -72,11 +77,66 @@ def test_a_range_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: P
             break
     code, lines = run_and_kill(tmp_path, number + 1, None)
     assert code == 0 and len(lines) == DAYS
-    committed = coordinator_of(pipeline(), str(tmp_path)).log().head_id
-    assert committed == DAYS  # each day once: a try goes on behind the last commit
-    assert results(tmp_path) == results(undisturbed)
+    check_as_undisturbed(tmp_path, undisturbed)
 
-    storage = coordinator_of(pipeline(), str(tmp_path)).storage
+
+def check_as_undisturbed(root: Path, undisturbed: Path) -> None:
+    committed = coordinator_of(pipeline(), str(root)).log().head_id
+    assert committed == DAYS  # each day once: a try goes on behind the last commit
+    assert results(root) == results(undisturbed)
+
+    storage = coordinator_of(pipeline(), str(root)).storage
     later_ms = time.time_ns() // 1_000_000 + 60_000
     sweep(storage, "counting", now_ms=later_ms, min_age=timedelta(seconds=1), dry_run=False)
-    assert files(tmp_path) == files(undisturbed)
+    assert files(root) == files(undisturbed)
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not LONG, reason="minutes; CAIRN_LONG=1 runs it")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_range_on_spark_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: Path, seed: int) -> None:
+    """kill -9 of the driver, of the Spark server, and of one of its Python workers, in turns, a random time after a try began. What a
+    killed driver left running on the server goes on beside the next try. The undisturbed range ran without Spark."""
+    chosen, code, hit = random.Random(seed), None, Counter[str]()
+    with SparkConnectServer(REPOSITORY, log_dir=tmp_path / "spark") as server:
+        for number in range(1, 60):
+            victim = VICTIMS[number % len(VICTIMS)]
+            command = [sys.executable, "-m", "tests.support.range_driver", str(tmp_path), str(DAYS), str(number)]
+            with started([*command, server.url]) as process:
+                computed, days = 0, chosen.randrange(3)
+                assert process.stdout is not None
+                while computed < days and (line := process.stdout.readline()):
+                    computed += line.endswith("True\n")
+                time.sleep(chosen.uniform(0.0, 2.0))
+                if process.poll() is None:
+                    kill(victim, process, server)
+                    hit[victim] += 1
+                process.stdout.read()
+                code = process.wait()
+            if code == 0:
+                break
+    assert code == 0 and set(hit) == set(VICTIMS), hit
+    check_as_undisturbed(tmp_path, undisturbed)
+
+
+VICTIMS = ("driver", "worker", "server")
+
+
+def kill(victim: str, process: subprocess.Popen[str], server: SparkConnectServer) -> None:
+    if victim == "driver":
+        process.kill()
+    elif victim == "worker":
+        workers = [pid for pid in server.pids() if "pyspark" in _command_of(pid) and "java" not in _command_of(pid)]
+        for pid in workers[-1:]:
+            os.kill(pid, signal.SIGKILL)
+    else:
+        server.kill()
+        server.start()
+        server.wait_until_ready()
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
