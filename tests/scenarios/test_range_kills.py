@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -97,46 +98,52 @@ def check_as_undisturbed(root: Path, undisturbed: Path) -> None:
 def test_a_range_on_spark_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: Path, seed: int) -> None:
     """kill -9 of the driver, of the Spark server, and of one of its Python workers, in turns, a random time after a try began. What a
     killed driver left running on the server goes on beside the next try. The undisturbed range ran without Spark."""
-    chosen, code, hit = random.Random(seed), None, Counter[str]()
+    chosen, code, hit, root = random.Random(seed), None, Counter[str](), tmp_path / "root"
     with SparkConnectServer(REPOSITORY, log_dir=tmp_path / "spark") as server:
         for number in range(1, 60):
-            victim = VICTIMS[number % len(VICTIMS)]
-            command = [sys.executable, "-m", "tests.support.range_driver", str(tmp_path), str(DAYS), str(number)]
+            command = [sys.executable, "-m", "tests.support.range_driver", str(root), str(DAYS), str(number)]
             with started([*command, server.url]) as process:
-                computed, days = 0, chosen.randrange(3)
-                assert process.stdout is not None
-                while computed < days and (line := process.stdout.readline()):
-                    computed += line.endswith("True\n")
-                time.sleep(chosen.uniform(0.0, 2.0))
-                if process.poll() is None:
-                    kill(victim, process, server)
-                    hit[victim] += 1
-                process.stdout.read()
+                while await_days(process, chosen.randint(1, 2)):
+                    time.sleep(chosen.uniform(0.0, 1.0))
+                    victim = VICTIMS[hit.total() % len(VICTIMS)]
+                    hit[victim] += kill(victim, process, server)
                 code = process.wait()
             if code == 0:
                 break
     assert code == 0 and set(hit) == set(VICTIMS), hit
-    check_as_undisturbed(tmp_path, undisturbed)
+    check_as_undisturbed(root, undisturbed)
 
 
-VICTIMS = ("driver", "worker", "server")
+VICTIMS = ("server", "worker", "driver")
 
 
-def kill(victim: str, process: subprocess.Popen[str], server: SparkConnectServer) -> None:
+def await_days(process: subprocess.Popen[str], days: int) -> bool:
+    """False: the process ended before, or as, it had computed that many more."""
+    assert process.stdout is not None
+    while days and (line := process.stdout.readline()):
+        days -= line.endswith("True\n")
+    return not days and process.poll() is None
+
+
+def kill(victim: str, process: subprocess.Popen[str], server: SparkConnectServer) -> bool:
+    """Whether it was still there."""
     if victim == "driver":
         process.kill()
-    elif victim == "worker":
-        workers = [pid for pid in server.pids() if "pyspark" in _command_of(pid) and "java" not in _command_of(pid)]
-        for pid in workers[-1:]:
-            os.kill(pid, signal.SIGKILL)
-    else:
+        return process.wait() == -signal.SIGKILL
+    if victim == "server":
         server.kill()
         server.start()
         server.wait_until_ready()
+        return True
+    workers = [pid for pid in server.pids() if b"pyspark.daemon" in _command_of(pid)]
+    for pid in workers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(workers)
 
 
-def _command_of(pid: int) -> str:
+def _command_of(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return ""
+        return b""
