@@ -26,6 +26,7 @@ from tests.support.range_driver import pipeline, run_days
 LONG = bool(os.environ.get("CAIRN_LONG"))
 DAYS, KILLS = (12, 40) if LONG else (3, 2)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+_TASK = re.compile(r"((?:part|late|shared/…)[-/]\d+)-\d+")
 # What the sweep itself adds to the log; and what a storage was writing when its process died, which the storage takes away after a while.
 _NOT_COMPARED = ("settled/", "HEAD.json", "checkpoints/", ".tmp/")
 
@@ -45,9 +46,9 @@ def results(root: Path) -> list[Any]:
 
 
 def files(root: Path) -> Counter[str]:
-    """How many files there are of each name, whatever the attempts are called."""
+    """How many files there are of each name, whatever the attempts are called, and which numbers Spark gave their tasks."""
     found = (str(p.relative_to(root / "counting")) for p in root.rglob("*") if p.is_file())
-    return Counter(_UUID.sub("…", name) for name in found if not name.startswith(_NOT_COMPARED))
+    return Counter(_TASK.sub(r"\1", _UUID.sub("…", name)) for name in found if not name.startswith(_NOT_COMPARED))
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
