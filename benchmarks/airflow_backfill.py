@@ -12,6 +12,7 @@ must be equal, or it fails.
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import statistics
@@ -32,6 +33,17 @@ ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2013, 1, 1, tzinfo=UTC)
 WARM_UP = 2
 TASKS = ("process", "checkpoint", "validate")
+# By a part of the command line.
+KINDS = {
+    "warm drivers": "cairn.command.driver_host",
+    "Spark": "java",
+    "Spark's Python": "pyspark.daemon",
+    "scheduler": "airflow scheduler",
+    "DAG processor": "dag-processor",
+    "triggerer": "triggerer",
+    "API server": "api",
+    "database": "postgres",
+}
 
 DAGS = """
 # An Airflow DAG: where a file says neither word, Airflow skips it.
@@ -49,11 +61,27 @@ for n in @ACTIVE@:
 """
 
 
+# What Airflow itself takes: three tasks that do nothing.
+NOTHING = """
+from datetime import UTC, datetime
+from airflow.sdk import DAG, CronDataIntervalTimetable, task
+
+for n in @ACTIVE@:
+    with DAG(
+        f"active_{n}", schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2013, 1, 1, tzinfo=UTC),
+        end_date=datetime(2013, 12, 31, tzinfo=UTC), catchup=False, max_active_runs=n,
+    ) as dag:
+        one, two, three = (task(task_id=name)(lambda: None)() for name in ("process", "checkpoint", "validate"))
+        one >> two >> three
+    globals()[f"active_{n}"] = dag
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--days", type=int, default=12)
     parser.add_argument("--active", default="1,4")
-    parser.add_argument("--ways", default="cold,warm")
+    parser.add_argument("--ways", default="nothing,cold,warm")
     parser.add_argument(
         "--flights", type=Path, help="where the flights are landed; left out: they are landed for this run"
     )
@@ -68,17 +96,21 @@ def main() -> None:
         found = {}
         digests: list[list[int]] = []
         for way in options.ways.split(","):
-            found[way] = measure(folder / way, flights.resolve(), active, options.days, warm=way == "warm")
+            found[way] = measure(folder / way, flights.resolve(), active, options.days, way)
+            if way == "nothing":
+                continue
             digests += [digests_of(folder / way / f"state-{n}", options.days) for n in active]
     if any(other != digests[0] for other in digests):
         raise RuntimeError("the states of two ways differ")
     print(json.dumps({"days": options.days, **found}, indent=1))
 
 
-def measure(folder: Path, flights: Path, active: list[int], days: int, *, warm: bool) -> dict[str, Any]:
+def measure(folder: Path, flights: Path, active: list[int], days: int, way: str) -> dict[str, Any]:
     """By the number of active runs: seconds and CPU seconds per day, medians of the tasks, and the load at the end."""
+    warm = way == "warm"
     (folder / "dags").mkdir(parents=True)
-    (folder / "dags" / "ways.py").write_text(DAGS.replace("@ACTIVE@", repr(active)).replace("@FOLDER@", str(folder)))
+    text = NOTHING if way == "nothing" else DAGS
+    (folder / "dags" / "ways.py").write_text(text.replace("@ACTIVE@", repr(active)).replace("@FOLDER@", str(folder)))
     found: dict[str, Any] = {}
     with SparkConnectServer(ROOT, log_dir=folder / "logs") as spark:
         env = {
@@ -95,23 +127,25 @@ def measure(folder: Path, flights: Path, active: list[int], days: int, *, warm: 
                 if not number:
                     backfill(airflow, dag_id, 0, WARM_UP, n)
                     first = WARM_UP
-                cpu_s = cpu_seconds(airflow, spark)
+                before = cpu_seconds(airflow, spark)
                 tasks = backfill(airflow, dag_id, first, days, n)
-                used_s = cpu_seconds(airflow, spark) - cpu_s
+                after = cpu_seconds(airflow, spark)
                 starts = [parse_time(t["start_date"]) for t in tasks if t["start_date"]]
                 ends = [parse_time(t["end_date"]) for t in tasks if t["end_date"]]
                 took = max(e for e in ends if e) - min(s for s in starts if s)
                 count = days - first
+                used_s = {kind: round((after[kind] - before[kind]) / count, 2) for kind in after}
                 found[f"{n} active"] = {
                     "seconds_per_day": round(took.total_seconds() / count, 2),
-                    "cpu_seconds_per_day": round(used_s / count, 2),
+                    "cpu_seconds_per_day": round(sum(used_s.values()), 2),
+                    "by": {kind: s for kind, s in used_s.items() if s},
                     "tasks": {
                         name: round(statistics.median(t["duration"] for t in tasks if t["task_id"] == name), 2)
                         for name in TASKS
                     },
                     "load": round(os.getloadavg()[0], 1),
                 }
-                print(dag_id, "warm" if warm else "cold", found[f"{n} active"], flush=True)
+                print(dag_id, way, found[f"{n} active"], flush=True)
     return found
 
 
@@ -127,14 +161,20 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
     return [task for run in runs for task in airflow.client.task_instances(dag_id, run)]
 
 
-def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> float:
-    """Of all processes of both that live, and of their children that ended."""
-    used_s = 0.0
-    for pid in {*airflow.processes.pids(), *spark.pids()}:
+def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> collections.Counter[str]:
+    """By kind of process: of those that live, and of their children that ended. *tasks* has cold drivers, the children of a task, in it."""
+    used_s: collections.Counter[str] = collections.Counter()
+    for pid in {*airflow.pids(), *spark.pids()}:
         try:
-            used_s += sum(psutil.Process(pid).cpu_times()[:4])
+            process = psutil.Process(pid)
+            times, command = process.cpu_times(), " ".join(process.cmdline())
         except psutil.Error:  # it has just ended
             continue
+        own_s, children_s = times.user + times.system, times.children_user + times.children_system
+        if "LocalExecutor" in command:
+            used_s.update({"supervisors": own_s, "tasks": children_s})
+        else:
+            used_s[next((kind for kind, part in KINDS.items() if part in command), "other")] += own_s + children_s
     return used_s
 
 
