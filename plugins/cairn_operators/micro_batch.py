@@ -85,7 +85,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         allow_stale_base: bool | str = False,
         replace_overlapping: bool | str = False,
         wait_timeout: timedelta = timedelta(days=1),
-        start_patience: timedelta = timedelta(minutes=2),
+        start_patience: timedelta = timedelta(seconds=20),
         poll: timedelta = timedelta(seconds=0.4),
         wait_in_slot: timedelta = timedelta(seconds=5),
         reuse_prepared: bool = True,

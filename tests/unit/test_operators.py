@@ -230,7 +230,7 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
     monkeypatch.setattr(type(operator), "log", log)
     run(operator)
     assert lines[1:-1] == ["a line", "half a line", "to stderr", "no newline"]
-    assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+", lines[-1])  # where the time went, last
+    assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+, order [0-9.]+", lines[-1])  # where the time went, last
 
 
 @pytest.mark.parametrize(
