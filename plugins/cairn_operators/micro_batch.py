@@ -29,6 +29,8 @@ _ATTEMPT_KEY = "cairn_attempt"
 _BEGUN = "@cairn begun "
 # Between two looks at a file while a worker slot is kept: each takes 0.02 ms.
 _LOOK_S = 0.05
+# Between two looks at Airflow meanwhile: a run that fails, or finds its day made already, commits nothing.
+_ASK_AIRFLOW_S = 1.0
 
 
 MODES = ("incremental", "full", "changelog")
@@ -142,8 +144,10 @@ class StatefulMicroBatchOperator(DriverOperator):
             log, decision = self._decide(context, start, end, alone_since_ms)
             if not isinstance(decision, Wait):
                 break
-            if not decision.soon or not self._commits_by(until_s, context, log, start, decision):
+            now_s = time.monotonic()
+            if not decision.soon or now_s >= until_s:
                 self._defer(context, log, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
+            self._await_commit(min(until_s, now_s + _ASK_AIRFLOW_S), context, log, start, decision)
         if decision.reason:
             self.log.warning("%s", decision.reason)
         return decision.there
@@ -194,19 +198,16 @@ class StatefulMicroBatchOperator(DriverOperator):
 
         return join_url(self.root, self.pipeline_name)
 
-    def _commits_by(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> bool:
-        """Whether the checkpoint that is waited for comes until then; looks at the storage alone."""
+    def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
+        """Until then, or until the checkpoint that is waited for is there; looks at the storage alone."""
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()
         pause_s = self.poll.total_seconds() if url.startswith("gs://") else min(_LOOK_S, self.poll.total_seconds())
         self._waits = True
         try:
             with as_google_identity(self.gcp_conn_id):
-                while time.monotonic() < until_s:
-                    if trigger.committed(url) is not None:
-                        return True
+                while time.monotonic() < until_s and trigger.committed(url) is None:
                     time.sleep(pause_s)
-            return False
         finally:
             self._waits = False
 
