@@ -17,6 +17,7 @@ from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
 from cairn_operators.google_connection import as_google_identity
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator, again_command
+from cairn_operators.task_order import THEN_PROCESSES
 
 if TYPE_CHECKING:
     from cairn_operators.predecessor import Go, Wait
@@ -93,7 +94,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         reuse_prepared: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**{"doc_md": _DOC, **kwargs})
+        super().__init__(**{"doc_md": _DOC, **THEN_PROCESSES, **kwargs})
         if mode not in MODES and "{" not in mode:
             raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
         if self.depends_on_past or self.max_active_tis_per_dag is not None:

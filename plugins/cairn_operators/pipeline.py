@@ -17,10 +17,6 @@ from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
 
-# What the next interval waits for goes first, and what holds up nobody before what would only wait. In Airflow's own order each process
-# goes before each checkpoint: with several active runs and few worker slots all slots would be held by runs that wait.
-_COMMIT: dict[str, Any] = {"weight_rule": "absolute", "priority_weight": 5}
-_VALIDATE, _PROCESS = _COMMIT | {"priority_weight": 4}, _COMMIT | {"priority_weight": 3}
 _NOT_CRON = ("@once", "@continuous")
 _ATTEMPT = "{{ ti.xcom_pull(task_ids='process')['attempt'] }}"
 # The driver says whether the pipeline has a sink: importing it here to ask would import PySpark with every parse.
@@ -101,7 +97,7 @@ def stateful_pipeline(
             allow_stale_base="{{ params.allow_stale_base }}",
             replace_overlapping="{{ params.replace_overlapping }}",
             **where,
-            **retry_arguments(_PROCESS | (process or {})),
+            **retry_arguments(process),
         )
         commit = IncrementalCheckpointOperator(
             task_id="checkpoint",
@@ -111,7 +107,7 @@ def stateful_pipeline(
             attempt=_ATTEMPT,
             sink_of=_IF_SINK % pipeline,
             validated=gate,
-            **retry_arguments(_COMMIT | (checkpoint or {})),
+            **retry_arguments(checkpoint),
         )
         batch >> commit
         if docs_dir is not None or gate:
@@ -123,7 +119,7 @@ def stateful_pipeline(
                 pipeline_name=name,
                 **what,
                 **where,
-                **retry_arguments(_VALIDATE | (validate or {})),
+                **retry_arguments(validate),
             )
             if gate:
                 batch >> validation >> commit

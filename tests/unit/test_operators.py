@@ -524,6 +524,19 @@ def test_every_operator_has_docs_for_the_ui() -> None:
 
 
 @pytest.mark.parametrize("gate", [False, True])
+def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -> None:
+    dag = stateful_pipeline(
+        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, docs_dir="/d", savepoints="/s"
+    )
+    weights = {task.task_id: task.priority_weight for task in dag.tasks}
+    assert weights == {"checkpoint": 5, "validate": 4, "process": 3, "savepoint": 1}
+    assert {dag.get_task(name).weight_rule for name in ("checkpoint", "validate", "process")} == {
+        micro_batch().weight_rule
+    }
+    assert micro_batch(priority_weight=9).priority_weight == 9  # the user's own counts
+
+
+@pytest.mark.parametrize("gate", [False, True])
 def test_a_lost_attempt_fails_for_good_and_says_what_to_clear(monkeypatch: pytest.MonkeyPatch, gate: bool) -> None:
     """Behind a gate the task before is the validation, which makes no attempt."""
     operator, asked = checkpoint(monkeypatch, refuse(errors.BaseMoved("the base is gone")))
