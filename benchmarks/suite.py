@@ -85,7 +85,7 @@ def _sections(text: str) -> list[str]:
 
 def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out: Path) -> int:
     started, started_s = datetime.now(tz=UTC), time.monotonic()
-    environment = _environment()
+    machine = describe_machine()
     runs: list[Run] = []
     (work / "results").mkdir()
     for section in sections:
@@ -104,14 +104,19 @@ def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out
         judged=scale.judged,
         started=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - started_s,
-        environment=environment,
+        environment=machine,
     )
+    write_report(made, out)
+    return 0 if report.passed(made) else 1
+
+
+def write_report(made: dict[str, Any], out: Path) -> None:
+    """Writes it to ``out``, whole or not at all, and prints its table."""
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_suffix(".partial")
     partial.write_text(json.dumps(made, indent=1) + "\n")
     partial.replace(out)
     print(f"\n{report.as_table(made)}\n\n{out} has every sample, the settings and the profiles")
-    return 0 if report.passed(made) else 1
 
 
 def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: Path) -> Run:
@@ -127,7 +132,7 @@ def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: 
     command += ["--scale", scale_name, "--work", str(work), "--out", str(result)]
     processes = OwnedProcesses(work / "logs")
     try:
-        processes.start(name, command, env=_child_environment(scratch / "tmp"), cwd=ROOT)
+        processes.start(name, command, env=child_environment(scratch / "tmp"), cwd=ROOT)
         deadline_s = time.monotonic() + _RUN_DEADLINE_S
         while not result.exists():
             if time.monotonic() > deadline_s:
@@ -161,7 +166,7 @@ def _scratch_folder(work: Path, section: str, variant: str) -> Path:
     return work / "scratch" / section / variant.replace(" ", "-")
 
 
-def _child_environment(tmp: Path) -> dict[str, str]:
+def child_environment(tmp: Path) -> dict[str, str]:
     """Spark's and Python's temporary files lie in the run's own folder; the same heap for either engine."""
     submit = f"--driver-memory 4g --driver-java-options -Djava.io.tmpdir={tmp} pyspark-shell"
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]))
@@ -191,7 +196,7 @@ def _checks(runs: list[Run], results: Path) -> list[Check]:
     return checks
 
 
-def _environment() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """The machine, the versions, and how busy it was before anything started."""
     model = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = [int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]

@@ -13,7 +13,24 @@ A processor subclasses ``ArrowProcessor``. It sees batches of whole keys, in ord
             total = pa.table({"amount": old + new})
             return BatchResult(states={"total": total}, output=with_keys(batch, total))
 
-Value states with or without expiry are what there is here; for lists, maps and timers use the row or pandas API.
+Value states come and go with the batch. Lists, maps and timers are asked and told, for many keys at once:
+
+    def init(self, handle):
+        self.handle = handle
+        self.visits = handle.getListState("visits", "at timestamp, page string")
+
+    def handleBatch(self, batch):
+        self.visits.appendList(batch.key_of_row, batch.rows.select(["at", "page"]))
+        self.handle.registerTimer(np.arange(len(batch.keys)), batch.time.getCurrentProcessingTimeInMs() + 1_800_000)
+        return BatchResult()
+
+    def handleExpiredTimers(self, batch):
+        visits = self.visits.get()
+        self.visits.clear()
+        return BatchResult(output=with_keys(batch, pa.table({"visits": np.diff(visits.offsets)})))
+
+``cairn.arrow_states`` says what they can do. State, its bytes and its expiry are those of the row API: a pipeline may change from one
+API to the other between two intervals.
 """
 
 from __future__ import annotations
@@ -52,6 +69,11 @@ class KeyedBatch:
     time: TimerValues
     last_key_continues: bool = False
 
+    @property
+    def key_of_row(self) -> npt.NDArray[np.int64]:
+        """By row the position of its key in ``keys``."""
+        return np.repeat(np.arange(len(self.keys)), np.diff(self.row_offsets))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
@@ -79,13 +101,24 @@ class ArrowProcessor(ABC):
 
     @abstractmethod
     def init(self, handle: Any) -> None:
-        """Declares states: ``handle.getValueState(name, schema, ttlDurationMs=None)``. ``handle.input_schema`` and
+        """Declares states: ``handle.getValueState(name, schema, ttlDurationMs=None)``, ``getListState`` likewise,
+        ``getMapState(name, userKeySchema, valueSchema, ttlDurationMs=None)``. ``handle.input_schema`` and
         ``handle.key_schema`` are the Spark schemas of what ``rows`` and ``keys`` will hold. Runs on the driver and again in
-        every shard task; must declare the same each time."""
+        every shard task; must declare the same each time.
+
+        Kept, the handle takes timers, in milliseconds since the epoch: ``registerTimer(keys, expiries)``,
+        ``deleteTimer(keys, expiries)``, ``listTimers(keys=None)``."""
 
     @abstractmethod
     def handleBatch(self, batch: KeyedBatch) -> BatchResult:
         """New state and output for the keys of a batch."""
+
+    def handleExpiredTimers(self, batch: KeyedBatch) -> BatchResult:
+        """New state and output for keys with timers whose time has come; they are deleted afterwards. ``rows`` has one column,
+        ``expiry_ms``, ascending within a key. A key comes once in an interval, with all of its due timers; the batches ascend by
+        key group and key. A timer that is registered meanwhile fires in the next interval at the earliest. ``time`` has the time
+        up to which timers fire."""
+        return BatchResult()
 
     def close(self) -> None:  # noqa: B027
         """After the last batch of a shard; also on the driver, after ``init``."""

@@ -3,13 +3,14 @@
 /                                   the pipelines that the user may read
 /dag/<dag>                          those of a DAG; of one pipeline its overview
 /run/<dag>/<run>, /task/<dag>/<task>/<run>      what a run restored and committed
-/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>, checkpoint/<id>,
-                                    docs/<path> of one pipeline
+/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>, trials/<name>/rows,
+                                    checkpoint/<id>, docs/<path> of one pipeline
 /static/<file>
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -22,7 +23,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
-from cairn_ui import airflow_side, docs, glance, history, lineage, trends, trials
+from cairn_ui import airflow_side, docs, glance, history, lineage, trends, trial_rows, trials
 from cairn_ui.detail import comparison_of, detail_of, manifests_of
 from cairn_ui.found import PipelineRef
 from cairn_ui.pages import CONTENT_TYPES, HEADERS, STATIC, render
@@ -33,7 +34,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import intervals_of_trial, root_of_trial, trials_in, trials_url
-from state_backend.inspection.compare_logs import compare_intervals
+from state_backend.inspection.compare_logs import IntervalDifference, compare_intervals
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError
 from state_backend.values.intervals import Interval
@@ -44,6 +45,7 @@ T = TypeVar("T")
 
 reader = Reader(airflow_side.open_folder)
 dags = airflow_side.DagsInDatabase()
+comparisons = trial_rows.Comparisons()
 
 # The static files show nothing of anybody; the rest asks for the user first.
 app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -273,20 +275,61 @@ def of_trial(request: Request, rights: Asks, key: str, name: str) -> Response:
     ref, look = _look(rights, key)
 
     def view(reading: Reading) -> trials.TrialPage:
-        def read(_: Storage) -> trials.TrialPage | None:
-            trial = next((trial for trial in _trials(ref) if trial.name == name), None)
-            if trial is None:
-                return None
-            log = read_log(airflow_side.open_url(ref, join_url(root_of_trial(ref.root, ref.name, name), ref.name)))
-            found = compare_intervals(reading.log, log, intervals_of_trial(trial))
-            return trials.page_of(ref, trial, found, datetime.now(UTC))
-
-        page = _asked(ref, f"trial {name}", read)
-        if page is None:
-            raise HTTPException(404, "there is no such trial; it may have been removed")
-        return page
+        trial, found = _tried(ref, reading, name)
+        return trials.page_of(ref, trial, found, datetime.now(UTC))
 
     return _of_pipeline(request, ref, look, "trial.html", view)
+
+
+@app.get("/p/{key}/trials/{name}/rows", **_PAGE)
+def of_trial_rows(
+    request: Request,
+    rights: Asks,
+    key: str,
+    name: str,
+    start: datetime,
+    by: Annotated[str, Query(max_length=2000)] = "",
+) -> Response:
+    """The rows and entries of one interval that differ. ``by``: columns that tell rows apart, with commas between them."""
+    ref, look = _look(rights, key)
+    columns = [column for column in map(str.strip, by.split(",")) if column]
+
+    def view(reading: Reading) -> trials.RowsPage:
+        trial, every = _tried(ref, reading, name)
+        found = next((one for one in every if one.interval.start == start), None)
+        if found is None or found.old is None or found.new is None:
+            raise HTTPException(404, "the trial and production have no interval in common that starts then")
+        words = trial_rows.command_of(ref, name, start, columns)
+        asked, compared = comparisons.known(ref, name, found, columns)
+        pending = None
+        if compared is None:
+            try:
+                compared = _asked(ref, f"rows {asked}", lambda _: _compare(ref, asked, words))
+            except NotAnswered:
+                pending = "The rows are being read; this page asks again by itself."
+            except trial_rows.Busy:
+                pending = "Another comparison is under way, and there is one at a time; this page asks again by itself."
+        row = trials.interval_row(found)
+        said = compared.found if compared is not None else None
+        return trials.RowsPage(
+            trial=trials.row_of(trial, datetime.now(UTC)),
+            row=row,
+            key=", ".join(columns),
+            command=shlex.join(words),
+            parts=None if said is None else trials.parts_of(said),
+            notes=() if said is None else trials.notes_of(row, said),
+            problem=None if compared is None else compared.problem,
+            too_much=compared is not None and compared.too_much,
+            pending=pending,
+            seconds=0.0 if compared is None else compared.seconds,
+        )
+
+    return _of_pipeline(request, ref, look, "trial_rows.html", view)
+
+
+def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> trial_rows.Compared:
+    with airflow_side.google_credentials(ref.gcp_conn_id) as environment:
+        return comparisons.compare(asked, words, environment)
 
 
 @app.get("/p/{key}/docs/{path:path}", **_PAGE)
@@ -400,6 +443,22 @@ def _trials(ref: PipelineRef) -> list[Trial]:
     return trials_in(airflow_side.open_url(ref, trials_url(ref.root, ref.name)))
 
 
+def _tried(ref: PipelineRef, reading: Reading, name: str) -> tuple[Trial, list[IntervalDifference]]:
+    """A trial and how each of its intervals compares; 404 if it is not there."""
+
+    def read(_: Storage) -> tuple[Trial, list[IntervalDifference]] | None:
+        trial = next((trial for trial in _trials(ref) if trial.name == name), None)
+        if trial is None:
+            return None
+        log = read_log(airflow_side.open_url(ref, join_url(root_of_trial(ref.root, ref.name, name), ref.name)))
+        return trial, compare_intervals(reading.log, log, intervals_of_trial(trial))
+
+    found = _asked(ref, f"trial {name}", read)
+    if found is None:
+        raise HTTPException(404, "there is no such trial; it may have been removed")
+    return found
+
+
 def _asked(ref: PipelineRef, what: str, work: Callable[[Storage], T]) -> T:
     return reader.ask(ref, what, work)
 
@@ -432,6 +491,7 @@ def _of_pipeline(
     if schedule is None:
         schedule = _schedule(ref)
     running = bool(schedule is not None and schedule.running) or problem is not None
+    running = running or getattr(view, "pending", None) is not None
     read = None if look.reading is None else datetime.fromtimestamp(look.reading.read_s, UTC)
     return _page(
         request,

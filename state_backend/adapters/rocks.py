@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -262,6 +263,53 @@ class RocksStore:
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return found
+
+    def read_span(self, start: bytes, end: bytes | None) -> tuple[list[bytes], list[bytes]]:
+        """All stored keys with start <= key < end (None: to the last), ascending, and what lies under them."""
+        read = rocksdict.ReadOptions()
+        if end is not None:
+            read.set_iterate_upper_bound(end)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        try:
+            iterator = self._db.iter(read)
+            iterator.seek(start)
+            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
+            add_key, add_value = keys.append, values.append
+            while valid():
+                add_key(key())
+                add_value(value())
+                next_()
+            iterator.status()
+        except Exception as error:
+            raise _translated(error, f"can't read the state in {self.directory}") from error
+        return keys, values
+
+    def read_prefixes(self, prefixes: Sequence[bytes], rows: int | None) -> tuple[list[bytes], list[bytes], list[int]]:
+        """The stored keys under each of these ascending prefixes, at most ``rows`` of each, what lies under them, and how many each
+        prefix has."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        counts: list[int] = []
+        most = sys.maxsize if rows is None else rows
+        try:
+            iterator = self._db.iter(rocksdict.ReadOptions())
+            seek, valid, key, value, next_ = iterator.seek, iterator.valid, iterator.key, iterator.value, iterator.next
+            add_key, add_value = keys.append, values.append
+            for prefix in prefixes:
+                begin = len(keys)
+                seek(prefix)
+                rows_left = most
+                while rows_left and valid() and (at := key()).startswith(prefix):
+                    add_key(at)
+                    add_value(value())
+                    next_()
+                    rows_left -= 1
+                counts.append(len(keys) - begin)
+                iterator.status()
+        except Exception as error:
+            raise _translated(error, f"can't read the state in {self.directory}") from error
+        return keys, values, counts
 
     def read_columns(self, start: bytes, rows: int) -> tuple[list[bytes], list[bytes]]:
         """The first ``rows`` stored keys from ``start`` on, ascending, and what lies under them; fewer only at the end. For whoever

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Array, binary_views, cut
+from state_backend.formats.arrow_columns import Array, Fixed, binary_views, concatenate, cut
 from state_backend.formats.hash_columns import xxh64
 from state_backend.state import layout
 from state_backend.values.errors import CorruptFile
@@ -20,12 +20,8 @@ Groups = npt.NDArray[np.uint16]
 
 def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes = b"") -> list[bytes]:
     """Where the entries of these keys lie."""
-    prefixes = np.empty((len(keys), 3), np.uint8)
-    prefixes[:, :2] = key_groups.astype(">u2").view(np.uint8).reshape(-1, 2)
-    prefixes[:, 2] = state_id
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(3), len(prefixes), [None, pa.py_buffer(prefixes)])
-    parts = [fixed.cast(pa.binary()), keys, *([pa.scalar(suffix, pa.binary())] if suffix else [])]
-    located: list[bytes] = joined(*parts).to_pylist()
+    behind = [Fixed(np.void(suffix))] if suffix else []
+    located: list[bytes] = concatenate(len(keys), [_prefixes(key_groups, state_id), keys, *behind]).to_pylist()
     return located
 
 
@@ -37,11 +33,42 @@ def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]
     return groups, raw[starts + 2], pc.binary_slice(stored, 3, int(np.diff(offsets).max()))
 
 
+def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
+    """``layout.expiry_key`` of each."""
+    pieces = [
+        _prefixes(key_groups, layout.EXPIRY_INDEX),
+        packed_times(times_ms),
+        Fixed(np.void(bytes([state_id]))),
+        rests,
+    ]
+    located: list[bytes] = concatenate(len(rests), pieces).to_pylist()
+    return located
+
+
+def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> list[bytes]:
+    """``layout.timer_index_key`` of the timers of encoded keys."""
+    pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
+    located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
+    return located
+
+
+def packed_times(times_ms: Array) -> Fixed:
+    """``layout.pack_time`` of each, which are int64."""
+    return Fixed((times_ms.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8"))
+
+
+def _prefixes(key_groups: Groups, state_id: int) -> Fixed:
+    """``layout.prefix`` of each."""
+    prefixes = np.empty(len(key_groups), [("key_group", ">u2"), ("state_id", "u1")])
+    prefixes["key_group"], prefixes["state_id"] = key_groups, state_id
+    return Fixed(prefixes)
+
+
 def changes_by_key_group(
     name: str, key_groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array
 ) -> Iterator[tuple[int, int, int, int]]:
     """(key group, change of its digest, of its count, of its bytes) of entries of one state that were replaced; null is none.
-    Key groups ascend. ``rests``: stored keys without key group and state id."""
+    A key group comes once if they ascend. ``rests``: stored keys without key group and state id."""
     seed = layout.seed_of(name)
     gone, come = (entries.is_valid().to_numpy(zero_copy_only=False) for entries in (old, new))
     change = np.zeros(len(rests), np.uint64)

@@ -161,6 +161,14 @@ class ShardState:
             )
         return descriptor
 
+    def entries(self, name: str, key_group: int | None = None) -> int:
+        """How many entries a state has, in a key group or in all; what was changed key by key counts when it is written."""
+        return self._totals.get(name, 0) if key_group is None else self._counts.get((key_group, name), 0)
+
+    def key_groups_of(self, name: str) -> list[int]:
+        """The key groups where a state has entries, ascending."""
+        return sorted(kg for (kg, of), n in self._counts.items() if of == name and n)
+
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
         """From now on, what lies under each key of a batch, followed by ``suffix``, is read with the batch."""
         self._prefetched[descriptor.state_id, suffix] = descriptor.name
@@ -199,7 +207,7 @@ class ShardState:
                 key_groups, keys = key_groups[: len(found)], keys[: len(found)]
         if self._lists_timers and self._totals.get(layout.TIMERS_NAME):
             for key_group in np.unique(key_groups).tolist():
-                self._lay_timers_apart(key_group)
+                self.lay_timers_apart(key_group)
             wanted = stored_keys(key_groups, layout.TIMERS, keys)
             for base, timers in zip(wanted, self.store.scan_prefixes(wanted, _LISTED_TIMERS + 1), strict=True):
                 if len(timers) <= _LISTED_TIMERS:
@@ -580,10 +588,10 @@ class ShardState:
     def _timers_base(self) -> bytes:
         """Where the current key's timers lie, one by one."""
         if self.key_group not in self._timers_apart:
-            self._lay_timers_apart(self.key_group)
+            self.lay_timers_apart(self.key_group)
         return layout.prefix(self.key_group, layout.TIMERS) + self.key
 
-    def _lay_timers_apart(self, key_group: int) -> None:
+    def lay_timers_apart(self, key_group: int) -> None:
         """Rewrites a key group whose timers lie together for each key. Looks at its first one, if it has any."""
         if key_group in self._timers_apart:
             return
@@ -613,8 +621,7 @@ class ShardState:
         is deleted when the next one is asked for. One that a handler deletes meanwhile does not fire; one that it registers fires
         in the next interval at the earliest."""
         self.flush()
-        groups = sorted(kg for (kg, name), n in self._counts.items() if name == layout.TIMERS_NAME and n)
-        due = merge(*(self._due_of_group(kg, now_ms) for kg in groups))
+        due = merge(*(self._due_of_group(kg, now_ms) for kg in self.key_groups_of(layout.TIMERS_NAME)))
         registered, deleted, most_noted = self._registered_while_firing, self._deleted_while_firing, _FLUSH_ENTRIES
         self._due_ms = now_ms
         cache, before = self.cache, self.before
@@ -654,7 +661,7 @@ class ShardState:
         """What the handlers of these timers will need; they are in the store."""
         keys = sorted({timer[1:3] for timer in timers})
         for key_group in {key_group for key_group, _ in keys}:
-            self._lay_timers_apart(key_group)
+            self.lay_timers_apart(key_group)
         groups = np.array([key_group for key_group, _ in keys], np.uint16)
         self._read_ahead(groups, pa.array([key for _, key in keys], pa.binary()))
         self.cache.update(dict.fromkeys([timer.stored_key for timer in timers], b""))
@@ -668,7 +675,7 @@ class ShardState:
             # No other state has its name now; whoever asks for it is told so.
             del self._descriptors[descriptor.name]
         self.flush()
-        for key_group in sorted(kg for (kg, name), n in self._counts.items() if name == descriptor.name and n):
+        for key_group in self.key_groups_of(descriptor.name):
             start = layout.prefix(key_group, descriptor.state_id)
             end = layout.after(start)
             assert end is not None

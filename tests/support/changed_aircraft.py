@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Row
 
-from pipelines.aircraft import AircraftHistory
+from pipelines.aircraft import AIRCRAFT, AircraftHistory
 
 
 class WrongMean(AircraftHistory):
@@ -45,3 +46,7 @@ class _Later:
 def _wrong(row: Row) -> Row:
     mean = row.prior_mean_delay_minutes
     return row if mean is None else Row(**(row.asDict() | {"prior_mean_delay_minutes": mean + 1.0}))
+
+
+WRONG = replace(AIRCRAFT, processor=WrongMean)
+LATER = replace(AIRCRAFT, processor=LaterTimer, version="later")

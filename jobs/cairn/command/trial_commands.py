@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,6 +183,9 @@ def compare(
     trial: OfTrial = None,
     key: Keys = None,
     limit: Annotated[int, typer.Option(min=0, help="Examples of each kind of difference.")] = 3,
+    interval: Annotated[
+        str | None, typer.Option(help="Only the interval that starts then, 2024-01-04, and the state at its end.")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="Also write all rows that differ there, a Parquet file for each interval.")
     ] = None,
@@ -192,7 +195,8 @@ def compare(
     """What a trial changes: output rows, late rows and states beside production's, interval by interval.
 
     What has equal digests is not read. Needs no Spark."""
-    found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to)
+    start = None if interval is None else day_or_instant("--interval", interval)
+    found_trial, found = compare_trial(root, pipeline, trial, key or (), limit, to, start)
     said = describe_comparison(found)
     if as_json:
         _print_json({"trial": _described(found_trial)} | said)
@@ -202,13 +206,26 @@ def compare(
 
 
 def compare_trial(
-    root: str, pipeline: str, name: str | None, key: Sequence[str], limit: int, to: Path | None = None
+    root: str,
+    pipeline: str,
+    name: str | None,
+    key: Sequence[str],
+    limit: int,
+    to: Path | None = None,
+    start: datetime | None = None,
 ) -> tuple[Trial, Comparison]:
-    """A trial and what it changes; None for the only one. ``to``: a local folder for all rows that differ.
+    """A trial and what it changes; None for the only one. ``to``: a local folder for all rows that differ. ``start``: of the one interval
+    that is compared; None: all of them.
 
-    Raises: as `find_trial` and `compare_runs`.
+    Raises: as `find_trial` and `compare_runs`; UsageError if no interval of the trial starts then.
     """
     trial = find_trial(root, pipeline, name)
+    intervals = [i for i in intervals_of_trial(trial) if start in (None, i.start)]
+    if not intervals:
+        raise UsageError(
+            f"trial {trial.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
+            f"Its intervals are those of {trial.span}, each {timedelta(milliseconds=trial.length_ms)} long"
+        )
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
 
@@ -223,7 +240,7 @@ def compare_trial(
         coordinator = Coordinator(open_storage(url), pipeline)
         sides.append((url, coordinator.log(), coordinator.storage))
     with work_folder("compare") as work:
-        found = compare_runs(sides[0], sides[1], intervals_of_trial(trial), work, key=key, limit=limit, on_rows=write)
+        found = compare_runs(sides[0], sides[1], intervals, work, key=key, limit=limit, on_rows=write)
     return trial, found
 
 

@@ -12,17 +12,20 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
+from cairn.arrow_states import EXPIRY
 from cairn.runtime.input_batches import InputBatches
 from cairn.runtime.input_rows import starts_of
 from cairn.runtime.output_file import LocalParquet
 from cairn.runtime.output_rows import no_nulls_if_none_may_be
-from cairn.runtime.processor_handle import ArrowHandle
+from cairn.runtime.processor_handle import ArrowHandle, HandleState
 from cairn.runtime.routing import key_columns
 from cairn.runtime.user_code import UserCode
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
+from state_backend.state.entry_columns import Groups
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import ProcessorError
+from state_backend.values.records import TimeMode
 
 # Large enough that the fixed cost of Arrow and NumPy calls vanishes, small enough to stay in the caches.
 ROUND_ROWS = 65_536
@@ -39,7 +42,7 @@ class _Round:
 
 
 class ArrowRunner:
-    """``keys``: how many keys had input."""
+    """``keys``: how many keys had input. Times as of `KeyedRunner`."""
 
     def __init__(
         self,
@@ -49,7 +52,11 @@ class ArrowRunner:
         input_schema: StructType,
         output: LocalParquet,
         user_code: UserCode,
+        *,
+        time_mode: TimeMode,
         timer_values: TimerValues,
+        expired_values: TimerValues,
+        due_ms: int,
     ) -> None:
         self.keys = 0
         self._state = state
@@ -58,17 +65,22 @@ class ArrowRunner:
         self._key_columns = KeyColumns(parse_struct(key_schema.jsonValue()))
         self._output = output
         self._user_code = user_code
+        self._timed = time_mode != "none"
         self._timer_values = timer_values
+        self._expired_values = expired_values
+        self._due_ms = due_ms
         with user_code.call("init"):
             self._processor = processor()
-            handle = ArrowHandle(state, key_schema, input_schema)
-            self._processor.init(handle)
-        self._states = handle.states
+            self._handle = ArrowHandle(state, time_mode, key_schema, input_schema)
+            self._processor.init(self._handle)
+            self._handle.initialized()
+        self._states = self._handle.states
 
     def process(self, batches: InputBatches) -> None:
         """Calls the processor for all input, round by round. Raises: ProcessorError from its code."""
         for round_ in self._rounds(batches):
             self._run(round_)
+        self._handle.state = HandleState.DATA_PROCESSED
 
     def _rounds(self, batches: InputBatches) -> Iterator[_Round]:
         held: list[pa.RecordBatch] = []
@@ -112,18 +124,28 @@ class ArrowRunner:
             first_rows = pa.array(starts)
             keys, encoded, groups = keys.take(first_rows), encoded.take(first_rows), groups[starts]
         self.keys += len(encoded) - round_.last_key_continues
-        read = {name: columns.read(groups.astype(np.uint16), encoded) for name, columns in self._states.items()}
-        batch = KeyedBatch(
+        self._call(
+            "handleBatch",
+            groups.astype(np.uint16),
+            encoded,
             keys=keys,
             rows=pa.Table.from_arrays(rows.column("__input").flatten(), names=self._input_names),
             row_offsets=np.append(starts, rows.num_rows).astype(np.int64),
-            states={name: table for name, (table, _) in read.items()},
-            exists={name: exists for name, (_, exists) in read.items()},
             time=self._timer_values,
             last_key_continues=round_.last_key_continues,
         )
-        with self._user_code.call("handleBatch"):
-            result = self._processor.handleBatch(batch)
+
+    def _call(self, handler: str, key_groups: Groups, encoded: pa.Array, **given: Any) -> None:
+        """One call for these keys: their value states are read, and what comes back is written. ``given``: what else the batch has."""
+        read = {name: columns.read(key_groups, encoded) for name, columns in self._states.items()}
+        batch = KeyedBatch(
+            states={name: table for name, (table, _) in read.items()},
+            exists={name: exists for name, (_, exists) in read.items()},
+            **given,
+        )
+        self._handle.begin(key_groups, encoded)
+        with self._user_code.call(handler):
+            result = getattr(self._processor, handler)(batch)
             self._check(result, len(encoded))
             for name, columns in self._states.items():
                 cleared = result.cleared.get(name)
@@ -133,6 +155,7 @@ class ArrowRunner:
                     columns.clear(cleared)
             if result.output is not None and result.output.num_rows:
                 self._output.write(self._output_table(result.output))
+        self._handle.end()
 
     def _check(self, result: Any, keys: int) -> None:
         if not isinstance(result, BatchResult):
@@ -169,9 +192,23 @@ class ArrowRunner:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def fire_timers(self) -> None:
-        """There are none."""
+        """Calls ``handleExpiredTimers`` for what is due."""
+        if self._timed:
+            for due in self._handle.timers.due(self._due_ms, ROUND_ROWS):
+                keys = self._key_columns.decode(due.keys)
+                self._call(
+                    "handleExpiredTimers",
+                    due.key_groups,
+                    due.keys,
+                    keys=pa.Table.from_arrays(keys, names=self._key_names),
+                    rows=pa.table({EXPIRY: due.times_ms}),
+                    row_offsets=due.offsets,
+                    time=self._expired_values,
+                )
+        self._handle.state = HandleState.TIMER_PROCESSED
 
     def close(self) -> None:
         """Calls the processor's ``close``."""
         with self._user_code.call("close"):
             self._processor.close()
+        self._handle.state = HandleState.CLOSED

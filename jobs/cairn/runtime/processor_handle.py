@@ -13,13 +13,20 @@ from enum import Enum
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import pyarrow as pa
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming import stateful_processor as spark_api
 from pyspark.sql.types import Row, StructType
 
+from cairn.arrow_states import ArrowListState, ArrowMapState, ArrowTimers
 from state_backend.state import state_variables
+from state_backend.state.entry_columns import Groups
 from state_backend.state.layout import MAX_TIME_MS
+from state_backend.state.list_columns import ListColumns
+from state_backend.state.map_columns import MapColumns
 from state_backend.state.shard_state import ShardState
+from state_backend.state.state_columns import EntryColumns
+from state_backend.state.timer_columns import TimerColumns
 from state_backend.state.value_columns import ValueColumns
 from state_backend.values.errors import StateSchemaError, StateTypeError, UsageError
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind, TimeMode
@@ -113,7 +120,7 @@ def _milliseconds(expiry: Any) -> int:
         ) from None
 
 
-State = TypeVar("State", RowValueState, RowListState, RowMapState)
+State = TypeVar("State")
 
 
 class ProcessorHandle(spark_api.StatefulProcessorHandle):
@@ -291,7 +298,7 @@ class _Deleted:
 
 
 class ArrowDeclaringHandle(DeclaringHandle):
-    """The same for the vectorised API, which knows value states only, and needs to know the columns that it will get."""
+    """The same for the vectorised API, which needs to know the columns that it will get."""
 
     def __init__(
         self, parse_ddl: ParseDdl, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
@@ -300,39 +307,86 @@ class ArrowDeclaringHandle(DeclaringHandle):
         self.key_schema = key_schema
         self.input_schema = input_schema
 
+    def registerTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
+        """Raises as Spark does: there is no key in ``init``."""
+        super().registerTimer(0)
+
+    def deleteTimer(self, keys: Any, expiryTimestampMs: Any = None) -> None:  # type: ignore[override]
+        """Raises as Spark does: there is no key in ``init``."""
+        super().deleteTimer(0)
+
+    def listTimers(self, keys: Any = None) -> Any:
+        """Raises as Spark does: there is no key in ``init``."""
+        return super().listTimers()
+
+
+class ArrowHandle(ProcessorHandle):
+    """The handle that a vectorised processor's ``init`` gets in a shard task. ``states``: the value states, by name."""
+
+    def __init__(
+        self, shard: ShardState, time_mode: TimeMode, key_schema: StructType, input_schema: StructType
+    ) -> None:
+        super().__init__(shard, time_mode)
+        self.key_schema = key_schema
+        self.input_schema = input_schema
+        self.states: dict[str, ValueColumns] = {}
+        self.timers = TimerColumns(shard)
+        self._columns: list[EntryColumns] = [self.timers]
+        self._timers = ArrowTimers(self.timers, "a timer")
+
+    def begin(self, key_groups: Groups, keys: pa.Array) -> None:
+        """The keys of the next call: encoded, ascending by key group and key."""
+        for columns in self._columns:
+            columns.begin(key_groups, keys)
+
+    def end(self) -> None:
+        """The call is over."""
+        for columns in self._columns:
+            columns.end()
+
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
+        """Makes the state one of ``KeyedBatch.states``, and of what ``BatchResult.states`` may have. Returns nothing to use."""
+        _check_state(self.state, "getValueState", HandleState.CREATED)
+        found = self._planned(lambda shard, name: ValueColumns(shard, shard.descriptor(name, "value")), stateName)
+        if isinstance(found, ValueColumns):
+            self.states[stateName] = found
+
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
-        """Raises: UsageError, since this API has values only."""
-        raise UsageError(f"list state {stateName!r}: {_VALUES_ONLY}")
+        """The lists of the keys of a batch, an ``ArrowListState``."""
+        _check_state(self.state, "getListState", HandleState.CREATED)
+        return self._planned(self._lists, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
-        """Raises: UsageError, since this API has values only."""
-        raise UsageError(f"map state {stateName!r}: {_VALUES_ONLY}")
+        """The maps of the keys of a batch, an ``ArrowMapState``."""
+        _check_state(self.state, "getMapState", HandleState.CREATED)
+        return self._planned(self._maps, stateName)
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Raises: UsageError, since this API has no timers."""
-        raise UsageError(f"registerTimer: {_VALUES_ONLY}")
+    def _lists(self, shard: ShardState, name: str) -> ArrowListState:
+        columns = ListColumns(shard, shard.descriptor(name, "list"))
+        self._columns.append(columns)
+        return ArrowListState(columns, f"list state {name!r}")
 
+    def _maps(self, shard: ShardState, name: str) -> ArrowMapState:
+        columns = MapColumns(shard, shard.descriptor(name, "map"))
+        self._columns.append(columns)
+        return ArrowMapState(columns, f"map state {name!r}")
 
-class ArrowHandle:
-    """The handle that a vectorised processor's ``init`` gets in a shard task."""
+    def registerTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
+        """A timer per row: keys of rows, and their times, or one for all. Raises: in time mode "none", and outside a batch."""
+        self._check_timers("registerTimer")
+        self._timers.register(keys, expiryTimestampMs)
 
-    def __init__(self, shard: ShardState, key_schema: StructType, input_schema: StructType) -> None:
-        self.key_schema = key_schema
-        self.input_schema = input_schema
-        self.states: dict[str, ValueColumns] = {}
-        self._shard = shard
+    def deleteTimer(self, keys: Any, expiryTimestampMs: Any) -> None:  # type: ignore[override]
+        """The reverse; nothing happens for a timer that is not there."""
+        self._check_timers("deleteTimer")
+        self._timers.delete(keys, expiryTimestampMs)
 
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> None:
-        """Makes the state's column ready for the rounds."""
-        self.states[stateName] = ValueColumns(self._shard, self._shard.descriptor(stateName, "value"))
-
-    def deleteIfExists(self, stateName: str) -> None:
-        """The driver has planned it already."""
-
-
-_VALUES_ONLY = "api='arrow' has value states only; use api='row' or 'pandas' for lists, maps and timers"
+    def listTimers(self, keys: Any = None) -> Any:
+        """The timers of the chosen keys, each key's ascending: ``KeyedRows`` with the column ``expiry_ms``."""
+        self._check_timers("listTimers")
+        return self._timers.times(keys)
 
 
 def _check_state(state: HandleState, call: str, *allowed: HandleState) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
+    BinaryType,
     ByteType,
     DataType,
     DoubleType,
@@ -33,6 +34,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     ShortType,
+    StructField,
     StructType,
 )
 
@@ -84,12 +86,12 @@ def route(
     schema = rows.schema
     check_order_by(order_by, schema)
     if not in_order:
-        flat = [_flat(rows, INPUT, key, max_parallelism)]
+        flat = _tick_rows(spark, parts, max_parallelism, TICK)
+        flat = flat.unionByName(_flat(rows, INPUT, key, max_parallelism), allowMissingColumns=True)
         if initial is not None:
-            flat.append(_flat(initial, INITIAL, initial_key or key, max_parallelism))
-        return _with_ticks(spark, parts, flat, max_parallelism).repartitionById(
-            parallelism, _shard(parallelism, max_parallelism)
-        )
+            initial_rows = _flat(initial, INITIAL, initial_key or key, max_parallelism)
+            flat = flat.unionByName(initial_rows, allowMissingColumns=True)
+        return flat.repartitionById(parallelism, _shard(parallelism, max_parallelism))
     keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
     if initial is not None:
         keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
@@ -142,22 +144,24 @@ def _with_ticks(
 
 
 def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
-    names = flat_columns(kind, len(rows.columns))
-    return rows.select(
+    # As texts: each Column that PySpark makes costs a few requests to the JVM, 1,300 an interval of 13 columns.
+    names = rows.schema.names
+    return rows.selectExpr(
         _key_group(key, max_parallelism),
-        F.lit(kind).cast("tinyint").alias(KIND),
-        *[_column(f.name).alias(name) for f, name in zip(rows.schema, names, strict=True)],
+        f"cast({kind} as tinyint) as {KIND}",
+        *[f"{_quoted(name)} as {flat}" for name, flat in zip(names, flat_columns(kind, len(names)), strict=True)],
     )
 
 
-def _key_group(key: Sequence[str], max_parallelism: int) -> Column:
-    return F.pmod(F.xxhash64(*[_column(name) for name in key]), F.lit(max_parallelism)).cast("int").alias(KEY_GROUP)
+def _key_group(key: Sequence[str], max_parallelism: int) -> str:
+    hashed = f"xxhash64({', '.join(map(_quoted, key))})"
+    return f"cast(pmod({hashed}, {max_parallelism}) as int) as {KEY_GROUP}"
 
 
 def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
     unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
     return rows.select(
-        _key_group(key, max_parallelism),
+        F.expr(_key_group(key, max_parallelism)),
         F.lit(kind).cast("tinyint").alias("__kind"),
         *[
             normalised(_column(name), rows.schema[name].dataType).alias(alias)
@@ -217,9 +221,18 @@ def place(
     return rows.repartitionById(len(parts), shard).sortWithinPartitions(F.col(PART).isNull())
 
 
-def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
-    rows = [(range_of(shard, len(parts), max_parallelism).first, bytearray(part)) for shard, part in enumerate(parts)]
-    return spark.createDataFrame(rows, f"__key_group int, {PART} binary")
+_TICK = StructType([StructField(KEY_GROUP, IntegerType()), StructField(PART, BinaryType())])
+_TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
+
+
+def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
+    """In one partition, which is one task. ``kind``: has a column of it too."""
+    of_kind = () if kind is None else (kind,)
+    rows = [
+        (range_of(shard, len(parts), max_parallelism).first, bytearray(part), *of_kind)
+        for shard, part in enumerate(parts)
+    ]
+    return spark.createDataFrame(rows, _TICK if kind is None else _TICK_OF_KIND).coalesce(1)
 
 
 def _shard(parallelism: int, max_parallelism: int) -> Column:
@@ -227,4 +240,8 @@ def _shard(parallelism: int, max_parallelism: int) -> Column:
 
 
 def _column(name: str) -> Column:
-    return F.col(f"`{name.replace('`', '``')}`")
+    return F.col(_quoted(name))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -281,6 +281,15 @@ class IntervalJob:
     ) -> tuple[KeyedRunner | ArrowRunner, int]:
         """The processor after all input, and how many keys had any."""
         user_code = UserCode(self.interval, self.pipeline)
+        due_ms = (
+            self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
+        )
+        times: Any = {
+            "time_mode": self.time.mode,
+            "timer_values": self._timer_values(self.time.watermark_ms),
+            "expired_values": self._timer_values(due_ms if self.event_time is not None else None),
+            "due_ms": due_ms,
+        }
         if self.api == "arrow":
             columnar = ArrowRunner(
                 self.processor,
@@ -289,7 +298,7 @@ class IntervalJob:
                 struct_of(self.input_schema),
                 output,
                 user_code,
-                self._timer_values(self.time.watermark_ms),
+                **times,
             )
             columnar.process(inputs)
             return columnar, columnar.keys
@@ -300,9 +309,6 @@ class IntervalJob:
             if schema is not None
         }
         keys = KeyCodec(parse_struct(self.key_schema), struct_factory=row_maker, zone=zone.rules)
-        due_ms = (
-            self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
-        )
         runner = KeyedRunner(
             self.processor,
             state,
@@ -311,10 +317,7 @@ class IntervalJob:
             if frames
             else OutputRows(output, zone.rules),
             user_code,
-            time_mode=self.time.mode,
-            timer_values=self._timer_values(self.time.watermark_ms),
-            expired_values=self._timer_values(due_ms if self.event_time is not None else None),
-            due_ms=due_ms,
+            **times,
         )
         rows = KeyedInput(
             inputs,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from cairn.runtime.arrange_rows import Arrangement
 from cairn.runtime.first_cause import first_cause
@@ -106,7 +107,7 @@ def run_on_shards(
         try:
             with first_cause():
                 # Made anew for each try: a plan that has failed answers with that failure ever after.
-                found = rows.mapInArrow(partial(_run_shard, shipped), "ack binary").collect()
+                found = rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW).collect()
             break
         except DamagedCopy as error:
             # On a cluster Spark runs the shard again by itself; a local master runs each task once. The damaged copies of the shard that
@@ -118,6 +119,7 @@ def run_on_shards(
 
 
 _ACK = pa.schema([("ack", pa.binary())])
+_ACK_ROW = StructType([StructField("ack", BinaryType())])
 
 
 def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,382 @@
+"""Keyed state beside Flink 2.3: the same updates, a checkpoint after each batch, savepoints, restores and re-scaling.
+
+    python -m benchmarks.flink [--scale small|full] [--rounds 3] [--only "1% uniform,10% zipf"] [--out benchmarks/out/flink.json]
+    python -m benchmarks.flink --markdown        # the last report as a table for docs/benchmarks.md
+
+State: 1,000,000 keys, six fields, one of them 64 characters. A first batch has every key, ten more have 1 % or 10 % of them, drawn
+uniformly or by 1 / rank.
+
+- **flink**: ``Updates.java`` on RocksDB with incremental checkpoints and its ingest option, two slots of a mini cluster in one JVM. The
+  job runs all the time, so that its state is open and its code compiled. What a batch takes includes its checkpoint.
+- **cairn**, **cairn row**: ``run_interval`` with the vectorised and with the row API, two shards in Spark's local mode. Every interval
+  plans, opens its state from the checkpoint before it, and commits.
+
+Each engine has a process of its own, one after the other; the rounds take turns, and every second one turns the order around. Every engine
+ends with the same state, row by row, Flink's restored ones included, or the run fails. CPU seconds are of the process and all below it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import report
+from benchmarks.cpu_per_update import INPUT, OUTPUT, PROCESSORS, cpu_s
+from benchmarks.engines import START, interval, start_spark
+from benchmarks.flink.inputs import Workload, read_state, write_batches
+from benchmarks.report import Check, Question, Run
+from benchmarks.suite import ROOT, child_environment, describe_machine, write_report
+from benchmarks.validation import COLD
+from cairn.operations.restore_savepoint import restore_savepoint
+from cairn.operations.run_interval import run_interval
+from cairn.operations.take_savepoint import take_savepoint
+from cairn.pipeline import Pipeline
+from cairn.runtime.keyed_state import KeyedState
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.shard.manifest import manifest_of
+from state_backend.shard.restore import restore_shard
+from state_backend.values.key_groups import KeyGroupRange
+from tests.support.environments import environment_with
+
+OUT = ROOT / "benchmarks" / "out" / "flink.json"
+FLINK = "flink"
+OURS = {"cairn": "arrow", "cairn row": "row"}
+WORKLOADS = tuple(Workload(part=part, zipf=zipf) for zipf in (False, True) for part in (0.01, 0.1))
+MOVED = WORKLOADS[1]
+FIELDS = ("k", "n", "total", "low", "high", "last", "payload")
+# By scale: keys, batches, repeats of savepoints and restores, rounds, workloads.
+SCALES = {"full": (1_000_000, 10, 5, 3, WORKLOADS), "small": (20_000, 3, 1, 1, (MOVED, WORKLOADS[3]))}
+_DEADLINE_S = 1_800.0
+_JAVAC = ("java", "-m", "jdk.compiler/com.sun.tools.javac.Main", "-nowarn")
+Step = dict[str, Any]
+
+
+class Missing(Exception):
+    """What this machine lacks, and how to get it."""
+
+
+# --- the peer ---------------------------------------------------------------------------------------------------------------
+
+
+def compile_job(jars: list[Path], to: Path) -> str:
+    """Compiles ``Updates.java``; the class path that runs it. Raises: Missing."""
+    class_path = os.pathsep.join(map(str, [to, *jars]))
+    source = Path(__file__).with_name("Updates.java")
+    if shutil.which("java") is None:
+        raise Missing("Flink's job needs Java 17, and there is none on the PATH.\nInstall it with: make java")
+    done = subprocess.run(
+        [*_JAVAC, "-cp", class_path, "-d", str(to), str(source)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Missing(
+            f"{source} could not be compiled by the Java on the PATH:\n{(done.stdout + done.stderr).strip()}\n"
+            "A runtime without the module jdk.compiler can't; install a JDK (Debian: openjdk-17-jdk-headless) and run this again."
+        )
+    return class_path
+
+
+def flink_jars(work: Path) -> list[Path]:
+    """Installs the distribution in ``work``: its core, and what it logs with."""
+    python = environment_with(work, Path(__file__).with_name("flink.lock"))
+    (lib,) = python.parents[1].glob("lib/python*/site-packages/pyflink/lib")
+    return sorted([*lib.glob("flink-dist-*.jar"), *lib.glob("log4j-*.jar")])
+
+
+def run_flink(class_path: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
+    """What the job printed, step by step."""
+    opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("util", "lang", "nio", "time")]
+    command = ["java", "-Xmx4g", *opened, "-cp", class_path, "Updates"]
+    arguments = map(str, (inputs, folder, batches, repeats))
+    done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
+    return (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
+# --- ours, in a process of its own --------------------------------------------------------------------------------------------
+
+
+def run_cairn(api: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
+    """The same steps; the last state goes to ``folder / rows.parquet``."""
+    files = [inputs / f"{number:03d}.parquet" for number in range(batches + 1)]
+    of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
+    root, spark = str(folder / "state"), start_spark()
+    pipeline = Pipeline(
+        name="updates",
+        start=START,
+        source=lambda spark, i: spark.read.schema(INPUT).parquet(of_start[i.start]),
+        key=["k"],
+        order_by=["v"],
+        processor=PROCESSORS[api],
+        api=api,  # type: ignore[arg-type]
+        output_schema=OUTPUT,
+        time_mode="none",
+        parallelism=2,
+        max_parallelism=128,
+    )
+
+    def timed(step: str, work: Callable[[], Any]) -> tuple[Step, Any]:
+        cpu_before, began_s = sum(cpu_s().values()), time.monotonic()
+        made = work()
+        wall_s = time.monotonic() - began_s
+        return {"step": step, "wall_s": wall_s, "cpu_s": sum(cpu_s().values()) - cpu_before}, made
+
+    known: set[tuple[Path, int]] = set()
+    for number, file in enumerate(files):
+        step, record = timed("batch", lambda n=number: run_interval(spark, pipeline, interval(n), root))
+        below = (f for f in Path(root).rglob("*") if f.is_file() and "output" not in f.relative_to(root).parts)
+        there = {(f, f.stat().st_mtime_ns) for f in below}
+        written_mb = sum(f.stat().st_size for f, _ in there - known) / 1e6
+        known = there
+        phases_s = {name: us / 1e6 for name, us in record.content.durations_us.items()}
+        rows = pq.read_metadata(file).num_rows
+        yield step | {"rows": rows, "written_mb": written_mb, "phases_s": phases_s}
+    spark.dataSource.register(KeyedState)
+    reader = spark.read.format("keyed_state").option("root", root).option("pipeline", "updates")
+    state = reader.option("state", "state").load().selectExpr("key.k k", *(f"value.{f} {f}" for f in FIELDS[1:]))
+    pq.write_table(state.toArrow().sort_by("k"), folder / "rows.parquet")
+
+    of_pipeline = join_url(root, "updates")
+    storage, saved = open_storage(of_pipeline), folder / "canonical"
+    into = folder / "restored"
+    manifests = [manifest_of(ref, storage) for ref in record.content.shards]
+
+    def restore(groups: KeyGroupRange, sources: list[Any]) -> None:
+        restore_shard(groups, sources, storage, folder / "db", COLD).store.close()
+        shutil.rmtree(folder / "db")
+
+    for _ in range(repeats):
+        shutil.rmtree(saved, ignore_errors=True)
+        yield timed(
+            "take canonical", lambda: take_savepoint(spark, pipeline, of_pipeline, record, str(saved), "canonical")
+        )[0]
+        shutil.rmtree(into, ignore_errors=True)
+        step, restored = timed("restore canonical", lambda: restore_savepoint(spark, pipeline, str(into), str(saved)))
+        assert restored.content.digest == record.content.digest
+        yield step
+        slowest = max(
+            (timed("restore 2 to 2", lambda m=m: restore(m.key_groups, [m]))[0] for m in manifests), key=_wall
+        )
+        yield slowest
+        yield timed("restore 2 to 1", lambda: restore(KeyGroupRange(first=0, last=127), manifests))[0]
+    spark.stop()
+
+
+def _wall(step: Step) -> float:
+    return float(step["wall_s"])
+
+
+# --- all runs -------------------------------------------------------------------------------------------------------------------
+
+
+def samples_of(rounds: list[list[Step]]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Samples by metric of batches, and of savepoints and restores. The load is apart, the batch after it warms up and counts only in what
+    all batches wrote."""
+    batches: dict[str, list[float]] = {}
+    moves: dict[str, list[float]] = {}
+    for steps in rounds:
+        of_batches = [step for step in steps if step["step"] == "batch"]
+        load, updates = of_batches[0], of_batches[1:]
+        for metric, value in (
+            ("load_s", load["wall_s"]),
+            ("load_cpu_s", load["cpu_s"]),
+            ("load_mb", load["written_mb"]),
+            ("all_written_mb", sum(step["written_mb"] for step in updates)),
+        ):
+            batches.setdefault(metric, []).append(value)
+        for step in updates[1:] or updates:
+            for metric in ("wall_s", "cpu_s", "written_mb", "checkpoint_s"):
+                if metric in step:
+                    batches.setdefault(metric, []).append(step[metric])
+            batches.setdefault("cpu_us_per_row", []).append(step["cpu_s"] / step["rows"] * 1e6)
+        for step in steps:
+            if step["step"] != "batch":
+                moves.setdefault(f"{step['step']}, s", []).append(step["wall_s"])
+                moves.setdefault(f"{step['step']}, cpu_s", []).append(step["cpu_s"])
+    return batches, moves
+
+
+def questions() -> list[Question]:
+    """What the report asks; targets as in issue 19."""
+    asked = []
+    for workload in WORKLOADS:
+        for label, metric, unit in (
+            ("batch with its checkpoint", "wall_s", "s"),
+            ("CPU of it", "cpu_s", "s"),
+            ("written per batch", "written_mb", "MB"),
+            ("written by all batches", "all_written_mb", "MB"),
+            ("load of all keys", "load_s", "s"),
+            ("CPU of it", "load_cpu_s", "s"),
+        ):
+            at_most = 150.0 if metric == "all_written_mb" and workload == MOVED else None
+            asked.append(
+                Question(
+                    section=workload.name,
+                    label=label,
+                    metric=metric,
+                    unit=unit,
+                    higher_is_better=False,
+                    peers=("cairn row", FLINK),
+                    against=(FLINK,),
+                    at_most=at_most,
+                )
+            )
+    for step, target in (
+        ("take canonical", 1.0),
+        ("restore canonical", None),
+        ("restore 2 to 2", None),
+        ("restore 2 to 1", 1.0),
+    ):
+        for unit in ("s", "cpu_s"):
+            asked.append(
+                Question(
+                    section="moves",
+                    label=step if unit == "s" else f"{step}, CPU",
+                    metric=f"{step}, {unit}",
+                    unit="s",
+                    higher_is_better=False,
+                    peers=(FLINK,),
+                    at_least_ratio=target if unit == "s" else None,
+                )
+            )
+    return asked
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if everything ran and all states are equal, 1 if not, 2 if something is missing here."""
+    options = _parser().parse_args(arguments)
+    if options.here:
+        name, inputs, folder, batches, repeats = options.here
+        for step in run_cairn(OURS[name], Path(inputs), Path(folder), int(batches), int(repeats)):
+            print(json.dumps(step), flush=True)
+        return 0
+    if options.markdown:
+        if not options.out.is_file():
+            print(f"{options.out} does not exist.\nMake it with: python -m benchmarks.flink", file=sys.stderr)
+            return 1
+        print(report.as_markdown(json.loads(options.out.read_text())))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="cairn-flink-", dir=options.work) as scratch:
+        try:
+            return _run_all(options, Path(scratch))
+        except Missing as missing:
+            print(missing, file=sys.stderr)
+            return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.flink", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scale", choices=sorted(SCALES), default="full")
+    parser.add_argument("--rounds", type=int, help="how often every engine runs every workload")
+    parser.add_argument("--only", help=f"of {','.join(w.name for w in WORKLOADS)}")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk with 5 GB")
+    parser.add_argument("--markdown", action="store_true", help="print the last report instead")
+    parser.add_argument(
+        "--here", nargs=5, metavar=("VARIANT", "INPUTS", "FOLDER", "BATCHES", "REPEATS"), help=argparse.SUPPRESS
+    )
+    return parser
+
+
+def _run_all(options: argparse.Namespace, work: Path) -> int:
+    keys, batches, repeats, rounds, workloads = SCALES[options.scale]
+    names = options.only.split(",") if options.only else [workload.name for workload in workloads]
+    wanted = [workload for workload in WORKLOADS if workload.name in names]
+    started, began_s, machine = datetime.now(tz=UTC), time.monotonic(), describe_machine()
+    (work / "classes").mkdir()
+    class_path = compile_job(flink_jars(work), work / "classes")
+    runs: list[Run] = []
+    checks: list[Check] = []
+    moves: dict[str, dict[str, list[float]]] = {}
+    for workload in wanted:
+        inputs = work / "inputs"
+        inputs.mkdir()
+        write_batches(inputs, keys, batches, workload)
+        steps: dict[str, list[list[Step]]] = {name: [] for name in (*OURS, FLINK)}
+        first: pa.Table | None = None
+        for number in range(options.rounds or rounds):
+            for name in list(steps)[:: -1 if number % 2 else 1]:
+                folder = work / "run"
+                (folder / "tmp").mkdir(parents=True)
+                times = repeats if workload == MOVED and name != "cairn row" else 0
+                load = os.getloadavg()[0]
+                made = _run_apart(name, class_path, inputs, folder, batches, times)
+                steps[name].append(made)
+                for what, state in _states(folder).items():
+                    first = state if first is None else first
+                    label = f"{what} of {name}, round {number + 1}"
+                    checks.append(
+                        Check(
+                            section=workload.name, label=label, equal=state.equals(first), note=f"{state.num_rows} rows"
+                        )
+                    )
+                shutil.rmtree(folder)
+                took_s = sum(step["wall_s"] for step in made)
+                print(f"{workload.name}, {name}: {took_s:.1f} s measured, load before it {load:.1f}", flush=True)
+        for name, of_rounds in steps.items():
+            of_batches, of_moves = samples_of(of_rounds)
+            runs.append(Run(section=workload.name, variant=name, status="measured", samples=of_batches))
+            if of_moves:
+                moves[name] = of_moves
+        shutil.rmtree(inputs)
+    runs += [Run(section="moves", variant=name, status="measured", samples=samples) for name, samples in moves.items()]
+    made_report = report.build_report(
+        runs,
+        questions(),
+        checks,
+        scale=options.scale,
+        judged=options.scale == "full",
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - began_s,
+        environment=machine,
+    )
+    write_report(made_report, options.out)
+    return 0 if report.passed(made_report) else 1
+
+
+def _run_apart(name: str, class_path: str, inputs: Path, folder: Path, batches: int, repeats: int) -> list[Step]:
+    if name == FLINK:
+        return list(run_flink(class_path, inputs, folder, batches, repeats))
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.flink",
+        "--here",
+        name,
+        str(inputs),
+        str(folder),
+        str(batches),
+        str(repeats),
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=child_environment(folder / "tmp")
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _states(folder: Path) -> dict[str, pa.Table]:
+    """All states that a run left there to compare, sorted by key: the last one, and what was restored."""
+    schema = pa.schema([*((name, pa.int64()) for name in FIELDS[:-1]), (FIELDS[-1], pa.string())])
+    found = {}
+    if (folder / "rows.parquet").is_file():
+        found["end"] = pq.read_table(folder / "rows.parquet").select(FIELDS).cast(schema)
+    for name in sorted({file.name.rsplit("-", 1)[0] for file in folder.glob("rows-*.bin")}):
+        found[name.removeprefix("rows-")] = read_state(sorted(folder.glob(f"{name}-?.bin"))).select(FIELDS).cast(schema)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

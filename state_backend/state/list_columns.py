@@ -1,0 +1,141 @@
+"""A list state of a shard for many keys at a time, as Arrow tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.formats.arrow_columns import Fixed, concatenate
+from state_backend.state import layout
+from state_backend.state.entry_columns import stored_keys
+from state_backend.state.state_columns import Mask, Places, StateColumns, in_order, offsets_of
+
+Positions = npt.NDArray[np.int64]
+_META_BYTES = layout.record_bytes(b"", layout.pack_positions(0, 0))
+
+
+class ListColumns(StateColumns):
+    """Lists of the keys that ``begin`` named. ``owners``: which of them, by position."""
+
+    def get(self, wanted: Places) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """The elements of the wanted keys, which ascend, in their order and without expired ones, and where those of each key begin."""
+        rows, owners = self._elements(wanted)
+        there = rows.is_valid()
+        if rows.null_count:
+            rows, owners = rows.filter(there), owners[there.to_numpy(zero_copy_only=False)]
+        return self._table(rows), offsets_of(owners, wanted)
+
+    def exists(self, wanted: Places) -> Mask:
+        """Which of these keys have an element that has not expired. Mostly the last one tells."""
+        first, next_ = self._positions(wanted)
+        filled = next_ > first
+        there = np.zeros(len(wanted), np.bool_)
+        last = self._read_elements(wanted[filled], next_[filled] - 1)
+        there[filled] = self._visible(last).is_valid().to_numpy(zero_copy_only=False)
+        doubtful = filled & ~there
+        if doubtful.any():
+            rows, owners = self._elements(wanted[doubtful])
+            alive = owners[rows.is_valid().to_numpy(zero_copy_only=False)]
+            there[np.searchsorted(wanted, alive)] = True
+        return there
+
+    def append(self, owners: Places, rows: pa.Table) -> None:
+        """Adds a row at the end of its owner's list; rows of one owner in their order. Raises: StateTypeError if rows do not fit."""
+        owners, entries = self._sorted(owners, self._entries(rows))
+        touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
+        first, next_ = self._positions(touched)
+        positions = np.repeat(next_ - starts, counts) + np.arange(len(owners))
+        # From `next_` on the store has nothing.
+        self._write_elements(owners, positions, entries, known=True)
+        self._write_positions(touched, (first, next_), (first, next_ + counts))
+
+    def put(self, owners: Places, rows: pa.Table) -> None:
+        """Replaces the lists of all owners by their rows. Raises: StateTypeError if rows do not fit."""
+        owners, entries = self._sorted(owners, self._entries(rows))
+        touched, starts, counts = np.unique(owners, return_index=True, return_counts=True)
+        first, next_ = self._positions(touched)
+        self._remove(touched, np.maximum(first, counts), next_)
+        positions = np.arange(len(owners)) - np.repeat(starts, counts)
+        replaced = positions < np.repeat(next_, counts)
+        for some, known in ((replaced, False), (~replaced, True)):
+            if some.any():
+                self._write_elements(owners[some], positions[some], entries.filter(pa.array(some)), known=known)
+        self._write_positions(touched, (first, next_), (np.zeros_like(first), counts))
+
+    def clear(self, wanted: Places) -> None:
+        """Removes the lists of these keys, which ascend; positions begin at 0 again."""
+        first, next_ = self._positions(wanted)
+        self._remove(wanted, first, next_)
+        self._write_positions(wanted, (first, next_), (np.zeros_like(first), np.zeros_like(first)))
+
+    def _sorted(self, owners: Places, entries: pa.Array) -> tuple[Places, pa.Array]:
+        order = in_order(owners)
+        return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
+
+    def _elements(self, wanted: Places) -> tuple[pa.Array, Places]:
+        """Encoded rows with their owners; null where one has expired."""
+        owners, positions = _ranges(wanted, *self._positions(wanted))
+        return self._visible(self._read_elements(owners, positions)), owners
+
+    def _rests(self, owners: Places, positions: Positions) -> pa.Array:
+        keys = self._keys.take(pa.array(owners))
+        marker = Fixed(np.void(layout.LIST_ELEMENT))
+        return concatenate(len(owners), [keys, marker, Fixed(positions.astype(">u8"))])
+
+    def _read_elements(self, owners: Places, positions: Positions) -> pa.Array:
+        return self._read(owners, self._located(owners, self._rests(owners, positions)))
+
+    def _write_elements(self, owners: Places, positions: Positions, entries: pa.Array, *, known: bool) -> None:
+        """``known``: the store has nothing there."""
+        rests = self._rests(owners, positions)
+        located = self._located(owners, rests)
+        old = pa.nulls(len(owners), pa.binary()) if known else self._read(owners, located)
+        self._replace(owners, rests, old, entries, located)
+
+    def _remove(self, wanted: Places, first: Positions, next_: Positions) -> None:
+        owners, positions = _ranges(wanted, first, next_)
+        if len(owners):
+            self._write_elements(owners, positions, pa.nulls(len(owners), pa.binary()), known=False)
+
+    def _meta_keys(self, wanted: Places) -> list[bytes]:
+        keys = self._keys.take(pa.array(wanted))
+        return stored_keys(self._groups[wanted], self._state_id, keys, layout.LIST_META)
+
+    def _positions(self, wanted: Places) -> tuple[Positions, Positions]:
+        """First position and the one after the last of each key; 0 and 0 for no list."""
+        found = self._read(wanted, self._meta_keys(wanted))
+        there = found.is_valid().to_numpy(zero_copy_only=False)
+        packed = np.zeros((len(wanted), 2), np.int64)
+        if there.any():
+            present = found.drop_null().cast(pa.binary(16))
+            image = np.frombuffer(present.buffers()[1], ">u8", 2 * len(present), present.offset * 16)
+            packed[there] = image.reshape(-1, 2)
+        return packed[:, 0], packed[:, 1]
+
+    def _write_positions(
+        self, wanted: Places, before: tuple[Positions, Positions], after: tuple[Positions, Positions]
+    ) -> None:
+        changed = (before[0] != after[0]) | (before[1] != after[1])
+        if not changed.any():
+            return
+        was, is_ = before[1][changed] > 0, after[1][changed] > 0
+        owners = wanted[changed]
+        located = self._meta_keys(owners)
+        sizes = _META_BYTES + np.fromiter(map(len, located), np.int64, len(located))
+        groups = self._groups[owners]
+        changes = np.bincount(groups, sizes * (is_.astype(np.int64) - was))
+        for group in np.flatnonzero(changes).tolist():
+            self._shard.resize(group, int(changes[group]))
+        packed = np.stack((after[0][changed], after[1][changed]), axis=1).astype(">u8")
+        image = pa.Array.from_buffers(pa.binary(16), len(owners), [None, pa.py_buffer(packed)]).cast(pa.binary())
+        new = pc.if_else(pa.array(is_), image, pa.scalar(None, pa.binary()))
+        self._shard.put_many(located, new.to_pylist())
+
+
+def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places, Positions]:
+    """Each owner with all of its positions, from the first one to the one before the next."""
+    counts = np.maximum(next_ - first, 0)
+    begins = np.cumsum(counts) - counts
+    return np.repeat(owners, counts), np.arange(counts.sum()) + np.repeat(first - begins, counts)

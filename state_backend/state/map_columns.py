@@ -1,0 +1,96 @@
+"""A map state of a shard for many keys at a time, as Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from state_backend.formats.key_columns import KeyColumns
+from state_backend.formats.types import parse_struct
+from state_backend.state.entry_columns import joined
+from state_backend.state.shard_state import ShardState
+from state_backend.state.state_columns import Mask, Places, StateColumns, in_order, last_of_each, offsets_of
+from state_backend.values.records import StateDescriptor
+
+
+class MapColumns(StateColumns):
+    """Maps of the keys that ``begin`` named. ``owners``: which of them, by position; user keys by column, in their schema's order."""
+
+    def __init__(self, shard: ShardState, descriptor: StateDescriptor) -> None:
+        super().__init__(shard, descriptor)
+        user_key = descriptor.versions[-1].user_key
+        assert user_key is not None
+        self._user_keys = KeyColumns(parse_struct(user_key), what=f"user key of state {descriptor.name!r}")
+        self.user_key_names = self._user_keys.schema.names
+
+    def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
+        """A row for each of these entries, in this order, and which of them there are. Raises: StateTypeError, here and below, for
+        columns that do not fit."""
+        order = in_order(owners)
+        encoded = self._user_keys.encode(user_keys)
+        if order is not None:
+            owners, encoded = owners[order], encoded.take(pa.array(order))
+        rows = self._visible(self._read(owners, self._located(owners, self._rests(owners, encoded))))
+        if order is not None:
+            rows = rows.take(pa.array(np.argsort(order)))
+        return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
+
+    def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
+        """Sets the values of these entries; of one that comes twice the last counts."""
+        self._set(owners, self._user_keys.encode(user_keys), self._entries(values))
+
+    def remove(self, owners: Places, user_keys: Sequence[pa.Array]) -> None:
+        """Removes these entries; one that is not there is no change."""
+        self._set(owners, self._user_keys.encode(user_keys), pa.nulls(len(owners), pa.binary()))
+
+    def entries(self, wanted: Places) -> tuple[list[pa.Array], pa.Table, npt.NDArray[np.int64]]:
+        """User keys and rows of the wanted keys, which ascend, in the order of encoded user keys and without expired ones, and where
+        those of each key begin."""
+        owners, encoded, found = self._read_below(wanted)
+        rows = self._visible(found)
+        if rows.null_count:
+            there = rows.is_valid()
+            owners, encoded, rows = (
+                owners[there.to_numpy(zero_copy_only=False)],
+                encoded.filter(there),
+                rows.filter(there),
+            )
+        return self._user_keys.decode(encoded), self._table(rows), offsets_of(owners, wanted)
+
+    def exists(self, wanted: Places) -> Mask:
+        """Which of these keys have an entry that has not expired. Mostly the first one tells."""
+        there = np.zeros(len(wanted), np.bool_)
+        doubtful = wanted
+        for rows in (1, None):
+            owners, _, found = self._read_below(doubtful, rows)
+            alive = self._visible(found).is_valid().to_numpy(zero_copy_only=False)
+            there[np.searchsorted(wanted, owners[alive])] = True
+            doubtful = np.setdiff1d(owners, owners[alive])
+            if not len(doubtful):
+                break
+        return there
+
+    def clear(self, wanted: Places) -> None:
+        """Removes all entries of these keys, which ascend."""
+        owners, encoded, old = self._read_below(wanted)
+        if len(owners):
+            rests = self._rests(owners, encoded)
+            self._replace(owners, rests, old, pa.nulls(len(old), pa.binary()), self._located(owners, rests))
+
+    def _rests(self, owners: Places, encoded: pa.Array) -> pa.Array:
+        return joined(self._keys.take(pa.array(owners)), encoded)
+
+    def _set(self, owners: Places, encoded: pa.Array, new: pa.Array) -> None:
+        order = in_order(owners)
+        if order is not None:
+            at = pa.array(order)
+            owners, encoded, new = owners[order], encoded.take(at), new.take(at)
+        rests = self._rests(owners, encoded)
+        if (kept := last_of_each(rests)) is not None:
+            rests, last = kept
+            owners, new = owners[last], new.take(pa.array(last))
+        located = self._located(owners, rests)
+        self._replace(owners, rests, self._read(owners, located), new, located)

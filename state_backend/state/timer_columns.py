@@ -1,0 +1,146 @@
+"""The timers of a shard for many keys at a time, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from state_backend.formats.arrow_columns import concatenate
+from state_backend.state import layout
+from state_backend.state.entry_columns import Groups, packed_times, split_timers, timer_index_keys
+from state_backend.state.shard_state import ShardState
+from state_backend.state.state_columns import EntryColumns, Places, in_order, last_of_each, offsets_of
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueTimers:
+    """Timers whose time has come: of each key all of them. keys: encoded, ascending by key group and key, none twice. offsets: key i
+    has the timers ``times_ms[offsets[i]] .. times_ms[offsets[i + 1] - 1]``, which ascend."""
+
+    key_groups: Groups
+    keys: pa.Array
+    times_ms: Times
+    offsets: npt.NDArray[np.int64]
+
+
+class TimerColumns(EntryColumns):
+    """Timers of the keys that ``begin`` named. ``owners``: which of them, by position; times in milliseconds since the epoch."""
+
+    def __init__(self, shard: ShardState) -> None:
+        super().__init__(shard, layout.TIMERS_NAME, layout.TIMERS)
+
+    def begin(self, key_groups: Groups, keys: pa.Array) -> None:
+        """As `EntryColumns.begin`."""
+        super().begin(key_groups, keys)
+        self._apart = False
+
+    def register(self, owners: Places, times_ms: Times) -> None:
+        """A timer is unique per key and time: again is no change."""
+        self._set(owners, times_ms, pa.array([b""], pa.binary()))
+
+    def delete(self, owners: Places, times_ms: Times) -> None:
+        """One that is not there is no change."""
+        self._set(owners, times_ms, pa.nulls(1, pa.binary()))
+
+    def times(self, wanted: Places) -> tuple[Times, npt.NDArray[np.int64]]:
+        """The timers of these keys, which ascend, in the order of time, and where those of each key begin."""
+        self._lay_apart()
+        owners, packed, _ = self._read_below(wanted)
+        times_ms = split_timers(packed)[1] if len(packed) else np.zeros(0, np.int64)
+        return times_ms, offsets_of(owners, wanted)
+
+    def due(self, now_ms: int, most: int) -> Iterator[DueTimers]:
+        """All timers up to this time, some ``most`` of them at once, or as many as one key has. A key comes once; a timer that is
+        registered meanwhile does not come. Those that were given are deleted when the next ones are asked for."""
+        waiting: list[DueTimers] = []
+        for group in self._shard.key_groups_of(self._name):
+            # All that are due in a key group are read before its first one is given.
+            for part in _parts(self._due_of_group(group, now_ms), most):
+                waiting.append(part)
+                if sum(len(due.times_ms) for due in waiting) >= most:
+                    yield from self._fired(_together(waiting))
+                    waiting = []
+        if waiting:
+            yield from self._fired(_together(waiting))
+
+    def _fired(self, due: DueTimers) -> Iterator[DueTimers]:
+        self.begin(due.key_groups, due.keys)
+        yield due
+        self.begin(due.key_groups, due.keys)
+        self.delete(np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), due.times_ms)
+
+    def _due_of_group(self, group: int, now_ms: int) -> DueTimers | None:
+        start = layout.prefix(group, layout.TIMER_INDEX)
+        end = start + layout.pack_time(now_ms + 1) if now_ms < layout.MAX_TIME_MS else layout.after(start)
+        found, _ = self._shard.store.read_span(start, end)
+        if not found:
+            return None
+        # Prefix, time, key: turned round, `split_timers` reads it.
+        timers = pa.array([key[11:] + key[3:11] for key in found], pa.binary())
+        order = pa.compute.array_sort_indices(timers)
+        keys, times_ms = split_timers(timers.take(order))
+        runs = pa.compute.run_end_encode(keys, run_end_type=pa.int64())
+        ends = runs.run_ends.to_numpy()
+        return DueTimers(
+            key_groups=np.full(len(ends), group, np.uint16),
+            keys=runs.values,
+            times_ms=times_ms,
+            offsets=np.append(0, ends).astype(np.int64),
+        )
+
+    def _set(self, owners: Places, times_ms: Times, new: pa.Array) -> None:
+        self._lay_apart()
+        order = in_order(owners)
+        if order is not None:
+            owners, times_ms = owners[order], times_ms[order]
+        rests = concatenate(len(owners), [self._keys.take(pa.array(owners)), packed_times(times_ms)])
+        if (kept := last_of_each(rests)) is not None:
+            rests, owners = kept[0], owners[kept[1]]
+        located = self._located(owners, rests)
+        new = new.take(pa.array(np.zeros(len(owners), np.int64)))
+        self._replace(owners, rests, self._read(owners, located), new, located)
+
+    def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
+        keys, times_ms = split_timers(rests)
+        indexed = timer_index_keys(groups, times_ms, keys)
+        self._shard.put_many(indexed, new.to_pylist())
+
+    def _lay_apart(self) -> None:
+        if not self._apart:
+            for group in np.unique(self._groups).tolist():
+                self._shard.lay_timers_apart(group)
+            self._apart = True
+
+
+def _parts(due: DueTimers | None, most: int) -> Iterator[DueTimers]:
+    """Whole keys, until they have ``most`` timers."""
+    if due is None:
+        return
+    begin, keys = 0, len(due.keys)
+    while begin < keys:
+        end = int(np.searchsorted(due.offsets, due.offsets[begin] + most, "left"))
+        end = min(max(end, begin + 1), keys)
+        offsets = due.offsets[begin : end + 1]
+        yield DueTimers(
+            key_groups=due.key_groups[begin:end],
+            keys=due.keys[begin:end],
+            times_ms=due.times_ms[offsets[0] : offsets[-1]],
+            offsets=offsets - offsets[0],
+        )
+        begin = end
+
+
+def _together(parts: list[DueTimers]) -> DueTimers:
+    counts = np.concatenate([np.diff(part.offsets) for part in parts])
+    return DueTimers(
+        key_groups=np.concatenate([part.key_groups for part in parts]),
+        keys=pa.concat_arrays([part.keys for part in parts]),
+        times_ms=np.concatenate([part.times_ms for part in parts]),
+        offsets=np.append(0, np.cumsum(counts)).astype(np.int64),
+    )

@@ -1,0 +1,279 @@
+"""`trial_pipeline` under a real scheduler, triggerer and Spark Connect server: the form, the question in Required Actions, and what an answer
+does. The tests build on each other. Only with CAIRN_LONG=1: four minutes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from cairn_operators.try_code import DEPLOY
+from local_stack.airflow_server import AirflowServer, RestError
+from local_stack.demo import pipeline_env
+from local_stack.owned_process import command_line
+from local_stack.spark_server import SparkConnectServer
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.log import Log, read_log
+from state_backend.checkpoint.trials import list_trials, root_of_trial
+from tests.support.browser import browser, wait_for
+from tests.support.layout import REPOSITORY
+from tests.support.trials import bytes_of
+from tests.support.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.spark,
+    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="minutes; CAIRN_LONG=1 runs it"),
+]
+NEXT, PAST, NO = DEPLOY
+NAME, FORM = "aircraft", "aircraft_try"
+OLD, WRONG, LATER = "pipelines.aircraft:AIRCRAFT", *(f"tests.support.changed_aircraft:{n}" for n in ("WRONG", "LATER"))
+FIRST = datetime(2013, 1, 1, tzinfo=UTC)
+DAYS = 4
+KEY = "kind, tailnum, row_number"
+
+DAGS = """
+# Airflow DAGs: production's, which is paused, and the form. ``CODE`` is the pipeline that production runs.
+import os
+from datetime import datetime, timedelta, timezone
+from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators import stateful_pipeline, trial_pipeline
+
+root = os.environ["CAIRN_ROOT"]
+daily = CronDataIntervalTimetable("@daily", timezone="UTC")
+production = stateful_pipeline("aircraft", CODE, root, schedule=daily, start_date=datetime(2013, 1, 1, tzinfo=timezone.utc),
+                               end_date=datetime(2013, 12, 31, tzinfo=timezone.utc), is_paused_upon_creation=True)
+form = trial_pipeline("aircraft_try", CODE, root, pipeline_name="aircraft")
+"""
+
+
+def day(number: int) -> str:
+    """The start of a day, from 1."""
+    return (FIRST + timedelta(days=number - 1)).isoformat()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("form")
+    command = [sys.executable, "-m", "pipelines.land_flights", "--to", str(folder / "flights"), "--days", "6"]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def connect(data: Path) -> Iterator[SparkConnectServer]:
+    with SparkConnectServer(REPOSITORY, log_dir=data / "logs") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def airflow(data: Path, connect: SparkConnectServer) -> Iterator[AirflowServer]:
+    """With four days in production, and its DAG paused."""
+    (data / "dags").mkdir()
+    write_dags(data, OLD)
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "jobs"), str(REPOSITORY / "plugins")])
+    env = pipeline_env(data, data / "flights", connect) | {
+        "AIRFLOW__CORE__DAGS_FOLDER": str(data / "dags"),
+        "PYTHONPATH": path,
+    }
+    run = ["run", OLD, "--from", day(1)[:10], "--to", day(DAYS)[:10], "--every", "1d", "--root", root(data)]
+    command = [sys.executable, "-m", "cairn.command.cli", *run, "--spark", connect.url]
+    # Not below pytest's own folder, which nobody but its owner may enter: PostgreSQL does not run as root.
+    database = Path(tempfile.mkdtemp(prefix="cairn-pg-"))
+    database.chmod(0o711)
+    try:
+        server = AirflowServer(
+            REPOSITORY, env=env, home=data / "home", log_dir=data / "logs", database_dir=database / "data"
+        )
+        subprocess.run(command, env=server.env, check=True, capture_output=True)
+        with server:
+            for dag_id in (NAME, FORM):
+                server.wait_for_dag(dag_id)
+            yield server
+    finally:
+        shutil.rmtree(database, ignore_errors=True)
+
+
+def write_dags(data: Path, code: str) -> None:
+    (data / "dags" / "aircraft.py").write_text(DAGS.replace("CODE", repr(code)))
+
+
+def root(data: Path) -> str:
+    return f"file://{data}/state"
+
+
+def log_of(above: str) -> Log:
+    return read_log(open_storage(join_url(above, NAME)))
+
+
+def made(above: str) -> dict[datetime, tuple[int, list[int]]]:
+    """Digest and output of each interval, as they are current."""
+    records = sorted(log_of(above).completed(), key=lambda r: r.id)
+    return {
+        r.content.interval.start: (r.content.digest, sorted(o.handle.crc32c for o in r.content.outputs))
+        for r in records
+        if r.content.kind == "interval"
+    }
+
+
+def production(data: Path) -> dict[str, str]:
+    return bytes_of(data / "state" / NAME)
+
+
+def begin(airflow: AirflowServer, code: str, deploy: str, first: int = 2, **more: str) -> str:
+    """Fills in the form; its run."""
+    conf = {"code": code, "from": day(first)[:10], "to": day(DAYS)[:10], "key": KEY, "deploy": deploy, **more}
+    run: str = airflow.client.trigger(FORM, conf=conf)["dag_run_id"]
+    return run
+
+
+def states(airflow: AirflowServer, run: str) -> dict[str, str]:
+    return {task["task_id"]: task["state"] for task in airflow.client.task_instances(FORM, run)}
+
+
+def said(airflow: AirflowServer, run: str, task: str, number: int = 1) -> str:
+    return "\n".join(airflow.client.log(FORM, run, task, number))
+
+
+def ends(airflow: AirflowServer, run: str) -> dict[str, str]:
+    airflow.client.wait_for_runs(FORM, [run], timeout_s=240)
+    return states(airflow, run)
+
+
+def question(airflow: AirflowServer, run: str) -> dict[str, Any]:
+    """What a person is asked, once one is."""
+    wait_until(lambda: states(airflow, run).get("deploy") == "awaiting_input", 180, "a person is asked", poll_s=0.5)
+    pending = airflow.client.call("GET", f"/api/v2/dags/{FORM}/dagRuns/~/hitlDetails?response_received=false")
+    (asked,) = pending["hitl_details"]
+    assert asked["task_instance"]["dag_run_id"] == run
+    # Airflow fails a task whose answer comes before its scheduler has noticed that it waits; no person is that fast.
+    time.sleep(3)
+    found: dict[str, Any] = asked
+    return found
+
+
+def answer(airflow: AirflowServer, run: str, option: str) -> None:
+    details = f"/api/v2/dags/{FORM}/dagRuns/{run}/taskInstances/deploy/-1/hitlDetails"
+    airflow.client.call("PATCH", details, {"chosen_options": [option], "params_input": {}})
+
+
+def drivers(airflow: AirflowServer, command: str) -> list[int]:
+    words = f"-m cairn.command.driver {command} "
+    return [pid for pid in airflow.processes.pids() if words in " ".join(command_line(pid))]
+
+
+def test_a_form_that_cannot_be_run_is_refused_at_once(airflow: AirflowServer, data: Path) -> None:
+    before = production(data)
+    for conf in ({}, {"from": day(2)[:10], "to": day(3)[:10], "deploy": "perhaps"}):
+        with pytest.raises(RestError):
+            airflow.client.trigger(FORM, conf=conf)
+    for code, first, says in (
+        (f"{OLD}S", 2, "AIRCRAFTS"),
+        ("pipelines.weather:WEATHER", 2, "but pipelines.weather:WEATHER is named"),
+        (OLD, 3, "can't begin at"),
+    ):
+        more = {"from": "2014-02-01", "to": "2014-02-02"} if first == 3 else {}
+        run = begin(airflow, code, PAST, **more)
+        assert ends(airflow, run) == {"try": "failed", "deploy": "upstream_failed"}
+        assert len(airflow.client.tries(FORM, run, "try")) == 1 and says in said(airflow, run, "try")
+    assert production(data) == before and not list_trials(root(data), NAME)
+
+
+def test_only_tried_and_not_at_all_deployed(airflow: AirflowServer, data: Path) -> None:
+    before = production(data)
+    run = begin(airflow, OLD, NO)
+    assert ends(airflow, run) == {"try": "success", "deploy": "skipped"}
+    found = airflow.client.xcom(FORM, run, "try")
+    assert found["same"] and found["computed"] == DAYS - 1
+    assert "no difference: every digest is equal" in said(airflow, run, "try")
+    assert production(data) == before
+
+
+def test_a_rejection_leaves_production_as_it_was(airflow: AirflowServer, data: Path) -> None:
+    before = production(data)
+    run = begin(airflow, WRONG, PAST)
+    asked = question(airflow, run)
+    assert "run again in production" in asked["subject"] and asked["options"] == ["Approve", "Reject"]
+    for line in (f"output in {DAYS - 1} intervals", "prior_mean_delay_minutes", "by 1 on average and 1 at most"):
+        assert line in asked["body"], asked["body"]
+    assert production(data) == before
+    answer(airflow, run, "Reject")
+    assert ends(airflow, run) == {"try": "success", "deploy": "failed"}
+    assert len(airflow.client.tries(FORM, run, "deploy")) == 1
+    assert "has rejected it; nothing is deployed" in said(airflow, run, "deploy")
+    assert production(data) == before
+
+
+def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
+    airflow: AirflowServer, data: Path
+) -> None:
+    """The deployment's driver is killed on the way: the next try goes on, and asks nobody again."""
+    old = made(root(data))
+    run = begin(airflow, LATER, PAST)
+    body = question(airflow, run)["body"]
+    assert "state seen at" in body and "at_ms: " in body
+    with browser() as chrome:
+        chrome.get(f"{airflow.client.url}/dags/{FORM}/runs/{run}/tasks/deploy/required_actions")
+        wait_for(lambda: "state seen at" in chrome.find_element(By.TAG_NAME, "body").text, 60)
+        keep_picture(chrome)
+        wait_for(lambda: [b for b in chrome.find_elements(By.TAG_NAME, "button") if b.text == "Approve"])[0].click()
+        wait_until(lambda: states(airflow, run)["deploy"] != "awaiting_input", 60, "the answer is taken")
+    wait_until(lambda: drivers(airflow, "deploy"), 60, "the driver runs")
+    (driver,) = drivers(airflow, "deploy")
+    before = log_of(root(data)).head_id
+    wait_until(lambda: log_of(root(data)).head_id > before, 120, "an interval is committed")
+    os.kill(driver, signal.SIGKILL)
+    assert ends(airflow, run) == {"try": "success", "deploy": "success"}
+    tries = airflow.client.tries(FORM, run, "deploy")
+    assert len(tries) == 2, "asked once, killed once"
+
+    trial = airflow.client.xcom(FORM, run, "try")["trial"]
+    new, tried = made(root(data)), made(root_of_trial(root(data), NAME, trial))
+    assert new == old | tried and all(new[start][0] != old[start][0] for start in tried)
+    done = airflow.client.xcom(FORM, run, "deploy")
+    assert (done["again"], done["behind"]) == (DAYS - 1, 0)
+    assert done["back"] == f"cairn restore --root {root(data)} --pipeline {NAME} --checkpoint 1 --yes"
+    events = airflow.client.call("GET", f"/api/v2/assets/events?source_dag_id={FORM}")["asset_events"]
+    assert sorted(e["extra"]["checkpoint"] for e in events)[-1] == log_of(root(data)).head_id
+    assert f"let the DAG of {NAME} run {LATER} from the next interval on" in said(airflow, run, "deploy", len(tries))
+
+
+def test_production_goes_on_with_it(airflow: AirflowServer, data: Path) -> None:
+    """It was paused all the time. Its DAG names the new code now; a trial for what comes next has nothing to run again."""
+    assert airflow.client.dag_runs(NAME) == []
+    written = datetime.now(UTC)
+    write_dags(data, LATER)
+    run = begin(airflow, LATER, NEXT)
+    assert "from the next interval on" in question(airflow, run)["subject"]
+    head = log_of(root(data)).head_id
+    answer(airflow, run, "Approve")
+    assert ends(airflow, run) == {"try": "success", "deploy": "success"}
+    assert airflow.client.xcom(FORM, run, "deploy")["again"] == 0 and log_of(root(data)).head_id == head
+
+    airflow.client.pause(NAME, False)
+    wait_until(lambda: parsed(airflow) > written, 90, "the DAG names the new code", poll_s=1)
+    interval = {"data_interval_start": day(DAYS + 1), "data_interval_end": day(DAYS + 2)}
+    run = airflow.client.trigger(NAME, day(DAYS + 1), **interval)["dag_run_id"]
+    assert airflow.client.wait_for_runs(NAME, [run], timeout_s=180) == {run: "success"}
+    newest = log_of(root(data)).completed()[-1]
+    assert (newest.id, newest.content.base_id, newest.content.code_version) == (head + 1, head, "later")
+
+
+def parsed(airflow: AirflowServer) -> datetime:
+    return datetime.fromisoformat(airflow.client.call("GET", f"/api/v2/dags/{NAME}")["last_parsed_time"])
+
+
+def keep_picture(chrome: Any) -> None:
+    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
+        chrome.save_screenshot(str(Path(folder) / "required-action.png"))
