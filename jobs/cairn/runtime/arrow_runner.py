@@ -1,6 +1,7 @@
 """Drives a vectorised processor over one shard: rounds of many keys, their state read and written as Arrow tables."""
 
 from __future__ import annotations
+import gc
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -156,6 +157,8 @@ class ArrowRunner:
             if result.output is not None and result.output.num_rows:
                 self._output.write(self._output_table(result.output))
         self._handle.end()
+        # A cycle in user code may hold the batch. Python's collector counts objects, and these are few and large.
+        gc.collect(1)
 
     def _check(self, result: Any, keys: int) -> None:
         if not isinstance(result, BatchResult):

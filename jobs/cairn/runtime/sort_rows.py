@@ -39,7 +39,7 @@ BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
 # A run is read by pieces of this size, at least one row at a time.
 _PIECE_OF_RUN_BYTES = MIB // 4
 # So many runs are merged at once, however large their rows are.
-_LEAST_MERGED = 4
+_LEAST_MERGED = 2
 
 Positions = npt.NDArray[np.int64]
 # The columns to sort by, the most significant first, made when they are asked for.
