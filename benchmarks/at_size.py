@@ -215,9 +215,7 @@ def keys(folder: Path, size: int, shards: int) -> dict[str, Any]:
         return ids.select(key.cast("bigint").alias("k"), (drawn % 1_000_000).alias("v"), payload.alias("payload"))
 
     root, spark = folder / "root", start_spark()
-    pipeline = pipeline_of(
-        rows, folder, processor=ArrowUpdates, api="arrow", output_schema=OUTPUT, parallelism=shards
-    )
+    pipeline = pipeline_of(rows, folder, processor=ArrowUpdates, api="arrow", output_schema=OUTPUT, parallelism=shards)
     found: dict[str, Any] = {"keys": size, "shards": shards}
     with Watch(folder) as watch:
         loaded = [one(watch, spark, pipeline, number, root) for number in range(loads)]
@@ -236,10 +234,15 @@ def keys(folder: Path, size: int, shards: int) -> dict[str, Any]:
         validated = {}
         for mode in ("fast", "full"):
             validated[mode] = timed(
-                watch, lambda mode=mode: validate_checkpoint(spark, pipeline, str(root), record, mode=mode, with_expectations=False)
+                watch,
+                lambda mode=mode: validate_checkpoint(
+                    spark, pipeline, str(root), record, mode=mode, with_expectations=False
+                ),
             )
             assert validated[mode].pop("result").success
-        looked_up = timed(watch, lambda: look_up(source, folder, [int(k) for k in np.random.default_rng(2).integers(0, size, 20)]))
+        looked_up = timed(
+            watch, lambda: look_up(source, folder, [int(k) for k in np.random.default_rng(2).integers(0, size, 20)])
+        )
         assert looked_up.pop("result") == 20
     spark.stop()
     found["load"] = loaded
@@ -356,7 +359,9 @@ def many_shards(folder: Path, size: int, shards: int) -> dict[str, Any]:
 
     def rows(spark: SparkSession, number: int) -> DataFrame:
         ids = spark.range(0, size if number == 0 else size // 100 if number < 4 else 1, numPartitions=4)
-        key = (F.col("id") * _STEP) % size if number == 0 else F.pmod(F.xxhash64(F.col("id"), F.lit(number)), F.lit(size))
+        key = (
+            (F.col("id") * _STEP) % size if number == 0 else F.pmod(F.xxhash64(F.col("id"), F.lit(number)), F.lit(size))
+        )
         payload = F.sha2(F.col("id").cast("string"), 256)
         return ids.select(key.cast("bigint").alias("k"), F.col("id").alias("v"), payload.alias("payload"))
 
@@ -435,11 +440,15 @@ def main() -> None:
     for name in runs_of(options):
         print(f"{name}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "benchmarks.at_size", *sys.argv[1:], "--run", name]
-        report[name] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
+        report[name] = json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
+        )
         options.out.write_text(json.dumps(report) + "\n")
     if options.plots:
         draw(plots_of(report), options.plots)
-    print(json.dumps({n: {k: v for k, v in found.items() if k != "over_time"} for n, found in report.items()}, indent=1))
+    print(
+        json.dumps({n: {k: v for k, v in found.items() if k != "over_time"} for n, found in report.items()}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Drives a vectorised processor over one shard: rounds of many keys, their state read and written as Arrow tables."""
 
 from __future__ import annotations
-import gc
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
