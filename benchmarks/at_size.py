@@ -146,7 +146,7 @@ def bytes_below(folder: Path) -> int:
         for name in names:
             # Gone since it was listed: the shards' own folders come and go.
             with contextlib.suppress(OSError):
-                status = os.lstat(os.path.join(above, name))
+                status = (Path(above) / name).lstat()
                 sizes[status.st_ino] = status.st_blocks * 512
     return sum(sizes.values())
 
