@@ -143,6 +143,12 @@ CALLS = [
     ),
     Call(name="delete", run=lambda s, _: s.delete("old"), returns=lambda _, __, got: got is True, after=None),
     Call(
+        name="delete many",
+        run=lambda s, _: s.delete_many(["old", "absent"]),
+        returns=lambda _, __, got: got in (0, 1),  # where an answer was lost, the repeat finds nothing
+        after=None,
+    ),
+    Call(
         name="delete a generation",
         run=lambda s, _: s.delete("old", generation=generation(s, "old")),
         returns=lambda _, __, got: got is True,
@@ -276,6 +282,27 @@ def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(storage: GcsS
     with server.broken("429", only=overtaken), pytest.raises(PreconditionFailed, match="429"):
         storage.replace(path, b"ours", generation=generation(storage, path))
     assert storage.read(path) == b"theirs again"
+
+
+def test_of_many_deletes_only_those_that_failed_are_sent_again(
+    storage: GcsStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers in any order."""
+    storage = calm(storage)
+    asked: list[int] = []
+
+    def answers(response: Any) -> Any:
+        parts = [*answers_of(response)]
+        asked.append(len(parts))
+        return [(parts[0][0], 503, ""), *parts[:0:-1]] if len(asked) == 1 else parts
+
+    answers_of = gcs_storage._answers_of
+    monkeypatch.setattr(gcs_storage, "_answers_of", answers)
+    paths = [f"many/{n:03d}" for n in range(gcs_storage.BATCH + 2)]
+    for path in paths[-4:]:
+        storage.create(path, b"")
+    assert storage.delete_many(paths) == 4 and asked == [gcs_storage.BATCH, 1, 2]
+    assert not [*storage.list("many/")]
 
 
 def test_a_delete_sent_again_never_meets_a_newer_file(storage: GcsStorage, server: GcsServer) -> None:
