@@ -22,8 +22,11 @@ from selenium.webdriver.common.by import By
 
 from tests.support.browser import browser, wait_for
 from tests.support.checkpoints import day
+from tests.support.counting import DAYS
+from tests.support.counting import day as counted_day
 from tests.support.shown_airflow import HOSTILE, ShownAirflow, shown_airflow
 from tests.support.shown_pipelines import run_id
+from tests.support.trials import CHANGED, OLD, run, try_days
 
 pytestmark = [
     pytest.mark.airflow,
@@ -36,7 +39,14 @@ ALL = "/plugin/cairn-checkpoints"
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShownAirflow]:
-    with shown_airflow(tmp_path_factory.mktemp("shown")) as server:
+    folder = tmp_path_factory.mktemp("shown")
+    try:
+        DAYS.update({counted_day(n).start: [("bob", "fig", 5), ("ann", "pear", n)] for n in range(3)})
+        run(OLD, folder / "tried", range(3))
+        try_days(CHANGED, folder / "tried", [1, 2], name="more")
+    finally:
+        DAYS.clear()
+    with shown_airflow(folder, more_env={"CAIRN_UI_PIPELINES": f"file://{folder}/tried/counting"}) as server:
         trigger(server, "rides", 9)
         yield server
 
@@ -170,7 +180,7 @@ def test_all_pipelines_one_of_them_hostile_and_one_silent(airflow: ShownAirflow,
     rows = {
         row.get_attribute("data-pipeline"): row.text for row in vera.find_elements(By.CSS_SELECTOR, "tr[data-pipeline]")
     }
-    assert rows.keys() == {"rides", "clicks", "secret", HOSTILE, "silent", "templated"}
+    assert rows.keys() == {"rides", "clicks", "secret", HOSTILE, "silent", "templated", "counting"}
     assert "has not answered within" in rows["silent"] and "by a template" in rows["templated"]
     assert "next can't start" in rows["rides"] and "sound" in rows["clicks"]
     vera.find_element(By.LINK_TEXT, HOSTILE).click()
@@ -209,6 +219,26 @@ def test_a_phone_and_a_keyboard_are_enough(airflow: ShownAirflow, vera: Chrome) 
     assert all(names)
     vera.find_element(By.TAG_NAME, "body").send_keys("\ue004")  # Tab
     assert vera.switch_to.active_element.text == "To the content"
+
+
+def test_what_differs_in_a_trial_is_a_click_away(airflow: ShownAirflow, chrome: Chrome) -> None:
+    log_in(airflow, chrome, "ada")
+    chrome.get(f"{airflow.url}/cairn/checkpoints/p/{key_of(airflow, 'counting')}/trials/more")
+    wait_for(lambda: chrome.find_elements(By.LINK_TEXT, "rows and entries"))[-1].click()
+    # It is read by a process of its own, and the page asks again until that has ended.
+    wait_for(lambda: "State total: 2 changed" in said(chrome) and "Timers: 2 changed" in said(chrome), 60)
+    chrome.find_element(By.NAME, "by").send_keys("user, kind")
+    chrome.find_element(By.XPATH, "//button[text()='Compare by them']").click()
+    wait_for(lambda: "by=user" in chrome.current_url and "State seen_at: 2 added" in said(chrome), 60)
+    assert "--key user --key kind" in said(chrome)
+    if folder := os.environ.get("CAIRN_SCREENSHOTS"):
+        keep(chrome, Path(folder) / "checkpoints-trial-rows-light.png")
+    try:
+        chrome.set_window_size(500, 900)
+        widths = chrome.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert widths[0] <= widths[1]
+    finally:
+        chrome.set_window_size(1280, 900)
 
 
 def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chrome: Chrome) -> None:

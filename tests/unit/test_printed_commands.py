@@ -72,6 +72,8 @@ RUN = {
     "cairn savepoint --root … --code … --checkpoint … --to": "not run: needs Spark and a pipeline's code; with the same options it is, "
     "in tests/integration/test_savepoints.py",
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn compare … --root … --pipeline … --interval …": PAGES_OF_TRIALS,
+    "cairn compare --interval": PAGES_OF_TRIALS,
     "cairn try --remove … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn deploy … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
