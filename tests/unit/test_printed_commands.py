@@ -132,6 +132,7 @@ RUN = {
     "python -m benchmarks.airflow_backfill --days 10 --active 1,4": BENCHMARK,
     "python -m benchmarks.backfill --days 365": BENCHMARK,
     "python -m benchmarks.cpu_per_update": BENCHMARK,
+    "python -m benchmarks.cpu_per_update --rows 10000,100000 --apis arrow --ways alone,together": BENCHMARK,
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.checkpoint_pages": BENCHMARK,
     "python -m benchmarks.flink": BENCHMARK,
