@@ -14,6 +14,7 @@ from benchmarks.state_history import MAX_PARALLELISM, Batch, History
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.shard.changelog import ChangelogOptions
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind
@@ -90,7 +91,7 @@ class SessionHistory(History):
                 session.clear()
                 events.clear()
                 pages.clear()
-            state.expire()
+            expire(state)
 
         return self.run_interval(change, now_ms=now_ms)
 

@@ -42,6 +42,11 @@ class KeyedRows:
     rows: pa.Table
     offsets: npt.NDArray[np.int64]
 
+    @property
+    def key_of_row(self) -> npt.NDArray[np.int64]:
+        """By row the position of its key among the chosen ones."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
     def lists(self) -> pa.ListArray:
         """The same as one column: by key the list of its rows, as structs."""
         structs = self.rows.to_struct_array().combine_chunks()
@@ -55,6 +60,11 @@ class KeyedEntries:
     keys: pa.Table
     values: pa.Table
     offsets: npt.NDArray[np.int64]
+
+    @property
+    def key_of_row(self) -> npt.NDArray[np.int64]:
+        """By entry the position of its key among the chosen ones."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 class _OfBatch:
@@ -94,10 +104,13 @@ class _OfBatch:
         places = np.asarray(keys)
         if not places.size:
             return np.zeros(0, np.int64)
-        if places.ndim != 1 or places.dtype.kind not in "iu" or places.min() < 0 or places.max() >= count:
+        if places.dtype.kind not in "iu" or places.ndim != 1:
             raise StateTypeError(
-                f"{self._what}: keys are positions in batch.keys, integers 0 .. {count - 1}; found {places.dtype} from "
-                f"{places.min()} to {places.max()}"
+                f"{self._what}: keys are positions in batch.keys, one integer per row; found {places.ndim} dimensions of {places.dtype}"
+            )
+        if places.min() < 0 or places.max() >= count:
+            raise StateTypeError(
+                f"{self._what}: keys are positions in batch.keys, 0 .. {count - 1}; found {places.min()} .. {places.max()}"
             )
         return places.astype(np.int64)
 

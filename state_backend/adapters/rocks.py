@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -196,19 +197,26 @@ class RocksStore:
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Puts and deletes (value None), applied together."""
+        pairs = list(changes)
+        self.write_columns([key for key, _ in pairs], [value for _, value in pairs])
+
+    def write_columns(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """The same, of a key the value at its place."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        changes = list(changes)
-        for key, value in changes:
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
+        if None in values:
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+        else:
+            deque(map(batch.put, keys, values), maxlen=0)
         try:
             self._db.write(batch)
         except Exception as error:
             raise _translated(error, f"can't write the state in {self.directory}") from error
         if self.recorder is not None:
-            self.recorder.write(changes)
+            self.recorder.write(list(zip(keys, values, strict=True)))
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < end (None: to the last), ascending. Each chunk sees the store as it is when the chunk

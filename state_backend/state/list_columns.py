@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Fixed, concatenate
+from state_backend.formats.arrow_columns import Fixed, binary_views, concatenate, cut, gather
 from state_backend.state import layout
-from state_backend.state.entry_columns import stored_keys
+from state_backend.state.entry_columns import Groups, stored_keys
 from state_backend.state.state_columns import Mask, Places, StateColumns, in_order, offsets_of
 
 Positions = npt.NDArray[np.int64]
@@ -70,6 +70,34 @@ class ListColumns(StateColumns):
         self._remove(wanted, first, next_)
         self._write_positions(wanted, (first, next_), (np.zeros_like(first), np.zeros_like(first)))
 
+    def trim(self, key_groups: Groups, elements: pa.Array) -> None:
+        """Moves the first positions of lists past elements that are gone, so that a list that lives by expiry keeps no history. Of these
+        ``elements``, which ascend, each is gone: its key, followed by marker and position."""
+        offsets, raw = binary_views(elements)
+        at = offsets[1:] - layout.SEQUENCE_BYTES
+        gone = gather(raw, at, np.dtype(">u8")).astype(np.int64)
+        keys = cut(elements.buffers()[2], offsets[:-1], at - len(layout.LIST_ELEMENT))
+        starts = np.flatnonzero(_begins(keys, key_groups))
+        self.begin(key_groups[starts], keys.take(pa.array(starts)))
+        lists = np.arange(len(starts))
+        # The last elements of the state may have gone just now, and left their positions.
+        first, next_ = self._positions(lists, empty=False)
+        moving = np.flatnonzero(first == gone[starts])
+        now = first.copy()
+        # Of each list the elements that are gone here one after the other, then what was gone before.
+        runs = np.append(starts, len(gone))
+        for i in moving.tolist():
+            mine = gone[runs[i] : runs[i + 1]]
+            now[i] += int((mine == first[i] + np.arange(len(mine))).cumprod().sum())
+        moving = moving[now[moving] < next_[moving]]
+        while len(moving):
+            there = self._read_elements(moving, now[moving]).is_valid().to_numpy(zero_copy_only=False)
+            moving = moving[~there]
+            now[moving] += 1
+            moving = moving[now[moving] < next_[moving]]
+        emptied = now >= next_
+        self._write_positions(lists, (first, next_), (np.where(emptied, 0, now), np.where(emptied, 0, next_)))
+
     def _sorted(self, owners: Places, entries: pa.Array) -> tuple[Places, pa.Array]:
         order = in_order(owners)
         return (owners, entries) if order is None else (owners[order], entries.take(pa.array(order)))
@@ -103,9 +131,9 @@ class ListColumns(StateColumns):
         keys = self._keys.take(pa.array(wanted))
         return stored_keys(self._groups[wanted], self._state_id, keys, layout.LIST_META)
 
-    def _positions(self, wanted: Places) -> tuple[Positions, Positions]:
+    def _positions(self, wanted: Places, *, empty: bool = True) -> tuple[Positions, Positions]:
         """First position and the one after the last of each key; 0 and 0 for no list."""
-        found = self._read(wanted, self._meta_keys(wanted))
+        found = self._read(wanted, self._meta_keys(wanted), empty=empty)
         there = found.is_valid().to_numpy(zero_copy_only=False)
         packed = np.zeros((len(wanted), 2), np.int64)
         if there.any():
@@ -139,3 +167,12 @@ def _ranges(owners: Places, first: Positions, next_: Positions) -> tuple[Places,
     counts = np.maximum(next_ - first, 0)
     begins = np.cumsum(counts) - counts
     return np.repeat(owners, counts), np.arange(counts.sum()) + np.repeat(first - begins, counts)
+
+
+def _begins(keys: pa.Array, key_groups: Groups) -> Mask:
+    """Which rows have another key, or key group, than the row before."""
+    other = np.ones(len(keys), np.bool_)
+    if len(keys) > 1:
+        same = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
+        other[1:] = ~same | (key_groups[1:] != key_groups[:-1])
+    return other

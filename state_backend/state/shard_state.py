@@ -37,13 +37,13 @@ MIB = 1024 * 1024
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of one write batch. RocksDB holds a batch twice until it is written.
 _WRITE_BYTES = 8 * MIB
-# What Python needs for one changed entry, beside the entry.
-_CHANGE_BYTES = 400
+# What Python needs for one changed entry, or for one that was read, beside the entry.
+_CHANGE_BYTES, _READ_BYTES = 400, 200
 # Timers that fire in one round; timers of one key that are read ahead where the processor lists timers.
 _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
-# Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many. A map with more unwritten changes than _SCANNED_CHANGES
-# has them written before it is scanned, so that the scan need not merge them.
-_FIRST_SCAN_ROWS, _SCANNED_CHANGES = 32, 1024
+# Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many, up to the most. A map with more unwritten
+# changes than _SCANNED_CHANGES has them written before it is scanned, so that the scan need not merge them.
+_FIRST_SCAN_ROWS, _MOST_SCAN_ROWS, _SCANNED_CHANGES = 32, 65_536, 1024
 _GET_ROWS = 1024
 # From so many rows on, calls into Arrow and NumPy cost less than a loop. For entries larger than MAX_COLUMN_BYTES their copies cost
 # more than the loop.
@@ -168,6 +168,14 @@ class ShardState:
     def key_groups_of(self, name: str) -> list[int]:
         """The key groups where a state has entries, ascending."""
         return sorted(kg for (kg, of), n in self._counts.items() if of == name and n)
+
+    def descriptor_of(self, state_id: int) -> StateDescriptor | None:
+        """The state of this id, if there is one."""
+        return self._by_id.get(state_id)
+
+    def key_groups(self) -> list[int]:
+        """The key groups with entries, ascending."""
+        return sorted({kg for (kg, _), n in self._counts.items() if n})
 
     def prefetch_state(self, descriptor: StateDescriptor, suffix: bytes = b"") -> None:
         """From now on, what lies under each key of a batch, followed by ``suffix``, is read with the batch."""
@@ -394,13 +402,13 @@ class ShardState:
         entry_bytes = sum(map(len, filter(None, entries)))
         self.changed_bytes += sum(map(len, keys)) + entry_bytes
         if entry_bytes <= _WRITE_BYTES:
-            self.store.write(zip(keys, entries, strict=True))
+            self.store.write_columns(keys, entries)
             return
         begin, size_bytes = 0, 0
         for end, entry in enumerate(entries, 1):
             size_bytes += len(entry or b"")
             if size_bytes >= _WRITE_BYTES or end == len(entries):
-                self.store.write(zip(keys[begin:end], entries[begin:end], strict=True))
+                self.store.write_columns(keys[begin:end], entries[begin:end])
                 begin, size_bytes = end, 0
 
     def put_positions(self, keys: Sequence[bytes], positions: Sequence[bytes]) -> None:
@@ -455,7 +463,7 @@ class ShardState:
         if entry is UNREAD:
             self.relieve()
             entry = self.cache[stored_key] = self.store.get(stored_key)
-            self.gathered_bytes += len(entry or b"")
+            self.gathered_bytes += _READ_BYTES + len(entry or b"")
         return entry  # type: ignore[no-any-return]
 
     def read_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
@@ -465,7 +473,7 @@ class ShardState:
         if missing:
             found = self.store.get_many(missing)
             self.cache.update(zip(missing, found, strict=True))
-            self.gathered_bytes += sum(map(len, filter(None, found)))
+            self.gathered_bytes += _READ_BYTES * len(found) + sum(map(len, filter(None, found)))
         return [self.cache[key] for key in wanted]
 
     def write(self, stored_key: bytes, entry: bytes | None) -> None:
@@ -519,9 +527,9 @@ class ShardState:
             for key, entry in chunk:
                 # Whoever writes them next need not read them.
                 self.cache.setdefault(key, entry)
-            self.gathered_bytes += sum([len(entry) for _, entry in chunk])
+            self.gathered_bytes += _READ_BYTES * len(chunk) + sum([len(entry) for _, entry in chunk])
             if not ended:
-                scan.start, rows = chunk[-1][0] + b"\x00", 8 * rows
+                scan.start, rows = chunk[-1][0] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
             over = scan.over
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
@@ -545,7 +553,7 @@ class ShardState:
             if any(key not in changed and self.visible(entry) is not None for key, entry in chunk):
                 return True
             if not ended:
-                start, rows = chunk[-1][0] + b"\x00", 8 * rows
+                start, rows = chunk[-1][0] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
@@ -693,41 +701,6 @@ class ShardState:
             self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name], -size_bytes)
             self.store.delete_range(start, end)
         self.flush()
-
-    # --- expiry --------------------------------------------------------------------------------------------------------------------------
-
-    def expire(self) -> int:
-        """Physically deletes every entry whose time is up, and returns how many. Runs at the end of an interval, always, so
-        that what is in the files depends on the intervals alone."""
-        self.flush()
-        expired = 0
-        for key_group in sorted({kg for (kg, _), n in self._counts.items() if n}):
-            start = layout.prefix(key_group, layout.EXPIRY_INDEX)
-            for index_key, _ in self.store.scan(start, start + layout.pack_time(self.now_ms + 1)):
-                stored_key = index_key[:2] + index_key[11:]
-                descriptor = self._by_id.get(stored_key[2])
-                if descriptor is None:
-                    raise InvariantViolated(
-                        f"an expiring entry belongs to state id {stored_key[2]}, which no state has"
-                    )
-                self.write(stored_key, None)
-                if descriptor.kind == "list":
-                    self._trim_list(stored_key[:-9], layout.unpack_position(stored_key[-8:]))
-                expired += 1
-                if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
-                    self.flush()
-        self.flush()
-        return expired
-
-    def _trim_list(self, base: bytes, expired_position: int) -> None:
-        """Moves a list's first position past rows that are gone, so that a list that lives by expiry keeps no history."""
-        packed = self.read(base + layout.LIST_META)
-        first, next_ = layout.unpack_positions(packed) if packed else (0, 0)
-        if expired_position != first:
-            return
-        while first < next_ and self.read(base + layout.LIST_ELEMENT + layout.pack_position(first)) is None:
-            first += 1
-        self.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, next_) if first < next_ else None)
 
 
 _NO_CHANGES: set[bytes] = set()

@@ -63,10 +63,11 @@ class EntryColumns:
     def _prefixes(self, owners: Places) -> list[bytes]:
         return stored_keys(self._groups[owners], self._state_id, self._keys.take(pa.array(owners)))
 
-    def _read(self, owners: Places, located: Sequence[bytes]) -> pa.Array:
+    def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
         """What the store holds under these stored keys, null for nothing. ``owners`` ascend. Where the wanted entries are a good part
-        of a key group's, all that lie from its first owner to its last are read in passing: that is about twice as fast."""
-        if not len(located) or not self._shard.entries(self._name):
+        of a key group's, all that lie from its first owner to its last are read in passing: that is about twice as fast. ``empty``: a state without
+        entries has nothing at all, so that nothing need be read."""
+        if not len(located) or (empty and not self._shard.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
         groups = self._groups[owners]
         starts = np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))

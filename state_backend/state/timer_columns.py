@@ -38,7 +38,7 @@ class TimerColumns(EntryColumns):
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
         """As `EntryColumns.begin`."""
         super().begin(key_groups, keys)
-        self._apart = False
+        self._apart = self._deleted = False
 
     def register(self, owners: Places, times_ms: Times) -> None:
         """A timer is unique per key and time: again is no change."""
@@ -46,6 +46,7 @@ class TimerColumns(EntryColumns):
 
     def delete(self, owners: Places, times_ms: Times) -> None:
         """One that is not there is no change."""
+        self._deleted = True
         self._set(owners, times_ms, pa.nulls(1, pa.binary()))
 
     def times(self, wanted: Places) -> tuple[Times, npt.NDArray[np.int64]]:
@@ -72,8 +73,10 @@ class TimerColumns(EntryColumns):
     def _fired(self, due: DueTimers) -> Iterator[DueTimers]:
         self.begin(due.key_groups, due.keys)
         yield due
+        owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        self.delete(np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), due.times_ms)
+        # All are there, unless the handler deleted some.
+        self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
     def _due_of_group(self, group: int, now_ms: int) -> DueTimers | None:
         start = layout.prefix(group, layout.TIMER_INDEX)
@@ -94,7 +97,8 @@ class TimerColumns(EntryColumns):
             offsets=np.append(0, ends).astype(np.int64),
         )
 
-    def _set(self, owners: Places, times_ms: Times, new: pa.Array) -> None:
+    def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
+        """``new``, ``old``: of every timer the same; without ``old`` it is read."""
         self._lay_apart()
         order = in_order(owners)
         if order is not None:
@@ -103,8 +107,9 @@ class TimerColumns(EntryColumns):
         if (kept := last_of_each(rests)) is not None:
             rests, owners = kept[0], owners[kept[1]]
         located = self._located(owners, rests)
-        new = new.take(pa.array(np.zeros(len(owners), np.int64)))
-        self._replace(owners, rests, self._read(owners, located), new, located)
+        same = pa.array(np.zeros(len(owners), np.int64))
+        before = self._read(owners, located) if old is None else old.take(same)
+        self._replace(owners, rests, before, new.take(same), located)
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
         keys, times_ms = split_timers(rests)

@@ -55,6 +55,7 @@ rows = spark.createDataFrame([flight], READ_SCHEMA)
 AIRCRAFT = replace(AIRCRAFT, source=lambda spark, interval: rows)
 """,
     },
+    "docs/processors.md": {"class Visits(ArrowProcessor)": ""},
     "docs/state-table.md": {
         "import duckdb": f"""
 {_AIRCRAFT}

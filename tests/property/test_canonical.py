@@ -21,6 +21,7 @@ from state_backend.shard import canonical_files as canonical
 from state_backend.shard.canonical_files import read_canonical, write_canonical
 from state_backend.shard.consolidation import counted
 from state_backend.state.check_shard import verify_shard
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import range_of
@@ -69,7 +70,7 @@ def fill(store: RocksStore, states: Any, key_schema: StructType, program: Any, m
         for name, key, call in calls:
             shard.set_key(key_group(key, key_schema, max_parallelism), codec.encode(key))
             call(shard if name is None else handles[name], version)
-        shard.expire()
+        expire(shard)
         groups = shard.key_group_states()
     return groups
 

@@ -19,6 +19,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.shard.manifest import manifest_of
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import KeyGroupRange
@@ -80,7 +81,7 @@ class Program:
             calls(state, owned)
             for due in state.due_timers(chain.now_ms):
                 state.delete_timer(due.expiry_ms)
-            expired.append(state.expire())
+            expired.append(expire(state))
             if consolidated:
                 state.store.compact()
 

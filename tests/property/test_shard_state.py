@@ -29,6 +29,7 @@ from state_backend.shard.snapshot import (
 )
 from state_backend.state import shard_state, state_variables
 from state_backend.state.check_shard import verify_shard
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.state.value_columns import ValueColumns
@@ -269,7 +270,7 @@ class StateMachine(RuleBasedStateMachine):
             assert set(fired) == expected
             assert [t for _, t in fired] == sorted(t for _, t in fired)
             self.timers -= expected
-            state.expire()
+            expire(state)
             manifests.append(self._checkpoint(shard, mode).manifest)
             assert verify_shard(state.store, manifests[-1], STATES, KEY_SCHEMA, MAX_PARALLELISM)[1] == []
             states = manifests[-1].key_group_states

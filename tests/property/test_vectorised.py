@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
@@ -249,7 +249,7 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     return draw(st.sampled_from(["arrow", "row"])), rows, draw(st.booleans()), draw(st.integers(1, 3))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     steps=st.lists(intervals(), min_size=2, max_size=5),
     mode=st.sampled_from(["processing", "event"]),
@@ -273,7 +273,8 @@ def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool)
                 totals = done.record.content.totals
                 counted = totals.keys_touched, totals.entries, totals.late_rows, totals.output_rows
                 output = sorted(done.output, key=lambda row: (row["user"] or "", row["said"]))
-                found.append((output, done.record.content.digest, counted, stored(tester)))
-            assert found[0] == found[1]
+                found.append((output, stored(tester), done.record.content.digest, counted))
+            for what, of_rows, of_columns in zip(("output", "stored", "digest", "counts"), *found, strict=True):
+                assert of_rows == of_columns, what
     finally:
         shard_state.MIN_SCAN_ROWS = before

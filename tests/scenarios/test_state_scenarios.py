@@ -10,6 +10,7 @@ import pytest
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.key_groups import KeyGroupRange
@@ -55,7 +56,7 @@ def test_expiry_outlives_restore_and_rescaling(tmp_path: Path, mode: Mode) -> No
                 assert ValueState(state, "value_ttl").exists() == alive
                 assert list(ListState(state, "list_ttl").get()) == [(50, None)][: int(alive)]
                 assert [u for u, _ in MapState(state, "map_ttl").iterator()] == [("at 50",)][: int(alive)]
-        state.expire()
+        expire(state)
 
     for now_ms, parallelism, entries in ((149, 4, 60), (150, 2, 0)):
         chain.now_ms = now_ms
@@ -78,26 +79,26 @@ def test_expiry_switched_on_and_off_between_intervals(tmp_path: Path) -> None:
         choose(state, owned, "k0")
         assert not ValueState(state, "value_ttl").exists()
         ValueState(state, "value_ttl").update((2, None))
-        state.expire()
+        expire(state)
 
     chain.step(1, "incremental", refresh)
     assert chain.entries == 1
     chain.states, chain.now_ms = STATES, 10**9
-    chain.step(1, "incremental", lambda state, owned: state.expire() and None)
+    chain.step(1, "incremental", lambda state, owned: expire(state) and None)
     assert chain.entries == 1
 
     def touch(state: ShardState, owned: KeyGroupRange) -> None:
         choose(state, owned, "k0")
         assert ValueState(state, "value_ttl").get() == (2, None)
         ValueState(state, "value_ttl").update((3, None))
-        state.expire()
+        expire(state)
 
     chain.step(2, "incremental", lambda state, owned: touch(state, owned) if owner_of("k0") in owned else None)
     chain.now_ms += 99
-    chain.step(1, "incremental", lambda state, owned: state.expire() and None)
+    chain.step(1, "incremental", lambda state, owned: expire(state) and None)
     assert chain.entries == 1
     chain.now_ms += 1
-    chain.step(1, "incremental", lambda state, owned: state.expire() and None)
+    chain.step(1, "incremental", lambda state, owned: expire(state) and None)
     assert (chain.entries, chain.digest) == (0, 0)
 
 

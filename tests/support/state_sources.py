@@ -17,6 +17,7 @@ from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.inspection.table import StateSource
 from state_backend.ports.storage import Storage
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.handles import FileInfo, Handle
@@ -55,7 +56,7 @@ class StateChain:
                 if self.group_of(user) in owned:
                     state.set_key(self.group_of(user), KEYS.encode((user,)))
                     change(state, user)
-            state.expire()
+            expire(state)
 
         self.chain.step(parallelism, mode, change_shard)
         return self.source()

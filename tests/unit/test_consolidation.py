@@ -22,6 +22,7 @@ from state_backend.shard.file_cache import FileCache
 from state_backend.shard.restore import restore_shard
 from state_backend.shard.snapshot import take_snapshot
 from state_backend.state import layout
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.key_groups import KeyGroupRange
@@ -274,7 +275,7 @@ def test_a_count_that_is_too_small_is_counted_anew(tmp_path: Path) -> None:
     wrong = [replace(s, size_bytes=1) for s in history.manifests[0].key_group_states]
     with history.restored(0, 1, cache=None) as restored:
         state = ShardState(restored.store, key_groups=wrong, descriptors=history.states, now_ms=10 * HOUR_MS)
-        state.expire()
+        expire(state)
         states = state.key_group_states()
         assert None in [s.size_bytes for s in states]
         assert all((s.size_bytes or 0) >= 0 for s in counted(restored.store, states))
@@ -327,7 +328,7 @@ def test_expired_entries_leave_the_files(tmp_path: Path) -> None:
         for key in range(300):
             stored = layout.prefix(key % 4, ttl.state_id) + f"{interval}-{key}".encode()
             state.write(stored, layout.with_expiry(b"\x01" + rng.randbytes(200), now_ms + 150))
-        state.expire()
+        expire(state)
         groups = state.key_group_states()
         consolidate(
             restored.store,

@@ -28,6 +28,7 @@ from cairn.runtime.routing import INPUT
 from cairn.runtime.user_code import UserCode
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import RocksStore
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.values import errors
 from state_backend.values.intervals import Interval
@@ -125,7 +126,7 @@ class Shard:
         runner.process([(INPUT, 0, (key,), encoded, iter(items)) for encoded, key, items in keyed])  # type: ignore[arg-type]
         runner.fire_timers()
         runner.close()
-        state.expire()
+        expire(state)
         self.key_groups = state.key_group_states()
         return output  # type: ignore[no-any-return]
 

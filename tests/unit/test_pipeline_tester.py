@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
@@ -18,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.aggregates import Count, RunningAggregate
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
+from cairn.arrow_states import ArrowListState
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
 from cairn.testing import PipelineTester
@@ -449,6 +451,21 @@ def giving(**output: Any) -> dict[str, Any]:
     return {"handleBatch": lambda s, b: BatchResult(output=pa.table(output))}
 
 
+def using(call: Any) -> dict[str, Any]:
+    """Declares states, and makes a call in ``handleBatch``."""
+
+    def init(processor: Any, handle: Any) -> None:
+        processor.handle = handle
+        processor.list = handle.getListState("l", "n long")
+        processor.map = handle.getMapState("m", "u long", "n long")
+
+    def handle_batch(processor: Any, batch: KeyedBatch) -> BatchResult:
+        call(processor)
+        return BatchResult()
+
+    return {"init": init, "handleBatch": handle_batch}
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"handleBatch": lambda s, b: None}, "it returned a NoneType; it must return cairn.arrow_processor.BatchResult"),
     ({"handleBatch": lambda s, b: wrong(b, sum=[1, 2, 3])}, r"states\['total'\] has 3 rows for 1 keys"),
@@ -468,9 +485,32 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (giving(user=["a"], rows=["x"], first=[True]), "output column 'rows' is int64, found string"),
     (giving(user=["a"], rows=[None], first=[True]), "output column 'rows' is NOT NULL, but a row has no value for it"),
     ({"handleBatch": lambda s, b: 1 / 0}, "handleBatch, interval .*ZeroDivisionError"),
-    ({"init": lambda s, h: h.getListState("l", "n long")}, "list state 'l': api='arrow' has value states only"),
-    ({"init": lambda s, h: h.getMapState("m", "n long", "n long")}, "map state 'm': api='arrow' has value states only"),
-    ({"init": lambda s, h: h.registerTimer(5)}, "registerTimer: api='arrow' has value states only"),
+    (
+        using(lambda s: s.list.appendList([0, 0], pa.table({"n": [1]}))),
+        "list state 'l': 2 keys for 1 rows; give one key per row",
+    ),
+    (
+        using(lambda s: s.list.get(np.ones(9, np.bool_))),
+        "list state 'l': a mask of 9 for 1 keys; give one bool per key",
+    ),
+    (using(lambda s: s.list.clear([0, 0])), "list state 'l': chosen keys must ascend, none twice; sort them, or"),
+    (using(lambda s: s.map.exists([-1])), "map state 'm': keys are positions in batch.keys, 0 .. 0; found -1 .. -1"),
+    (using(lambda s: s.map.exists(["ann"])), "one integer per row; found 1 dimensions of <U3"),
+    (
+        using(lambda s: s.map.getValue([0], pa.table({"n": [1]}))),
+        "map state 'm': its user key has the fields u; found n",
+    ),
+    (
+        using(lambda s: s.handle.registerTimer([0], [1.5])),
+        "whole number of milliseconds since the epoch; found float64",
+    ),
+    (
+        {**using(lambda s: None), "close": lambda s: isinstance(s.list, ArrowListState) and s.list.get()},
+        "close, interval .*list state 'l' is used outside a batch: only handleBatch and handleExpiredTimers",
+    ),
+    ({"init": lambda s, h: h.registerTimer(0, 5)}, "registerTimer can't be called when the handle is CREATED"),
+    ({"init": lambda s, h: h.deleteTimer(0, 5)}, "deleteTimer can't be called when the handle is CREATED"),
+    ({"init": lambda s, h: h.listTimers()}, "listTimers can't be called when the handle is CREATED"),
 ]
 
 

@@ -38,6 +38,7 @@ from state_backend.formats.canonical_tables import state_schema
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, Fenced, UnknownOutcome, UsageError
@@ -152,7 +153,7 @@ def test_a_list_goes_on_where_it_would_have(tmp_path: Path) -> None:
                 if ttl_ms == 100 or n % 2:
                     elements.append_value(row)
         state.now_ms = 50
-        state.expire()
+        expire(state)
 
     origin = SmallPipeline(tmp_path, fill=fill)
     origin.take(tmp_path / "savepoint", "canonical")

@@ -18,6 +18,7 @@ from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.schema_evolution import EvolvingRowCodec, compare_schemas, row_reader
 from state_backend.formats.types import parse_struct
+from state_backend.state.expiry import expire
 from state_backend.state.plan_states import StatePlan, plan_states
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
@@ -504,7 +505,7 @@ def test_entries_keep_their_version_until_they_are_written(tmp_path: Path) -> No
 
     # The entries of version 1 expire at 100, the others at 150.
     shard, states = open_shard(tmp_path, evolved, 120, now)
-    assert shard.expire() == 3
+    assert expire(shard) == 3
     shard.set_key(3, KEY)
     assert states["value"].get() == (2, 1)
     assert list(states["list"].get()) == [(10, 9)]

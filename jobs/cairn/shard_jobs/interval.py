@@ -48,6 +48,7 @@ from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import RestoredShard, restore_shard
 from state_backend.shard.snapshot import Snapshot, inline_budget_bytes, take_snapshot
+from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import InvariantViolated, SourceError
 from state_backend.values.intervals import Interval
@@ -180,7 +181,7 @@ class IntervalJob:
         with clock.phase("timers"):
             runner.fire_timers()
             runner.close()
-            state.expire()
+            expire(state)
         same_layout = self.base_parallelism == self.parallelism
         snapshot: Snapshot | None = None
         with clock.phase("upload"):
