@@ -3,7 +3,7 @@
     python -m benchmarks.cpu_per_update [--rows 1000000] [--keys 1000000] [--intervals 5] [--apis row,arrow] [--ways alone]
     python -m benchmarks.cpu_per_update --rows 10000,100000 --apis arrow --ways alone,together      # what a small interval takes
 
-State: six fields, one of them 64 characters. The first interval loads every key, the next two warm up; each further one has so many
+State: six fields, one of them 64 characters. The first interval loads every key, the next seven warm up; each further one has so many
 rows, on keys drawn at random (as many rows as keys: about 63 % of the keys have some). Prints medians and every sample, in seconds and
 in microseconds per row. *alone*: each interval by `run_interval`; *together*: all by one `run_intervals`, each from the commit before
 it to its own. The digests of all ways must be equal, or it fails.
@@ -94,7 +94,7 @@ class ArrowUpdates(ArrowProcessor):
 PROCESSORS: dict[str, type] = {"row": RowUpdates, "arrow": ArrowUpdates}
 
 
-_WARM_UP = 3
+_WARM_UP = 8  # so long an interval still gets quicker, as the JVM compiles what runs often
 
 
 def write_input(folder: Path, rows: int, keys: int, intervals: int) -> list[Path]:

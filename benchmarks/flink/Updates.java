@@ -407,7 +407,13 @@ public final class Updates {
         inputs = Path.of(arguments[0]);
         work = Path.of(arguments[1]);
         Files.createDirectories(work.resolve("tmp"));
-        new Updates().run(Integer.parseInt(arguments[2]), Integer.parseInt(arguments[3]));
+        try {
+            new Updates().run(Integer.parseInt(arguments[2]), Integer.parseInt(arguments[3]));
+        } catch (Throwable failure) {
+            // The cluster's threads would keep a process alive whose main thread has ended.
+            failure.printStackTrace();
+            System.exit(1);
+        }
         System.exit(0);
     }
 }

@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Literal
 
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.shard.snapshot import INLINE_FILE_BYTES, inline_budget_bytes
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content
@@ -33,9 +35,7 @@ MOST_SHARDS, MOST_STATE_BYTES = 10_000, 10 * TB
 # A retention that holds more checkpoints than this is not played through.
 _MOST_CHECKPOINTS = 200_000
 _PIECE_BYTES, _PAGE = 8 * MIB, 1_000
-_TARGET_FILE_BYTES = 64 * MIB
-# As `snapshot.INLINE_FILE_BYTES` and its budgets: what is smaller travels in the manifest.
-_INLINE_FILE_BYTES, _INLINE_RECORD_BYTES, _INLINE_SHARD_BYTES = 20 * 1024, 256 * 1024, 8 * 1024
+_TARGET_FILE_BYTES = EngineOptions().target_file_bytes
 # From so many shards on their manifests are too long for a record (counted: all in it with 2, some with 3, none with 4).
 _SHARDS_WITH_FILED_MANIFESTS = 4
 
@@ -236,7 +236,7 @@ def _uploaded_files(usage: Usage) -> float:
     if not usage.changed_shards:
         return 0
     each = usage.uploaded_bytes / usage.changed_shards
-    if each <= min(_INLINE_FILE_BYTES, max(_INLINE_RECORD_BYTES / usage.shards, _INLINE_SHARD_BYTES)):
+    if each <= min(INLINE_FILE_BYTES, inline_budget_bytes(usage.shards)):  # it travels in the manifest
         return 0
     return usage.changed_shards * math.ceil(each / _TARGET_FILE_BYTES)
 

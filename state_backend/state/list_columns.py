@@ -149,6 +149,7 @@ class ListColumns(StateColumns):
         if not changed.any():
             return
         was, is_ = before[1][changed] > 0, after[1][changed] > 0
+        self._seen.clear()
         owners = wanted[changed]
         located = self._meta_keys(owners)
         sizes = _META_BYTES + np.fromiter(map(len, located), np.int64, len(located))

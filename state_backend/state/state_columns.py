@@ -36,6 +36,7 @@ Mask = npt.NDArray[np.bool_]
 # Which keys of a batch, by position: 0 .. number of keys - 1.
 Places = npt.NDArray[np.int64]
 _GET_ROWS = 4096
+_KEPT_READS = 2
 
 
 class EntryColumns:
@@ -48,14 +49,18 @@ class EntryColumns:
         self.keys: int | None = None
         self._groups: Groups = np.zeros(0, np.uint16)
         self._keys: pa.Array = pa.array([], pa.binary())
+        # The last reads since the last write: what is read and then replaced is not read twice.
+        self._seen: list[tuple[Sequence[bytes], pa.Array]] = []
 
     def begin(self, key_groups: Groups, keys: pa.Array) -> None:
         """The keys that the next calls mean: encoded, ascending by key group and key, none twice."""
         self._groups, self._keys, self.keys = key_groups, keys, len(keys)
+        self._seen.clear()
 
     def end(self) -> None:
         """There is no batch."""
         self.keys = None
+        self._seen.clear()
 
     def _located(self, owners: Places, rests: pa.Array) -> list[bytes]:
         return stored_keys(self._groups[owners], self._state_id, rests)
@@ -69,6 +74,14 @@ class EntryColumns:
         entries has nothing at all, so that nothing need be read."""
         if not len(located) or (empty and not self._shard.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
+        for wanted, found in self._seen:
+            if wanted == located:
+                return found
+        found = self._look_up(owners, located)
+        self._seen = [*self._seen[-_KEPT_READS + 1 :], (located, found)]
+        return found
+
+    def _look_up(self, owners: Places, located: Sequence[bytes]) -> pa.Array:
         groups = self._groups[owners]
         starts = np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))
         scanned = np.zeros(len(located), np.bool_)
@@ -118,6 +131,7 @@ class EntryColumns:
         changed: Mask = pc.invert(same).to_numpy(zero_copy_only=False)
         if not changed.any():
             return changed
+        self._seen.clear()
         groups = self._groups[owners]
         if not changed.all():
             mask = pa.array(changed)

@@ -54,6 +54,8 @@ def assert_the_model_says_so(storage: MemoryStorage, counts: Counts, shards: int
     """The same requests of each kind in each phase, and about as many bytes and objects, from what the last record says."""
     log = Coordinator(storage, "counting").log()
     contents = [record.content for n in sorted(log.retained) if isinstance(record := log.entries[n], Record)]
+    if len({ref.inline is None for ref in contents[-1].shards}) > 1:
+        return  # One manifest just fits into the record and the other does not: the model knows all or none.
     history = usage_of(contents[-1:])
     assert history is not None and history.usage.keys == 2_000
     held = plan_held(KeepLast(3), history.usage.every) if intervals > 3 else Held(gaps=(1,), drops=0)
@@ -74,7 +76,7 @@ def assert_the_model_says_so(storage: MemoryStorage, counts: Counts, shards: int
             of_kind |= {"look": said.look, "delete": said.delete}
         assert modelled[phase] == Requests(**of_kind), phase  # type: ignore[index]
     assert modelled["look"] == modelled["begin"]
-    files = [file for file in storage.list("shared/")]
+    files = list(storage.list("shared/"))
     found = estimate(history.usage)
     # Manifests are most of so small a state, and the record has some of it.
     assert intervals < 4 or 0.5 <= len(files) / found.objects * found.checkpoints / 3 <= 2
