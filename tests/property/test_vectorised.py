@@ -68,8 +68,8 @@ class Rows(StatefulProcessor):
                 elements.clear()
             if of["put"]:
                 elements.put([self._row(row) for row in of["put"]])
-            if of["append"]:
-                elements.appendList([self._row(row) for row in of["append"]])
+            for row in of["append"]:
+                elements.appendValue(self._row(row))
             if of["clear map"]:
                 entries.clear()
             for row in of["set"]:
@@ -249,6 +249,7 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     return draw(st.sampled_from(["arrow", "row"])), rows, draw(st.booleans()), draw(st.integers(1, 3))
 
 
+# Without shrinking, which takes minutes: an example is a few intervals of rows that can be read as they are.
 @settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     steps=st.lists(intervals(), min_size=2, max_size=5),
