@@ -1,27 +1,32 @@
-"""What a day of flights costs in Airflow's own backfill: with drivers that tasks start, and with warm ones; one run at a time, and several.
+"""What a day of flights costs in Airflow's own backfill: with drivers that tasks start, and with warm ones; one run at a time, and several;
+beside three tasks that do nothing, and beside Spark's Structured Streaming.
 
-    python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--flights FOLDER]
+    python -m benchmarks.airflow_backfill [--days 12] [--active 1,4] [--ways nothing,cold,warm,streaming] [--flights FOLDER]
 
-One Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers) for each way, one after the other. Each
-number of active runs has a root and a DAG of its own: process, checkpoint and validate, whose expectations are due once. Printed is,
-for each, the time from the first task's start to the last one's end, per day, the medians of the seconds of each task, and the CPU seconds per
-day of everything together but the database. The first two days of the first DAG of each way warm up, and are in no number. All digests
-must be equal, or it fails.
+``--days 365`` is the year. One Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers) for each
+way, one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and validate, whose expectations are
+due once. *streaming* is a DAG of one task that lets a query with ``Trigger.AvailableNow`` read the run's day, one run at a time, as its
+checkpoint allows no more; and one run that reads all days at once. Printed is, for each, the time from the first task's start to the last
+one's end, per day, the medians of the seconds of each task, and the CPU seconds per day by kind of process. The first two days of the first DAG
+of each way warm up, and are in no number. All digests must be equal, and what both engines know of each aircraft, or it fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.available_now import Totals, totals_of_pipeline, totals_of_query
 from local_stack.airflow_server import AirflowServer, parse_time
 from local_stack.spark_server import SparkConnectServer
 from pipelines import land_flights
@@ -31,7 +36,17 @@ from state_backend.checkpoint.log import read_log
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2013, 1, 1, tzinfo=UTC)
 WARM_UP = 2
-TASKS = ("process", "checkpoint", "validate")
+# By a part of the command line.
+KINDS = {
+    "warm drivers": "cairn.command.driver_host",
+    "Spark": "java",
+    "Spark's Python": "pyspark.daemon",
+    "scheduler": "airflow scheduler",
+    "DAG processor": "dag-processor",
+    "triggerer": "triggerer",
+    "API server": "api",
+    "database": "postgres",
+}
 
 DAGS = """
 # An Airflow DAG: where a file says neither word, Airflow skips it.
@@ -49,70 +64,149 @@ for n in @ACTIVE@:
 """
 
 
+# What Airflow itself takes: three tasks that do nothing.
+NOTHING = """
+from datetime import UTC, datetime
+from airflow.sdk import DAG, CronDataIntervalTimetable, task
+
+for n in @ACTIVE@:
+    with DAG(
+        f"active_{n}", schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2013, 1, 1, tzinfo=UTC),
+        end_date=datetime(2013, 12, 31, tzinfo=UTC), catchup=False, max_active_runs=n,
+    ) as dag:
+        one, two, three = (task(task_id=name)(lambda: None)() for name in ("process", "checkpoint", "validate"))
+        one >> two >> three
+    globals()[f"active_{n}"] = dag
+"""
+
+
+# Spark's own, in the task's process: pyspark's client is all that it imports.
+STREAMING = """
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from airflow.sdk import DAG, BaseHook, CronDataIntervalTimetable, get_current_context, task
+
+def read(folder, days):
+    from benchmarks.available_now import land_and_run
+
+    at = BaseHook.get_connection("cairn_spark")
+    land_and_run(f"{at.host}:{at.port}", Path("@FLIGHTS@"), Path("@FOLDER@", folder), days)
+
+def the_day():
+    read("streaming", [get_current_context()["data_interval_start"].date()])
+
+def all_days():
+    read("streaming-once", [date(2013, 1, 1) + timedelta(days=n) for n in range(@DAYS@)])
+
+for dag_id, what in (("active_1", the_day), ("once", all_days)):
+    with DAG(
+        dag_id, schedule=CronDataIntervalTimetable("@daily", timezone="UTC"), start_date=datetime(2013, 1, 1, tzinfo=UTC),
+        end_date=datetime(2013, 12, 31, tzinfo=UTC), catchup=False, max_active_runs=1,
+    ) as dag:
+        task(task_id="process")(what)()
+    globals()[dag_id] = dag
+"""
+TEXTS = {"nothing": NOTHING, "cold": DAGS, "warm": DAGS, "streaming": STREAMING}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--days", type=int, default=12)
     parser.add_argument("--active", default="1,4")
-    parser.add_argument("--ways", default="cold,warm")
+    parser.add_argument("--ways", default=",".join(TEXTS), help=f"of {','.join(TEXTS)}")
     parser.add_argument(
         "--flights", type=Path, help="where the flights are landed; left out: they are landed for this run"
     )
     options = parser.parse_args()
-    active = [int(n) for n in options.active.split(",")]
     with tempfile.TemporaryDirectory(prefix="cairn-backfill-") as text:
         folder = Path(text)
         folder.chmod(0o711)  # PostgreSQL runs as another user, if this is root
-        flights = options.flights or folder / "flights"
-        if options.flights is None:
-            land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(options.days + WARM_UP)])
-        found = {}
-        digests: list[list[int]] = []
-        for way in options.ways.split(","):
-            found[way] = measure(folder / way, flights.resolve(), active, options.days, warm=way == "warm")
-            digests += [digests_of(folder / way / f"state-{n}", options.days) for n in active]
-    if any(other != digests[0] for other in digests):
-        raise RuntimeError("the states of two ways differ")
+        found = compare(
+            folder, options.days, options.ways.split(","), [int(n) for n in options.active.split(",")], options.flights
+        )
     print(json.dumps({"days": options.days, **found}, indent=1))
 
 
-def measure(folder: Path, flights: Path, active: list[int], days: int, *, warm: bool) -> dict[str, Any]:
-    """By the number of active runs: seconds and CPU seconds per day, medians of the tasks, and the load at the end."""
+def compare(
+    folder: Path, days: int, ways: Sequence[str], active: Sequence[int], flights: Path | None = None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """What was measured, by way and by number of active runs. Raises: RuntimeError if two ways came to different states."""
+    if unknown := {*ways} - TEXTS.keys():
+        raise SystemExit(f"no way {', '.join(sorted(unknown))}; there are {', '.join(TEXTS)}")
+    if flights is None:
+        flights = folder / "flights"
+        land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(days)])
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    digests: list[list[int]] = []
+    totals: list[Totals] = []
+    for way in ways:
+        found[way], known = measure(folder / way, flights.resolve(), active, days, way)
+        totals += known
+        if way in ("cold", "warm"):
+            digests += [digests_of(folder / way / f"state-{n}", days) for n in active]
+    if any(other != digests[0] for other in digests) or any(other != totals[0] for other in totals):
+        raise RuntimeError("the states of two ways differ")
+    return found
+
+
+def measure(
+    folder: Path, flights: Path, active: Sequence[int], days: int, way: str
+) -> tuple[dict[str, dict[str, Any]], list[Totals]]:
+    """By the number of active runs: seconds and CPU seconds per day, medians of the tasks, and the load at the end. And what is known
+    of each aircraft then."""
     (folder / "dags").mkdir(parents=True)
-    (folder / "dags" / "ways.py").write_text(DAGS.replace("@ACTIVE@", repr(active)).replace("@FOLDER@", str(folder)))
-    found: dict[str, Any] = {}
+    text = TEXTS[way].replace("@ACTIVE@", repr([*active])).replace("@DAYS@", str(days))
+    text = text.replace("@FOLDER@", str(folder)).replace("@FLIGHTS@", str(flights))
+    (folder / "dags" / "ways.py").write_text(text)
+    found: dict[str, dict[str, Any]] = {}
     with SparkConnectServer(ROOT, log_dir=folder / "logs") as spark:
         env = {
             "CAIRN_FLIGHTS": str(flights),
             "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
-            "AIRFLOW__CAIRN__WARM_DRIVERS": str(warm),
+            "AIRFLOW__CAIRN__WARM_DRIVERS": str(way == "warm"),
         }
         with AirflowServer(ROOT, home=folder / "home", log_dir=folder / "logs", env=env) as airflow:
-            for number, n in enumerate(active):
+            for number, n in enumerate([1] if way == "streaming" else active):
                 dag_id = f"active_{n}"
                 airflow.wait_for_dag(dag_id)
-                first = 0
                 if not number:
                     backfill(airflow, dag_id, 0, WARM_UP, n)
-                    first = WARM_UP
-                cpu_s = cpu_seconds(airflow, spark)
-                tasks = backfill(airflow, dag_id, first, days, n)
-                used_s = cpu_seconds(airflow, spark) - cpu_s
-                starts = [parse_time(t["start_date"]) for t in tasks if t["start_date"]]
-                ends = [parse_time(t["end_date"]) for t in tasks if t["end_date"]]
-                took = max(e for e in ends if e) - min(s for s in starts if s)
-                count = days - first
-                found[f"{n} active"] = {
-                    "seconds_per_day": round(took.total_seconds() / count, 2),
-                    "cpu_seconds_per_day": round(used_s / count, 2),
-                    "tasks": {
-                        name: round(statistics.median(t["duration"] for t in tasks if t["task_id"] == name), 2)
-                        for name in TASKS
-                    },
-                    "load": round(os.getloadavg()[0], 1),
-                }
-                print(dag_id, "warm" if warm else "cold", found[f"{n} active"], flush=True)
-    return found
+                first = 0 if number else WARM_UP
+                found[f"{n} active"] = usage(airflow, spark, dag_id, first, days, n)
+                print(dag_id, way, found[f"{n} active"], flush=True)
+            if way == "streaming":
+                airflow.wait_for_dag("once")
+                found["once"] = usage(airflow, spark, "once", 0, 1, 1, days)
+                print("once", way, found["once"], flush=True)
+                ends = [folder / "streaming", folder / "streaming-once"]
+                return found, [totals_of_query(spark.url, end) for end in ends]
+        if way == "nothing":
+            return found, []
+        return found, [totals_of_pipeline(spark.url, folder / f"state-{n}") for n in active]
+
+
+def usage(
+    airflow: AirflowServer, spark: SparkConnectServer, dag_id: str, first: int, end: int, active: int, count: int = 0
+) -> dict[str, Any]:
+    """Of a backfill of these days, in which ``count`` days are read; 0: as many as it has runs."""
+    count = count or end - first
+    before = cpu_seconds(airflow, spark)
+    tasks = backfill(airflow, dag_id, first, end, active)
+    after = cpu_seconds(airflow, spark)
+    starts = [start for t in tasks if (start := parse_time(t["start_date"]))]
+    ends = [end for t in tasks if (end := parse_time(t["end_date"]))]
+    used_s = {kind: round((after[kind] - before[kind]) / count, 2) for kind in after}
+    return {
+        "seconds_per_day": round((max(ends) - min(starts)).total_seconds() / count, 2),
+        "cpu_seconds_per_day": round(sum(used_s.values()), 2),
+        "by": {kind: s for kind, s in used_s.items() if s},
+        "tasks": {
+            name: round(statistics.median(t["duration"] for t in tasks if t["task_id"] == name), 2)
+            for name in dict.fromkeys(t["task_id"] for t in tasks)
+        },
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: int) -> list[dict[str, Any]]:
@@ -121,20 +215,26 @@ def backfill(airflow: AirflowServer, dag_id: str, first: int, end: int, active: 
     before = {run["dag_run_id"] for run in airflow.client.dag_runs(dag_id)}
     airflow.client.backfill(dag_id, dates[0].isoformat(), dates[1].isoformat(), max_active_runs=active)
     runs = [r["dag_run_id"] for r in airflow.client.dag_runs(dag_id) if r["dag_run_id"] not in before]
-    ended = airflow.client.wait_for_runs(dag_id, runs, timeout_s=900)
+    ended = airflow.client.wait_for_runs(dag_id, runs, timeout_s=120 + 60 * len(runs))
     if len(runs) != end - first or set(ended.values()) != {"success"}:
         raise RuntimeError(f"the backfill of {dag_id} did not succeed: {ended}")
     return [task for run in runs for task in airflow.client.task_instances(dag_id, run)]
 
 
-def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> float:
-    """Of all processes of both that live, and of their children that ended."""
-    used_s = 0.0
-    for pid in {*airflow.processes.pids(), *spark.pids()}:
+def cpu_seconds(airflow: AirflowServer, spark: SparkConnectServer) -> collections.Counter[str]:
+    """By kind of process: of those that live, and of their children that ended. *tasks* has cold drivers, the children of a task, in it."""
+    used_s: collections.Counter[str] = collections.Counter()
+    for pid in {*airflow.pids(), *spark.pids()}:
         try:
-            used_s += sum(psutil.Process(pid).cpu_times()[:4])
+            process = psutil.Process(pid)
+            times, command = process.cpu_times(), " ".join(process.cmdline())
         except psutil.Error:  # it has just ended
             continue
+        own_s, children_s = times.user + times.system, times.children_user + times.children_system
+        if "LocalExecutor" in command:
+            used_s.update({"supervisors": own_s, "tasks": children_s})
+        else:
+            used_s[next((kind for kind, part in KINDS.items() if part in command), "other")] += own_s + children_s
     return used_s
 
 

@@ -1,11 +1,14 @@
 """What one update costs in CPU time, the JVM's and Python's, over whole intervals with their checkpoints.
 
-    python -m benchmarks.cpu_per_update [--rows 1000000] [--intervals 5] [--apis row,arrow]
+    python -m benchmarks.cpu_per_update [--rows 1000000] [--keys 1000000] [--intervals 5] [--apis row,arrow] [--ways alone]
+    python -m benchmarks.cpu_per_update --rows 10000,100000 --apis arrow --ways alone,together      # what a small interval takes
 
-State: six fields, one of them 64 characters. The first interval loads every key, the second warms up; each further one has as many
-rows as there are keys, on keys drawn at random, so that about 63 % of the keys have some. Prints medians and every sample.
-CPU time is user and system time of this process and of all below it (JVM, Python daemon and workers), from before ``run_interval``
-until it returns, so that it can be compared on a busy machine too.
+State: six fields, one of them 64 characters. The first interval loads every key, the next seven warm up; each further one has so many
+rows, on keys drawn at random (as many rows as keys: about 63 % of the keys have some). Prints medians and every sample, in seconds and
+in microseconds per row. *alone*: each interval by `run_interval`; *together*: all by one `run_intervals`, each from the commit before
+it to its own. The digests of all ways must be equal, or it fails.
+CPU time is user and system time of this process and of all below it (JVM, Python daemon and workers), from the beginning to the end of
+an interval, so that it can be compared on a busy machine too.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from pyspark.sql.types import Row
 
 from benchmarks.engines import START, interval, start_spark
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from cairn.operations.run_interval import run_interval
+from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 
 if TYPE_CHECKING:
@@ -90,21 +94,25 @@ class ArrowUpdates(ArrowProcessor):
 PROCESSORS: dict[str, type] = {"row": RowUpdates, "arrow": ArrowUpdates}
 
 
-def write_input(folder: Path, rows: int, intervals: int) -> list[Path]:
-    """A file per interval: every key once, then keys drawn at random."""
+_WARM_UP = 8  # so long an interval still gets quicker, as the JVM compiles what runs often
+
+
+def write_input(folder: Path, rows: int, keys: int, intervals: int) -> list[Path]:
+    """A file per interval: every key once, then so many rows on keys drawn at random."""
     random = np.random.default_rng(20130101)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", "S1")
     payloads = pa.array(random.choice(letters, (_PAYLOADS, 64)).view("S64")[:, 0].astype(str))
     files = []
+    folder.mkdir()
     for number in range(intervals):
-        keys = random.permutation(rows) if number == 0 else random.integers(0, rows, rows)
+        drawn = random.permutation(keys) if number == 0 else random.integers(0, keys, rows)
         columns = {
-            "k": keys,
-            "v": random.integers(-1_000_000, 1_000_000, rows),
-            "payload": payloads.take(pa.array(random.integers(0, _PAYLOADS, rows))),
+            "k": drawn,
+            "v": random.integers(-1_000_000, 1_000_000, len(drawn)),
+            "payload": payloads.take(pa.array(random.integers(0, _PAYLOADS, len(drawn)))),
         }
         files.append(folder / f"{number:03d}.parquet")
-        pq.write_table(pa.table(columns), files[-1], row_group_size=max(1, rows // 4), use_dictionary=False)
+        pq.write_table(pa.table(columns), files[-1], row_group_size=max(1, len(drawn) // 4), use_dictionary=False)
     return files
 
 
@@ -132,8 +140,10 @@ def cpu_s() -> dict[str, float]:
     return found
 
 
-def measure(spark: SparkSession, api: str, files: list[Path], root: Path, rows: int) -> dict[str, list[float]]:
-    """Microseconds per row of every interval after the first two: CPU of the JVM, of Python, of both, and wall time."""
+def measure(
+    spark: SparkSession, api: str, files: list[Path], root: Path, way: str
+) -> tuple[dict[str, list[float]], int]:
+    """Seconds of every interval after the warm-up: CPU of the JVM, of Python, of both, and wall time; and the digest of the last state."""
     of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
@@ -151,34 +161,57 @@ def measure(spark: SparkSession, api: str, files: list[Path], root: Path, rows: 
         parallelism=2,
     )
     found: dict[str, list[float]] = {"java": [], "python": [], "both": [], "wall": []}
-    for number in range(len(files)):
-        before, started_s = cpu_s(), time.monotonic()
-        record = run_interval(spark, pipeline, interval(number), str(root))
-        wall_s, after = time.monotonic() - started_s, cpu_s()
-        if number >= 2:
-            used = {kind: (after[kind] - before[kind]) / rows * 1e6 for kind in before}
-            for kind, us in {**used, "both": sum(used.values()), "wall": wall_s / rows * 1e6}.items():
-                found[kind].append(us)
-    print(f"{api}: digest of the last state {record.content.digest:016x}", flush=True)
-    return found
+    intervals = [interval(number) for number in range(len(files))]
+    before, started_s = cpu_s(), time.monotonic()
+
+    def mark(*_: Any) -> None:
+        nonlocal before, started_s
+        now, now_s = cpu_s(), time.monotonic()
+        used = {kind: now[kind] - before[kind] for kind in now}
+        for kind, seconds in {**used, "both": sum(used.values()), "wall": now_s - started_s}.items():
+            found[kind].append(seconds)
+        before, started_s = now, now_s
+
+    if way == "together":
+        run_intervals(spark, pipeline, intervals, str(root), on_outcome=mark)
+    else:
+        for one in intervals:
+            mark(run_interval(spark, pipeline, one, str(root)))
+    digest = coordinator_of(pipeline, str(root)).record("latest").content.digest
+    return {kind: samples[_WARM_UP:] for kind, samples in found.items()}, digest
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", default="1000000", help="one number, or several with commas between them")
+    parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--intervals", type=int, default=5)
     parser.add_argument("--apis", default="row,arrow")
+    parser.add_argument("--ways", default="alone", help="alone, together, or both with a comma between them")
     options = parser.parse_args()
-    print(f"load before the start {os.getloadavg()[0]:.1f}; {options.rows:,} rows; microseconds per row", flush=True)
-    with tempfile.TemporaryDirectory(prefix="cairn-cpu-") as folder:
-        files = write_input(Path(folder), options.rows, options.intervals + 2)
+    print(f"load before the start {os.getloadavg()[0]:.1f}; {options.keys:,} keys", flush=True)
+    with tempfile.TemporaryDirectory(prefix="cairn-cpu-") as text:
+        folder = Path(text)
         spark = start_spark()
         try:
-            for api in options.apis.split(","):
-                found = measure(spark, api, files, Path(folder) / api, options.rows)
-                for kind, samples in found.items():
-                    listed = " ".join(f"{us:.2f}" for us in samples)
-                    print(f"{api:6} {kind:7} {statistics.median(samples):6.2f}   ({listed})", flush=True)
+            for rows in map(int, options.rows.split(",")):
+                files = write_input(folder / f"{rows}", rows, options.keys, options.intervals + _WARM_UP)
+                for api in options.apis.split(","):
+                    digests = set()
+                    for way in options.ways.split(","):
+                        found, digest = measure(spark, api, files, folder / f"{rows}-{api}-{way}", way)
+                        digests.add(digest)
+                        for kind, samples in found.items():
+                            median, listed = statistics.median(samples), " ".join(f"{s:.3f}" for s in samples)
+                            per_row = f"{median / rows * 1e6:8.2f} us a row"
+                            print(
+                                f"{rows:>9,} {api:5} {way:8} {kind:6} {median:7.3f} s {per_row}   ({listed})",
+                                flush=True,
+                            )
+                    if len(digests) != 1:
+                        raise RuntimeError(f"{rows} rows, {api}: the states of the ways differ")
+                    print(f"{rows:>9,} {api:5} digest of the last state {digests.pop():016x}", flush=True)
+            print(f"load at the end {os.getloadavg()[0]:.1f}")
         finally:
             spark.stop()
 

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from benchmarks import cpu_profile, engines, floors, inputs, processors
+from benchmarks import airflow_backfill, available_now, cpu_profile, engines, floors, inputs, processors
 from benchmarks.report import OURS, Question, Run
 from benchmarks.scales import Scale
 from cairn.pipeline import Pipeline
+from pipelines import land_flights
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record
 
@@ -367,6 +368,36 @@ def _profile(bench: Bench, pipeline: Pipeline) -> Run:
     )
 
 
+# --- days through Airflow's own backfill ----------------------------------------------------------------------------------------
+
+
+def backfill_cairn(bench: Bench) -> Run:
+    return _backfill(bench, "warm", {"1 active": "day_s", "4 active": "four_active_day_s"})
+
+
+def backfill_spark(bench: Bench) -> Run:
+    return _backfill(bench, "streaming", {"1 active": "day_s", "once": "once_day_s"})
+
+
+def backfill_nothing(bench: Bench) -> Run:
+    return _backfill(bench, "nothing", {"1 active": "day_s", "4 active": "four_active_day_s"})
+
+
+def _backfill(bench: Bench, way: str, metrics: Mapping[str, str]) -> Run:
+    """One way of `airflow_backfill`; what both engines know of each aircraft in the end is compared."""
+    days, flights = bench.scale.backfill_days, bench.scratch.parent / "flights"
+    land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(days)])
+    found, totals = airflow_backfill.measure(bench.scratch / way, flights, (1, 4), days, way)
+    if any(other != totals[0] for other in totals):
+        raise RuntimeError("the states of two backfills of one engine differ")
+    if totals:
+        rows = [(tailnum, *known) for tailnum, known in totals[0].items()]
+        bench.keep("state", pa.table([*map(list, zip(*rows, strict=True))], names=available_now.COMPARED))
+    samples = {metric: [found[name]["seconds_per_day"]] for name, metric in metrics.items()}
+    samples |= {f"cpu_{metric}": [found[name]["cpu_seconds_per_day"]] for name, metric in metrics.items()}
+    return bench.measured(samples, {"days": days, "master": "local[2]", "airflow workers": 2})
+
+
 # --- what there is ----------------------------------------------------------------------------------------------------------------
 
 PEER_NAMES = tuple(engines.PEERS)
@@ -384,6 +415,7 @@ SECTIONS: dict[str, dict[str, Measure]] = {
     "list": _beside(list_cairn, list_spark),
     "aggregate": _beside(aggregate_cairn, aggregate_spark),
     "rss": {OURS: rss_cairn},
+    "backfill": {OURS: backfill_cairn, "spark": backfill_spark, "nothing": backfill_nothing},
     "floor": {"engine": floor_engine, "row": floor_row, "pandas": floor_pandas, "arrow": floor_arrow},
 }
 
@@ -414,6 +446,7 @@ def batches_of(section: str, variant: str, scale: Scale) -> Iterator[npt.NDArray
 # Compared after the runs: the tables that a peer and ours kept.
 COMPARED = {"row": ("output", "state"), "pandas": ("output", "state"), "list": ("output", "state")}
 COMPARED["aggregate"] = ("output", "state")
+COMPARED["backfill"] = ("state",)
 
 _BOTH: dict[str, Any] = {"peers": PEER_NAMES}
 _PHASE: dict[str, Any] = {"metric": "processing_keys_per_s", "unit": "keys/s"}
@@ -462,6 +495,22 @@ QUESTIONS = (
         unit="MiB",
         higher_is_better=False,
         at_most=1024,
+    ),
+    *(
+        Question(
+            section="backfill",
+            label=f"a day through Airflow, {label}",
+            variant=variant,
+            metric=metric,
+            unit="s",
+            higher_is_better=False,
+            **asked,
+        )
+        for label, variant, metric, asked in (
+            ("one run at a time", OURS, "day_s", {"peers": ("spark",), "at_most": 1.5}),
+            ("four runs at a time", OURS, "four_active_day_s", {"at_most": 1.5}),
+            ("three tasks that do nothing", "nothing", "day_s", {}),
+        )
     ),
     *(
         Question(section="floor", label=label, variant="engine", metric=metric, unit="/s")

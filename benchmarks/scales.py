@@ -24,6 +24,7 @@ class Scale:
     rss_keys: int
     rss_intervals: int
     engine_entries: int
+    backfill_days: int
     profiled_rows: int
     profiled_frames: int
 
@@ -44,6 +45,7 @@ SCALES = {
         rss_keys=100_000,
         rss_intervals=2,
         engine_entries=100_000,
+        backfill_days=4,
         profiled_rows=20_000,
         profiled_frames=1_000,
     ),
@@ -62,6 +64,7 @@ SCALES = {
         rss_keys=5_000_000,
         rss_intervals=5,
         engine_entries=1_000_000,
+        backfill_days=30,
         profiled_rows=200_000,
         profiled_frames=10_000,
     ),

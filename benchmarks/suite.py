@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir=options.work)).resolve()
+    work.chmod(0o711)  # PostgreSQL runs as another user, if this is root
     try:
         return _run_all(options.only, SCALES[options.scale], options.scale, work, options.out)
     except KeyboardInterrupt:

@@ -5,14 +5,16 @@ import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.FileVisitResult;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.SimpleFileVisitor;
+import java.nio.file.attribute.BasicFileAttributes;
 import java.util.HashSet;
 import java.util.Locale;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.LongAdder;
-import java.util.stream.Stream;
 
 import org.apache.flink.api.common.JobID;
 import org.apache.flink.api.common.JobStatus;
@@ -314,18 +316,28 @@ public final class Updates {
     /** Megabytes in files that were not there before. */
     private double writtenMb() throws IOException {
         Set<Path> there = new HashSet<>();
-        long bytes = 0;
-        Path folder = work.resolve("checkpoints");
-        if (Files.exists(folder)) {
-            try (Stream<Path> files = Files.walk(folder)) {
-                for (Path file : (Iterable<Path>) files.filter(Files::isRegularFile)::iterator) {
-                    there.add(file);
-                    bytes += known.contains(file) ? 0 : Files.size(file);
-                }
+        LongAdder bytes = new LongAdder();
+        // The checkpoint before is being deleted meanwhile: what is gone when it is looked at was no new file.
+        Files.walkFileTree(Files.createDirectories(work.resolve("checkpoints")), new SimpleFileVisitor<>() {
+            @Override
+            public FileVisitResult visitFile(Path file, BasicFileAttributes attributes) {
+                there.add(file);
+                bytes.add(known.contains(file) ? 0 : attributes.size());
+                return FileVisitResult.CONTINUE;
             }
-        }
+
+            @Override
+            public FileVisitResult visitFileFailed(Path file, IOException gone) {
+                return FileVisitResult.CONTINUE;
+            }
+
+            @Override
+            public FileVisitResult postVisitDirectory(Path folder, IOException gone) {
+                return FileVisitResult.CONTINUE;
+            }
+        });
         known = there;
-        return bytes / 1e6;
+        return bytes.sum() / 1e6;
     }
 
     /** Looks every key up and writes it to {@code rows-NAME-TASK.bin}; ends the job. The batch after the last has every key once. */
@@ -395,7 +407,13 @@ public final class Updates {
         inputs = Path.of(arguments[0]);
         work = Path.of(arguments[1]);
         Files.createDirectories(work.resolve("tmp"));
-        new Updates().run(Integer.parseInt(arguments[2]), Integer.parseInt(arguments[3]));
+        try {
+            new Updates().run(Integer.parseInt(arguments[2]), Integer.parseInt(arguments[3]));
+        } catch (Throwable failure) {
+            // The cluster's threads would keep a process alive whose main thread has ended.
+            failure.printStackTrace();
+            System.exit(1);
+        }
         System.exit(0);
     }
 }

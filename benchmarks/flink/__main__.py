@@ -213,11 +213,11 @@ def questions() -> list[Question]:
     for workload in WORKLOADS:
         for label, metric, unit in (
             ("batch with its checkpoint", "wall_s", "s"),
-            ("CPU of it", "cpu_s", "s"),
+            ("CPU of a batch", "cpu_s", "s"),
             ("written per batch", "written_mb", "MB"),
             ("written by all batches", "all_written_mb", "MB"),
             ("load of all keys", "load_s", "s"),
-            ("CPU of it", "load_cpu_s", "s"),
+            ("CPU of the load", "load_cpu_s", "s"),
         ):
             at_most = 150.0 if metric == "all_written_mb" and workload == MOVED else None
             asked.append(
@@ -306,6 +306,7 @@ def _run_all(options: argparse.Namespace, work: Path) -> int:
         inputs.mkdir()
         write_batches(inputs, keys, batches, workload)
         steps: dict[str, list[list[Step]]] = {name: [] for name in (*OURS, FLINK)}
+        failed: dict[str, str] = {}
         first: pa.Table | None = None
         for number in range(options.rounds or rounds):
             for name in list(steps)[:: -1 if number % 2 else 1]:
@@ -313,7 +314,14 @@ def _run_all(options: argparse.Namespace, work: Path) -> int:
                 (folder / "tmp").mkdir(parents=True)
                 times = repeats if workload == MOVED and name != "cairn row" else 0
                 load = os.getloadavg()[0]
-                made = _run_apart(name, class_path, inputs, folder, batches, times)
+                try:
+                    made = _run_apart(name, class_path, inputs, folder, batches, times)
+                except subprocess.SubprocessError as error:
+                    # The others go on: what is there of an hour's run is in the report, and the run still fails.
+                    failed[name] = str(error)
+                    print(f"{workload.name}, {name}: failed: {error}", file=sys.stderr)
+                    shutil.rmtree(folder)
+                    continue
                 steps[name].append(made)
                 for what, state in _states(folder).items():
                     first = state if first is None else first
@@ -327,6 +335,9 @@ def _run_all(options: argparse.Namespace, work: Path) -> int:
                 took_s = sum(step["wall_s"] for step in made)
                 print(f"{workload.name}, {name}: {took_s:.1f} s measured, load before it {load:.1f}", flush=True)
         for name, of_rounds in steps.items():
+            if name in failed:
+                runs.append(Run(section=workload.name, variant=name, status="failed", note=failed[name]))
+                continue
             of_batches, of_moves = samples_of(of_rounds)
             runs.append(Run(section=workload.name, variant=name, status="measured", samples=of_batches))
             if of_moves:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,11 @@ class AirflowServer(Server):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"Airflow found no DAG {dag_id} in {timeout_s} s; logs: {self.processes.log_dir}")
             time.sleep(0.5)
+
+    def pids(self) -> Iterator[int]:
+        """All of its processes and the database's, as long as they live."""
+        yield from self.processes.pids()
+        yield from self._postgres.pids()
 
     def stop(self) -> None:
         """The scheduler waits for running tasks; after 10 s they are killed. The database goes last."""

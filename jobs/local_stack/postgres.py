@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,10 @@ class Postgres(Server):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"PostgreSQL does not answer after {timeout_s} s: {self._processes.log_path(_NAME)}")
             time.sleep(0.05)
+
+    def pids(self) -> Iterator[int]:
+        """Its processes, as long as they live."""
+        return self._processes.pids()
 
     def stop(self) -> None:
         """Ends what its clients still do, and writes everything."""

@@ -16,6 +16,7 @@ from airflow.sdk.observability import stats
 from cairn_operators.data_interval import data_interval
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
+from cairn_operators.task_order import COMMITS_FIRST
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
@@ -58,7 +59,9 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         **kwargs: Any,
     ) -> None:
         self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
-        super().__init__(outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **kwargs})
+        super().__init__(
+            outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **COMMITS_FIRST, **kwargs}
+        )
         self.pipeline_name = pipeline_name
         self.root = root
         self.attempt = attempt

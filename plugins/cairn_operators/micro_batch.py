@@ -6,8 +6,8 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
@@ -17,15 +17,21 @@ from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
 from cairn_operators.google_connection import as_google_identity
 from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator, again_command
+from cairn_operators.task_order import THEN_PROCESSES
 
 if TYPE_CHECKING:
-    from cairn_operators.predecessor import Wait
+    from cairn_operators.predecessor import Go, Wait
+    from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
     from state_backend.checkpoint.log import Log
 
 # In the task's state store of Airflow, which retries and clears of this run see: the attempt that a try made last.
 _ATTEMPT_KEY = "cairn_attempt"
 # A driver that has begun says so in one line of its output, which is not shown.
 _BEGUN = "@cairn begun "
+# Between two looks at a file while a worker slot is kept: each takes 0.02 ms.
+_LOOK_S = 0.05
+# Between two looks at Airflow meanwhile: a run that fails, or finds its day made already, commits nothing.
+_ASK_AIRFLOW_S = 1.0
 
 
 MODES = ("incremental", "full", "changelog")
@@ -55,7 +61,8 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     While the run of the interval before is queued, running or being run again, the task defers until that one's checkpoint
     is there, for ``wait_timeout`` at most. ``start_patience``: how long a queued one is waited for that nothing but this
-    run keeps from starting. ``poll``: time between two looks at the storage.
+    run keeps from starting. ``poll``: time between two looks at the storage. ``wait_in_slot``: how long it keeps its worker slot before it
+    defers, if the run of the interval before is at work: starting twice takes longer than most such waits.
 
     A retry takes what an earlier try of the same run has prepared, if nothing that it was made of has changed;
     ``reuse_prepared=False`` computes again always. After a clear it is computed again in any case.
@@ -81,12 +88,13 @@ class StatefulMicroBatchOperator(DriverOperator):
         allow_stale_base: bool | str = False,
         replace_overlapping: bool | str = False,
         wait_timeout: timedelta = timedelta(days=1),
-        start_patience: timedelta = timedelta(minutes=2),
+        start_patience: timedelta = timedelta(seconds=20),
         poll: timedelta = timedelta(seconds=0.4),
+        wait_in_slot: timedelta = timedelta(seconds=5),
         reuse_prepared: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**{"doc_md": _DOC, **kwargs})
+        super().__init__(**{"doc_md": _DOC, **THEN_PROCESSES, **kwargs})
         if mode not in MODES and "{" not in mode:
             raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")
         if self.depends_on_past or self.max_active_tis_per_dag is not None:
@@ -103,12 +111,17 @@ class StatefulMicroBatchOperator(DriverOperator):
         self.wait_timeout = wait_timeout
         self.start_patience = start_patience
         self.poll = poll
+        self.wait_in_slot = wait_in_slot
+        self._waits = False
         self.reuse_prepared = reuse_prepared
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Waits for the interval before, or refuses; then runs the driver. Returns what it prepared."""
         start, end = data_interval(context)
+        self._before_us = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
+        began_s = time.monotonic()
         there = self._wait_or_refuse(context, start, end, since_ms=_now_ms(), alone_since_ms=None)
+        self._before_us["order"] = int((time.monotonic() - began_s) * 1e6)
         return self._process(context, start, end, there)
 
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
@@ -125,9 +138,28 @@ class StatefulMicroBatchOperator(DriverOperator):
         self, context: Any, start: datetime, end: datetime, *, since_ms: int, alone_since_ms: int | None
     ) -> bool:
         """Returns if the interval may be processed: whether it has a result that counts. Else it defers, or fails for good."""
+        from cairn_operators.predecessor import Wait
+
+        until_s = time.monotonic() + self.wait_in_slot.total_seconds()
+        while True:
+            log, decision = self._decide(context, start, end, alone_since_ms)
+            if not isinstance(decision, Wait):
+                break
+            now_s = time.monotonic()
+            if not decision.soon or now_s >= until_s:
+                self._defer(context, log, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
+            self._await_commit(min(until_s, now_s + _ASK_AIRFLOW_S), context, log, start, decision)
+        if decision.reason:
+            self.log.warning("%s", decision.reason)
+        return decision.there
+
+    def _decide(
+        self, context: Any, start: datetime, end: datetime, alone_since_ms: int | None
+    ) -> tuple[Log, Go | Wait]:
+        """What Airflow and the log say now. Raises: what fails the task for good."""
         from cairn_operators.airflow_runs import is_earlier_running, predecessor_runs
-        from cairn_operators.predecessor import Refuse, Wait, plan_start
-        from state_backend.adapters.open_storage import join_url, open_storage
+        from cairn_operators.predecessor import Refuse, plan_start
+        from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import read_newest
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
@@ -141,11 +173,10 @@ class StatefulMicroBatchOperator(DriverOperator):
         )
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
-        url = join_url(self.root, self.pipeline_name)
         try:
             # After Airflow: what has succeeded there is in the log that is read now.
             with as_google_identity(self.gcp_conn_id):
-                log = read_newest(open_storage(url))
+                log = read_newest(open_storage(self._url()))
             decision = plan_start(
                 log,
                 self.pipeline_name,
@@ -161,27 +192,42 @@ class StatefulMicroBatchOperator(DriverOperator):
         if isinstance(decision, Refuse):
             text = with_command(decision.message, context["dag_run"].dag_id, decision.rerun)
             raise failure(decision.error, f"{text}\nThen run this one again:\n{again_command(context, self)}")
-        if isinstance(decision, Wait):
-            self._defer(context, log, url, start, decision, since_ms=since_ms, alone_since_ms=alone_since_ms)
-            raise AssertionError("deferring raises")
-        if decision.reason:
-            self.log.warning("%s", decision.reason)
-        return decision.there
+        return log, decision
+
+    def _url(self) -> str:
+        from state_backend.adapters.open_storage import join_url
+
+        return join_url(self.root, self.pipeline_name)
+
+    def _await_commit(self, until_s: float, context: Any, log: Log, start: datetime, wait: Wait) -> None:
+        """Until then, or until the checkpoint that is waited for is there; looks at the storage alone."""
+        trigger = self._trigger(context, log, start, wait, until_ms=0)
+        url = self._url()
+        pause_s = self.poll.total_seconds() if url.startswith("gs://") else min(_LOOK_S, self.poll.total_seconds())
+        self._waits = True
+        try:
+            with as_google_identity(self.gcp_conn_id):
+                while time.monotonic() < until_s and trigger.committed(url) is None:
+                    time.sleep(pause_s)
+        finally:
+            self._waits = False
+
+    def on_kill(self) -> None:
+        """As of every driver; and a wait for the interval before ends with the task, not with a driver."""
+        if self._waits:
+            raise SystemExit("stopped by Airflow, while it waited for the checkpoint of the interval before")
+        super().on_kill()
 
     def _defer(
         self,
         context: Any,
         log: Log,
-        url: str,
         start: datetime,
         wait: Wait,
         *,
         since_ms: int,
         alone_since_ms: int | None,
-    ) -> None:
-        from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
-        from state_backend.values.intervals import to_ms
-
+    ) -> NoReturn:
         now_ms, deadline_ms = _now_ms(), since_ms + _ms(self.wait_timeout)
         if now_ms >= deadline_ms:
             raise AirflowFailException(
@@ -194,22 +240,31 @@ class StatefulMicroBatchOperator(DriverOperator):
             until_ms = min(deadline_ms, alone_since_ms + _ms(self.start_patience))
         self.log.info("waiting, without a worker slot, for the checkpoint of the interval before: %s", wait.reason)
         self.defer(
-            trigger=PreviousCheckpointTrigger(
-                # The environment of the triggerer is that of all its triggers: no place for one pipeline's identity.
-                url=url if self.gcp_conn_id is None else None,
-                head_id=log.head_id,
-                end_ms=to_ms(start),
-                dag_id=context["dag_run"].dag_id,
-                clear_numbers={run.run_id: run.clear_number for run in wait.runs},
-                task_ids=list(wait.runs[0].wanted),
-                queued=[run.run_id for run in wait.runs if run.state == "queued"],
-                until_ms=until_ms,
-                poll_s=self.poll.total_seconds(),
-            ),
+            trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
             kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms},
             # Only if the triggerer does not keep the time itself.
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
+        )
+        raise AssertionError("deferring raises")
+
+    def _trigger(
+        self, context: Any, log: Log, start: datetime, wait: Wait, *, until_ms: int
+    ) -> PreviousCheckpointTrigger:
+        from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
+        from state_backend.values.intervals import to_ms
+
+        return PreviousCheckpointTrigger(
+            # The environment of the triggerer is that of all its triggers: no place for one pipeline's identity.
+            url=self._url() if self.gcp_conn_id is None else None,
+            head_id=log.head_id,
+            end_ms=to_ms(start),
+            dag_id=context["dag_run"].dag_id,
+            clear_numbers={run.run_id: run.clear_number for run in wait.runs},
+            task_ids=list(wait.runs[0].wanted),
+            queued=[run.run_id for run in wait.runs if run.state == "queued"],
+            until_ms=until_ms,
+            poll_s=self.poll.total_seconds(),
         )
 
     def _checkpoint_tasks(self, context: Any) -> list[str]:
@@ -234,7 +289,9 @@ class StatefulMicroBatchOperator(DriverOperator):
         arguments += ["--allow-stale-base"] if _granted("allow_stale_base", self.allow_stale_base) else []
         arguments += ["--replace-overlapping"] if _granted("replace_overlapping", self.replace_overlapping) else []
         arguments += ["--committed"] if there else []
-        earlier = store.get(_ATTEMPT_KEY) if store is not None and self.reuse_prepared else None
+        # A first try has no earlier one: a request to the API less.
+        known = store is not None and self.reuse_prepared and ti.try_number > 1
+        earlier = store.get(_ATTEMPT_KEY) if known else None
         if earlier:
             arguments += ["--earlier", json.dumps(earlier)]
 
@@ -250,12 +307,26 @@ class StatefulMicroBatchOperator(DriverOperator):
         result = self.run_driver("process", *arguments, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
         # Of the driver: its process, its imports, the user's modules; and its end.
-        phases_us = {"start": max(0, wall_us - int(result.get("seconds", 0) * 1e6)), **result.get("durations_us", {})}
-        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us))
+        start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
+        phases_us = {**self._before_us, "start": start_us, **result.get("durations_us", {})}
+        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(self._before_us.values())))
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
         )
         return {**result, "attempt": result["attempt"] if result.get("reused") else attempt}
+
+
+def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
+    """Microseconds before the task's code ran, by phase. *scheduler*: from the run's start to the task's, where nothing but that lies
+    between them: in the first try of a run that nobody cleared. *task*: of Airflow's task process. *order*, which follows, is for what is
+    asked of Airflow and the log about the interval before, and a wait for it with a worker slot."""
+    if (started := getattr(ti, "start_date", None)) is None:
+        return {}
+    # By timestamps: Airflow's instants are pendulum's, whose differences are no timedeltas.
+    spans_s = {"task": now.timestamp() - started.timestamp()}
+    if ti.try_number == 1 and not run.clear_number and getattr(run, "start_date", None) is not None:
+        spans_s["scheduler"] = started.timestamp() - run.start_date.timestamp()
+    return {name: max(0, round(span_s * 1e6)) for name, span_s in spans_s.items()}
 
 
 def _granted(name: str, value: bool | str) -> bool:

@@ -54,11 +54,13 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Defer until one of these runs has committed or ended. ``alone``: they are queued and nothing before us runs."""
+    """Defer until one of these runs has committed or ended. ``alone``: they are queued and nothing before us runs. ``soon``: they are at
+    work, and wait for nobody."""
 
     reason: str
     runs: tuple[PredecessorRun, ...]
     alone: bool
+    soon: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,8 @@ def plan_start(
     if open_runs:
         alone = not earlier_running and all(run.state == "queued" for run in open_runs)
         if not alone or alone_for < patience:
-            return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone)
+            soon = all(_is_at_work(log, run, interval) for run in open_runs)
+            return Wait(reason=", ".join(map(str, open_runs)), runs=open_runs, alone=alone, soon=soon)
         left_alone = (
             f"{', '.join(map(str, open_runs))} did not start for {patience}: it is not waited for, since it may have to wait "
             "for this run to end"
@@ -131,6 +134,18 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
     """Whether of these tasks one is still to succeed, and none has ended otherwise."""
     states = [tasks.get(name) for name in wanted]
     return any(state != "success" for state in states) and not any(state in _ENDED_BADLY for state in states)
+
+
+def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
+    """Whether its process computes, or has, and so its checkpoint is near. One whose own state is not there yet only waits: a pipeline's
+    intervals are taken to be as long as each other; where they are not, the wait is the longer one, without a slot."""
+    process, *rest = (run.tasks.get(name) for name in run.wanted)
+    before_it = interval.start - (interval.end - interval.start)
+    begun = log.newest is None or log.newest.content.interval.end >= before_it
+    near = ("scheduled", "queued", "running")
+    return begun and (
+        process == "running" or (process == "success" and all(state in (None, *near, "success") for state in rest))
+    )
 
 
 def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:

@@ -78,14 +78,14 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             await asyncio.sleep(pause_s(time.monotonic() - began_s, self.poll_s, local=local))
 
     async def _look(self, ask_airflow: bool) -> str | None:
-        if self.url is not None and (checkpoint_id := await asyncio.to_thread(self._committed, self.url)) is not None:
+        if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is there"
         # Airflow's answers come through one channel of the triggerer, which has an async lock: not from a thread of ours.
         if ask_airflow and (ended := await self._ended()) is not None:
             return ended
         return "time is up" if time.time() * 1000 >= self.until_ms else None
 
-    def _committed(self, url: str) -> int | None:
+    def committed(self, url: str) -> int | None:
         """The id of the checkpoint that is waited for; goes on where the last look ended."""
         from state_backend.adapters.open_storage import open_storage
         from state_backend.checkpoint.log import interval_of, run_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
+from cairn_operators.ask_person import APPROVE, ask_person
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
 
 _AGREED_KEY = "cairn_agreed"
-_APPROVE, _REJECT = "Approve", "Reject"
 
 _DOC = """Makes an earlier state the pipeline's state: that of a checkpoint (by id, or by the end of its interval), or a savepoint's; or
 starts another pipeline with it.
@@ -136,7 +136,7 @@ class RestoreStateOperator(DriverOperator):
         if "error" in event:
             raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is restored")
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
-        if event["chosen_options"] != [_APPROVE]:
+        if event["chosen_options"] != [APPROVE]:
             raise AirflowFailException(f"{who} has rejected it; nothing is restored")
         self.log.info("%s has agreed to discard %s", who, ", ".join(map(str, agreed)))
         if (store := context.get("task_state_store")) is not None:
@@ -196,15 +196,7 @@ class RestoreStateOperator(DriverOperator):
         return Restoration(kind="savepoint", checkpoint=None, discards=discards, text=text)
 
     def _ask(self, context: Any, plan: Restoration) -> None:
-        from airflow.sdk.execution_time.hitl import upsert_hitl_detail
-
-        upsert_hitl_detail(
-            ti_id=context["ti"].id,
-            options=[_APPROVE, _REJECT],
-            subject=f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)?",
-            body=plan.text,
-            params={},  # Airflow's API takes no None here
-        )
+        ask_person(context, f"{self.pipeline_name}: discard {len(plan.discards)} newer checkpoint(s)?", plan.text)
         self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
         raise TaskAwaitingInput(
             method_name="after_answer", kwargs={"agreed": sorted(plan.discards)}, timeout=self.response_timeout

@@ -10,13 +10,13 @@ from typing import Any
 from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
+from cairn_operators.ask_person import APPROVE, ask_person
 from cairn_operators.backfill import COMMITTED, instant, tell_asset
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.retries import retry_arguments
 
 DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
-_APPROVE, _REJECT = "Approve", "Reject"
 _AGREED_KEY = "cairn_deploy_agreed"
 
 _DOC = """Runs intervals with other code beside production, says what that changes, and takes exactly that over if a person agrees.
@@ -125,7 +125,7 @@ class DeployTrialOperator(DriverOperator):
         if "error" in event:
             raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is deployed")
         who = (event.get("responded_by_user") or {}).get("name", "somebody")
-        if event["chosen_options"] != [_APPROVE]:
+        if event["chosen_options"] != [APPROVE]:
             raise AirflowFailException(f"{who} has rejected it; nothing is deployed")
         self.log.info("%s has agreed to deploy trial %s", who, self.trial)
         if (store := context.get("task_state_store")) is not None:
@@ -133,17 +133,9 @@ class DeployTrialOperator(DriverOperator):
         return self._deploy(context)
 
     def _ask(self, context: Any) -> None:
-        from airflow.sdk.execution_time.hitl import upsert_hitl_detail
-
         past = self.how == DEPLOY[1]
         what = "its intervals are run again in production" if past else "from the next interval on"
-        upsert_hitl_detail(
-            ti_id=context["ti"].id,
-            options=[_APPROVE, _REJECT],
-            subject=f"{self.pipeline_name}: deploy trial {self.trial}, {what}?",
-            body=f"```\n{self.comparison}\n```",
-            params={},  # Airflow's API takes no None here
-        )
+        ask_person(context, f"{self.pipeline_name}: deploy trial {self.trial}, {what}?", self.comparison)
         self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
 
     def _deploy(self, context: Any) -> dict[str, Any]:

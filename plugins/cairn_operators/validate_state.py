@@ -13,6 +13,7 @@ from airflow.sdk.observability import stats
 from cairn_operators.data_docs import DataDocsLink
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.task_order import THEN_VALIDATES
 
 
 class ValidateStateOperator(DriverOperator):
@@ -49,7 +50,7 @@ class ValidateStateOperator(DriverOperator):
         if pipeline_name is not None and checkpoint is not None:
             asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
             kwargs["outlets"] = [asset, *kwargs.get("outlets", [])]
-        super().__init__(**kwargs)
+        super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:
             raise ValueError(f"{self.task_id}: expected one of checkpoint, attempt and savepoint")
         self.asset = asset

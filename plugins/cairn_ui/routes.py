@@ -23,6 +23,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
+from cairn_operators.google_connection import google_credentials
 from cairn_ui import airflow_side, docs, glance, history, lineage, trends, trial_rows, trials
 from cairn_ui.detail import comparison_of, detail_of, manifests_of
 from cairn_ui.found import PipelineRef
@@ -328,7 +329,7 @@ def of_trial_rows(
 
 
 def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> trial_rows.Compared:
-    with airflow_side.google_credentials(ref.gcp_conn_id) as environment:
+    with google_credentials(ref.gcp_conn_id) as environment:
         return comparisons.compare(asked, words, environment)
 
 

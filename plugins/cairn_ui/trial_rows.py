@@ -30,6 +30,14 @@ from state_backend.inspection.compare_logs import IntervalDifference, Made
 from state_backend.values.intervals import format_instant
 
 EXAMPLES = 5
+_OUT_OF_MEMORY = (
+    "MemoryError",
+    "bad_alloc",
+    "malloc of size",
+    "Memory allocation",
+    "Cannot allocate",
+    "start new thread",
+)
 _KEPT = 64
 _ASKED_AGAIN_S = 60.0
 """A failure that may mend, such as a storage that does not answer, is shown this long before it is tried again."""
@@ -175,9 +183,7 @@ def answer_of(code: int, said: bytes, errors: str, took_s: float, limits: Limits
     if code == 0:
         problem = f"the examples take more than {size(limits.said_bytes)}"
         return Compared(found=None, problem=problem, too_much=True)
-    if code < 0 or any(
-        word in errors for word in ("MemoryError", "bad_alloc", "malloc of size", "can't start new thread")
-    ):
+    if code < 0 or any(words in errors for words in _OUT_OF_MEMORY):
         # Where an allocation is refused, native code ends the process.
         return Compared(found=None, problem=f"it needed more than {size(limits.memory_bytes)} of memory", too_much=True)
     return Compared(found=None, problem=errors.strip()[-2000:] or f"the command ended with code {code}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import time
 import weakref
 from base64 import b64decode, b64encode
@@ -24,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from datetime import datetime
+from email import message_from_bytes
 from http.client import HTTPException
 from io import BytesIO
 from pathlib import Path
@@ -36,7 +38,7 @@ import google_crc32c
 import requests
 import urllib3
 from google.api_core.client_info import ClientInfo
-from google.api_core.exceptions import GoogleAPICallError, RetryError, from_http_response
+from google.api_core.exceptions import GoogleAPICallError, RetryError, from_http_response, from_http_status
 from google.api_core.retry import Retry
 from google.auth.credentials import AnonymousCredentials, Credentials, with_scopes_if_required
 from google.auth.exceptions import GoogleAuthError, TransportError
@@ -63,6 +65,9 @@ from state_backend.values.handles import FileInfo, Handle
 
 STEP_BYTES = 8 * CHUNK_BYTES
 """What is sent at once. The server takes multiples of 256 KiB; what is not acknowledged stays in memory."""
+
+BATCH = 100
+"""How many files are deleted by one request: the most that the server takes."""
 
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 
@@ -381,6 +386,44 @@ class GcsStorage:
                 with suppress(PreconditionFailed):  # rewritten since the look
                     return self._delete(google, path, found.generation, doing)
             return False
+
+    def delete_many(self, paths: Sequence[str]) -> int:
+        """As `DeletesMany.delete_many`, `BATCH` files by one request. Without a look before and without a generation: there is no newer
+        file of such a name."""
+        doing, gone = f"delete {len(paths)} files of {self.url}", set[str]()
+        with self._connections.lent() as google:
+            for first in range(0, len(paths), BATCH):
+                waiting = set(paths[first : first + BATCH])
+                self._send(doing, functools.partial(self._delete_batch, google, waiting, gone), _Write())
+        return len(gone)
+
+    def _delete_batch(self, google: _Connection, waiting: set[str], gone: set[str], timeout_s: float) -> None:
+        """Takes out of ``waiting`` what is not there any more, so that a repeat asks for the others only; ``gone``: what was there.
+
+        Source: https://cloud.google.com/storage/docs/batch
+        """
+        every, boundary = sorted(waiting), uuid4().hex
+        payer = "" if self._project is None else f"?userProject={quote(self._project, safe='')}"
+        parts = [
+            f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <{n}>\r\n\r\n"
+            f"DELETE /storage/v1/b/{self._bucket}/o/{quote(self._name(path), safe='')}{payer} HTTP/1.1\r\n\r\n\r\n"
+            for n, path in enumerate(every)
+        ]
+        response = google.session.post(
+            f"{google.client.api_endpoint}/batch/storage/v1", data="".join([*parts, f"--{boundary}--\r\n"]).encode(),
+            headers={"Content-Type": f"multipart/mixed; boundary={boundary}"}, timeout=timeout_s, allow_redirects=False,
+        )  # fmt: skip
+        if response.status_code != 200:
+            raise from_http_response(response)
+        failure = None
+        for n, status, body in _answers_of(response):
+            if status in (200, 204, 404):
+                gone |= {every[n]} if status != 404 else set()
+                waiting.discard(every[n])
+            else:
+                failure = failure or _failure(status, body)
+        if failure is not None or waiting:
+            raise failure or requests.ConnectionError("the server answered a part only")
 
     def _delete(self, google: _Connection, path: str, generation: int, doing: str) -> bool:
         write, blob = _Write(), self._blob(google, path)
@@ -739,6 +782,25 @@ class _Body:
             hashes = dict(h.strip().split("=", 1) for h in response.headers.get("x-goog-hash", "").split(",") if h)
             self.crc32c = _crc32c(hashes.get("crc32c"))
         return response
+
+
+def _answers_of(batch: requests.Response) -> Iterator[tuple[int, int, str]]:
+    """Of each part that was answered, in any order: the number in its Content-ID, the status, and the body."""
+    head = f"Content-Type: {batch.headers.get('Content-Type', '')}\r\n\r\n"
+    for part in message_from_bytes(head.encode() + batch.content).walk():
+        number = re.search(r"(\d+)>?$", part.get("Content-ID", ""))
+        status = re.match(r"HTTP/\S+ (\d{3})", text := "" if part.is_multipart() else str(part.get_payload()))
+        if number is not None and status is not None:
+            yield int(number[1]), int(status[1]), text.replace("\r\n", "\n").partition("\n\n")[2]
+
+
+def _failure(status: int, body: str) -> GoogleAPICallError:
+    """As `from_http_response`, of a part of a batch."""
+    try:
+        told = json.loads(body)["error"]
+        return from_http_status(status, str(told.get("message", "")), errors=told.get("errors", ()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return from_http_status(status, "")
 
 
 def _steps(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:

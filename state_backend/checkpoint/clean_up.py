@@ -18,7 +18,7 @@ from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, Past, read_settled
 from state_backend.checkpoint.summary import is_replaced, summary_so_far
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
@@ -194,6 +194,8 @@ def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Need
 def delete_files(storage: Storage, doomed: set[str]) -> int:
     """Deletes files, many at a time; how many were there. Manifests go last: they name the others, should this stop half-way."""
     manifests = {path for path in doomed if path.endswith(".manifest")}
+    if isinstance(storage, DeletesMany):
+        return storage.delete_many([*sorted(doomed - manifests), *sorted(manifests)])
     return sum(sum(at_once(storage.delete, sorted(some))) for some in (doomed - manifests, manifests))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.coordinator import Begun, CommitResult, Coordinator
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import Discarded, discarded_by, intervals_of, kept, lines_of
 from state_backend.checkpoint.log import Log, interval_of, read_log
@@ -188,9 +188,7 @@ def fork(
     Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
     """
     if begun_before(into, attempt) is None:
-        content = plan_fork(source, target, into, pipeline_start_ms=pipeline_start_ms, permissions=permissions)
-        _, manifests = _source(source, target, into.storage.url, permissions)
-        begun = into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
+        content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
         # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
@@ -223,15 +221,26 @@ def plan_fork(
     permissions: Permissions = Permissions(),  # noqa: B008
 ) -> Content:
     """What a fork would give to ``into``, with its start. Only reads; raises as ``fork`` does before it copies."""
+    return _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt="")[0]
+
+
+def _plan_fork(
+    source: Storage,
+    target: int | Savepoint,
+    into: Coordinator,
+    pipeline_start_ms: int | None,
+    permissions: Permissions,
+    attempt: str,
+) -> tuple[Content, Callable[[], Iterator[ShardManifest]], Begun]:
     if into.storage.url == source.url:
         raise UsageError(f"{source.url} can't be forked into itself; go back with a rewind, or take another name")
     check_no_trial(source.url, "fork")
-    content, _ = _source(source, target, into.storage.url, permissions)
+    content, manifests = _source(source, target, into.storage.url, permissions)
     if pipeline_start_ms is not None:
         content = replace(content, pipeline_start_ms=pipeline_start_ms)
-    into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt="")
+    begun = into.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
     _check_free(into, content)
-    return content
+    return content, manifests, begun
 
 
 def as_restored(

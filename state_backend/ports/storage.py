@@ -14,14 +14,14 @@ object stores allow it, disks do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import TEMP_FOLDER, FileInfo, Handle, check_path
 
-__all__ = ["TEMP_FOLDER", "KeepsRoom", "Storage", "check_path", "check_prefix"]
+__all__ = ["TEMP_FOLDER", "DeletesMany", "KeepsRoom", "Storage", "check_path", "check_prefix"]
 
 
 class Storage(Protocol):
@@ -84,6 +84,17 @@ class KeepsRoom(Protocol):
 
     def free_room(self) -> bool:
         """Gives the room to whoever writes next. False if none was kept."""
+
+
+@runtime_checkable
+class DeletesMany(Protocol):
+    """A storage that removes many files by one request."""
+
+    def delete_many(self, paths: Sequence[str]) -> int:
+        """Removes files whose names nobody writes again; how many of them the storage said were there. What comes first in ``paths`` is
+        gone no later than what comes after, by hundreds.
+
+        Raises: as `Storage.delete`; any of the files may be gone then."""
 
 
 def check_prefix(prefix: str) -> str:

@@ -37,13 +37,13 @@ MIB = 1024 * 1024
 PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of one write batch. RocksDB holds a batch twice until it is written.
 _WRITE_BYTES = 8 * MIB
-# What Python needs for one changed entry, beside the entry.
-_CHANGE_BYTES = 400
+# What Python needs for one changed entry, or for one that was read, beside the entry.
+_CHANGE_BYTES, _READ_BYTES = 400, 200
 # Timers that fire in one round; timers of one key that are read ahead where the processor lists timers.
 _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
-# Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many. A map with more unwritten changes than _SCANNED_CHANGES
-# has them written before it is scanned, so that the scan need not merge them.
-_FIRST_SCAN_ROWS, _SCANNED_CHANGES = 32, 1024
+# Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many, up to the most. A map with more unwritten
+# changes than _SCANNED_CHANGES has them written before it is scanned, so that the scan need not merge them.
+_FIRST_SCAN_ROWS, _MOST_SCAN_ROWS, _SCANNED_CHANGES = 32, 65_536, 1024
 _GET_ROWS = 1024
 # From so many rows on, calls into Arrow and NumPy cost less than a loop. For entries larger than MAX_COLUMN_BYTES their copies cost
 # more than the loop.
@@ -463,7 +463,7 @@ class ShardState:
         if entry is UNREAD:
             self.relieve()
             entry = self.cache[stored_key] = self.store.get(stored_key)
-            self.gathered_bytes += len(entry or b"")
+            self.gathered_bytes += _READ_BYTES + len(entry or b"")
         return entry  # type: ignore[no-any-return]
 
     def read_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
@@ -473,7 +473,7 @@ class ShardState:
         if missing:
             found = self.store.get_many(missing)
             self.cache.update(zip(missing, found, strict=True))
-            self.gathered_bytes += sum(map(len, filter(None, found)))
+            self.gathered_bytes += _READ_BYTES * len(found) + sum(map(len, filter(None, found)))
         return [self.cache[key] for key in wanted]
 
     def write(self, stored_key: bytes, entry: bytes | None) -> None:
@@ -528,9 +528,9 @@ class ShardState:
             for key, entry in chunk:
                 # Whoever writes them next need not read them.
                 self.cache.setdefault(key, entry)
-            self.gathered_bytes += sum([len(entry) for _, entry in chunk])
+            self.gathered_bytes += _READ_BYTES * len(chunk) + sum([len(entry) for _, entry in chunk])
             if not ended:
-                scan.start, rows = chunk[-1][0] + b"\x00", 8 * rows
+                scan.start, rows = chunk[-1][0] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
             over = scan.over
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
@@ -554,7 +554,7 @@ class ShardState:
             if any(key not in changed and self.visible(entry) is not None for key, entry in chunk):
                 return True
             if not ended:
-                start, rows = chunk[-1][0] + b"\x00", 8 * rows
+                start, rows = chunk[-1][0] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:

@@ -58,3 +58,25 @@ def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
     assert not heavy
     # Modules and not seconds, which depend on who else uses the machine.
     assert 0 < len(modules) < 100, modules
+
+
+def test_a_scheduler_has_what_its_tasks_import_and_nothing_of_a_pipeline(tmp_path: Path) -> None:
+    """Its workers are forks of it. What it imported may be neither a user's code nor start a thread."""
+    code = """
+import json, sys, threading
+import cairn_ui.plugin as plugin
+plugin.Preload().on_starting(None)
+before = {*sys.modules}
+sys.argv = ["airflow", "scheduler"]
+plugin.Preload().on_starting(None)
+print(json.dumps([sorted(before), sorted({*sys.modules} - before), threading.active_count()]))
+"""
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__EXECUTOR": "LocalExecutor"}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT / "plugins", ROOT)))
+    done = subprocess.run([sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    elsewhere, there, threads = json.loads(done.stdout.splitlines()[-1])
+    needed = {"state_backend.checkpoint.coordinator", "cairn_operators.predecessor"}
+    assert needed <= {*there} and not needed & {*elsewhere} and threads == 1
+    heavy = {*HEAVY} - {"pyarrow", "state_backend"}
+    assert not [name for name in there if any(name == h or name.startswith(f"{h}.") for h in heavy)]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
@@ -142,6 +142,12 @@ CALLS = [
         after=NEW,
     ),
     Call(name="delete", run=lambda s, _: s.delete("old"), returns=lambda _, __, got: got is True, after=None),
+    Call(
+        name="delete many",
+        run=lambda s, _: s.delete_many(["old", "absent"]),
+        returns=lambda _, __, got: got in (0, 1),  # where an answer was lost, the repeat finds nothing
+        after=None,
+    ),
     Call(
         name="delete a generation",
         run=lambda s, _: s.delete("old", generation=generation(s, "old")),
@@ -276,6 +282,27 @@ def test_a_repeat_that_meets_another_writer_does_not_claim_to_know(storage: GcsS
     with server.broken("429", only=overtaken), pytest.raises(PreconditionFailed, match="429"):
         storage.replace(path, b"ours", generation=generation(storage, path))
     assert storage.read(path) == b"theirs again"
+
+
+def test_of_many_deletes_only_those_that_failed_are_sent_again(
+    storage: GcsStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers in any order."""
+    storage = calm(storage)
+    asked: list[int] = []
+
+    def answers(response: Any) -> Any:
+        parts = [*answers_of(response)]
+        asked.append(len(parts))
+        return [(parts[0][0], 503, ""), *parts[:0:-1]] if len(asked) == 1 else parts
+
+    answers_of = gcs_storage._answers_of
+    monkeypatch.setattr(gcs_storage, "_answers_of", answers)
+    paths = [f"many/{n:03d}" for n in range(gcs_storage.BATCH + 2)]
+    for path in paths[-4:]:
+        storage.create(path, b"")
+    assert storage.delete_many(paths) == 4 and asked == [gcs_storage.BATCH, 1, 2]
+    assert not [*storage.list("many/")]
 
 
 def test_a_delete_sent_again_never_meets_a_newer_file(storage: GcsStorage, server: GcsServer) -> None:
@@ -705,3 +732,63 @@ def test_a_copy_from_elsewhere(storage: GcsStorage, tmp_path: Path) -> None:
     disk = LocalStorage(tmp_path / "disk")
     assert storage.copy_from(disk, disk.create("a", LARGE), "b") == handle_of("b", LARGE)
     assert storage.read("b") == LARGE
+
+
+def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServer) -> None:
+    """Forked, tried, compared, deployed for the past, removed. The fork copies within the server: each file by one request, and no byte of
+    state comes here or goes there."""
+    from functools import partial
+
+    from cairn import testing
+    from cairn.command.trial_commands import compare_trial
+    from cairn.operations.deploy_trial import deploy_past, plan_deployment
+    from cairn.operations.run_interval import coordinator_of
+    from state_backend.adapters.open_storage import open_storage
+    from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
+    from tests.support.counting import DAYS, day
+    from tests.support.trials import CHANGED, OLD, SESSION, run, try_days
+
+    root = f"gs://{BUCKET}/trials/{uuid4().hex}"
+    production = GcsStorage(BUCKET, f"{root.removeprefix(f'gs://{BUCKET}/')}/counting")
+
+    def objects() -> dict[str, tuple[int, int]]:
+        return {info.path: (info.size_bytes, generation(production, info.path)) for info in production.list("")}
+
+    DAYS.update({day(n).start: [(f"user {i}", "fig", i) for i in range(0, 4000, 1 + 100 * (n > 0))] for n in range(3)})
+    try:
+        run(OLD, root, range(3))
+        before, marks = objects(), dict[str, int]()
+
+        def on_shards(*given: Any) -> Any:
+            marks.setdefault("forked", len(server.requests))
+            return testing._on_shards(CHANGED.processor, *given)
+
+        def planned(_: Any) -> None:
+            marks["planned"] = len(server.requests)
+
+        tried = try_days(CHANGED, root, [1, 2], on_plan=planned, on_shards=on_shards)
+        assert tried.trial.base is not None and objects() == before
+        fork = server.requests[marks["planned"] : marks["forked"]]
+        copies = [r for r in fork if r.method == "POST" and ("/rewriteTo/" in r.target or "/copyTo/" in r.target)]
+        state = [path for path in before if path.startswith("shared/")]
+        assert len(copies) == len(set(unquote(r.target) for r in copies)) and 0 < len(copies) <= len(state)
+        moved = [r for r in fork if ".sst" in unquote(r.target) and ("alt=media" in r.target or "/upload/" in r.target)]
+        assert not moved and sum(len(r.body) for r in fork) < 100_000
+        # What else: records, the lease, the trial's own record, and what the first interval asks before its shards; whatever the state's size.
+        assert len(fork) - 2 * len(copies) <= 80, len(fork)
+
+        began = len(server.requests)
+        _, found = compare_trial(root, "counting", None, ["user", "kind"], 1)
+        assert {s.state for s in found.states} == {"total", "seen_at", "$timers"} and not found.outputs
+        print(f"fork {len(fork)} requests, {len(copies)} of them copies; comparison {len(server.requests) - began}")
+
+        plan = plan_deployment(SESSION, CHANGED, root, past=True)
+        deploy_past(SESSION, CHANGED, root, plan, on_shards=partial(testing._on_shards, CHANGED.processor))
+        assert coordinator_of(OLD, root).log().head_id == 5
+        assert compare_trial(root, "counting", None, [], 1)[1].same
+        there = objects()
+        remove_trial(root, find_trial(root, "counting"))
+        assert not list_trials(root, "counting") and not [*open_storage(f"{root}/.trials").list("")]
+        assert objects() == there and not [path for path in there if path.startswith("leases/")]
+    finally:
+        DAYS.clear()

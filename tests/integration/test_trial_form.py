@@ -225,7 +225,9 @@ def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
     assert "state seen at" in body and "at_ms: " in body
     with browser() as chrome:
         chrome.get(f"{airflow.client.url}/dags/{FORM}/runs/{run}/tasks/deploy/required_actions")
-        wait_for(lambda: "state seen at" in chrome.find_element(By.TAG_NAME, "body").text, 60)
+        # Lines behind one another would be one wall of words.
+        items = wait_for(lambda: [i.text for i in chrome.find_elements(By.CSS_SELECTOR, "li > code")], 60)
+        assert any(i.startswith("at_ms: ") for i in items) and len(items) == len(body.splitlines()), items
         keep_picture(chrome)
         wait_for(lambda: [b for b in chrome.find_elements(By.TAG_NAME, "button") if b.text == "Approve"])[0].click()
         wait_until(lambda: states(airflow, run)["deploy"] != "awaiting_input", 60, "the answer is taken")

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from cairn import output_files
+from cairn.command.cli import app
 from cairn.operations.deploy_trial import deploy_past, plan_deployment
 from cairn.operations.run_interval import coordinator_of
 from cairn.operations.run_intervals import run_intervals
 from cairn.operations.try_code import Tried, try_code
 from cairn.pipeline import Interval, Pipeline
 from pipelines.aircraft import AIRCRAFT
-from pipelines.land_flights import land
+from pipelines.land_flights import day_file, land
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.trials import intervals_of_trial, remove_trial
 from state_backend.inspection.compare_runs import Comparison, compare_runs
-from tests.support.changed_aircraft import LaterTimer, WrongMean
+from tests.support.changed_aircraft import Airborne, LaterTimer, WrongMean
 from tests.support.trials import bytes_of
 
 if TYPE_CHECKING:
@@ -93,8 +95,11 @@ def test_the_same_code_is_empty_and_costs_what_the_run_costs(
         f"plain {plain_s:.1f} s, trial {trial_s:.1f} s, fork {run.fork_s:.2f} s, compare {compare_s:.2f} s, uploaded "
         f"{uploaded[0]:,} and {uploaded[1]:,} bytes, load {os.getloadavg()[0]:.1f}, all {time.monotonic() - began:.0f} s"
     )
-    assert found.same and compare_s < 1 and run.fork_s < 1
-    assert uploaded[1] <= 1.2 * uploaded[0]
+    assert found.same and uploaded[1] <= 1.2 * uploaded[0]
+    # By counts, since seconds depend on who else uses the machine: the fork links its files, and no byte of them is written.
+    forked = list((Path(run.root) / "aircraft" / "shared" / run.trial.attempt).iterdir())
+    assert forked and all(file.stat().st_nlink > 1 for file in forked if file.suffix == ".sst")
+    assert sum(file.stat().st_size for file in forked if file.stat().st_nlink == 1) < 64 * 1024
     assert bytes_of(production / "aircraft") == before
     remove_trial(str(production), run.trial)
     assert bytes_of(production / "aircraft") == before and not (production / ".trials").exists()
@@ -113,6 +118,29 @@ def test_a_mistake_in_the_mean_is_found_in_exactly_its_columns_and_keys(
         assert (rows["changed"], rows["only_old"], rows["only_new"]) == (known, 0, 0)
         (column,) = rows["columns"]
         assert column["largest"] == pytest.approx(1.0) and column["mean"] == pytest.approx(1.0)
+    remove_trial(str(production), run.trial)
+
+
+def test_a_field_that_an_older_state_lacks_is_shown_by_itself(
+    spark: SparkSession, production: Path, tmp_path: Path
+) -> None:
+    """Of aircraft that departed on the days of the trial; what was not written again reads as null on both sides, and is no change."""
+    grown = replace(AIRCRAFT, processor=Airborne)
+    run = tried(spark, production, grown, BEGIN, "grown")
+    flown = set()
+    for interval in days(BEGIN):
+        table = pq.read_table(Path(os.environ["CAIRN_FLIGHTS"]) / day_file(interval.start.date()))
+        flown |= {f["tailnum"] for f in table.to_pylist() if f["departed"] and f["tailnum"] is not None}
+    found = compared(production, run, tmp_path)
+    (history,) = found.states
+    assert not found.outputs and (history.state, history.added, history.removed) == ("history", 0, 0)
+    assert history.changed == len(flown) and [(f.name, f.changed) for f in history.fields] == [
+        ("air_minutes", len(flown))
+    ]
+    words = ["compare", "grown", "--root", str(production), "--pipeline", "aircraft", "--limit", "1"]
+    said = CliRunner().invoke(app, words).output
+    assert f": {len(flown):,} changed\n  air_minutes: {len(flown):,} changed\n" in said and '"air_minutes": ' in said
+    assert plan_deployment(spark, grown, str(production), name="grown").again == ()
     remove_trial(str(production), run.trial)
 
 

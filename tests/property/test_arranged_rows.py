@@ -159,12 +159,32 @@ def test_runs_are_merged_and_cut_into_the_batches_that_memory_would_give(tmp_pat
 
     in_memory, spilt = found(1 << 30), found(100_000)
     assert [b.num_rows for b in in_memory] == [1_000] * 50
-    assert len(list(tmp_path.iterdir())) == 10
+    assert len(list(tmp_path.iterdir())) == 2  # ten runs, of which two at a time were merged into one
     assert all(a.equals(b) for a, b in zip(in_memory, spilt, strict=True))
     assert np.array_equal(pa.Table.from_batches(spilt)["n"].to_numpy(), np.sort(numbers))
     large = [pa.record_batch({"n": [n], "b": [b"x" * (3 << 20)]}) for n in (3, 1, 2, 5, 4, 0)]
     assert [b["n"].to_pylist() for b in found(1 << 30, large)] == [[0, 1, 2, 3, 4], [5]]
     assert [b["n"].to_pylist() for b in found(1, large)] == [[0, 1, 2, 3, 4], [5]]
+
+
+def test_runs_of_large_rows_are_merged_a_few_at_a_time(tmp_path):
+    """Thirty rows of 8 MiB, and small ones between them, one run each: no more than a few of them are in memory, and in one batch."""
+    random, most = np.random.default_rng(5), 0
+    order = random.permutation(60)
+    batches = (pa.record_batch({"n": [n], "b": [bytes([n]) * (8 << 20 if n % 2 else 10)]}) for n in order)
+
+    @contextmanager
+    def spill():
+        yield tmp_path
+
+    found, before = [], pa.total_allocated_bytes()
+    for batch in sorted_batches(batches, lambda batch: batch.columns, spill, most_bytes=8 << 20):
+        most = max(most, pa.total_allocated_bytes() - before)
+        found.append([(n, len(b)) for n, b in zip(batch["n"].to_pylist(), batch["b"].to_pylist(), strict=True)])
+    assert [row for batch in found for row in batch] == [(n, 8 << 20 if n % 2 else 10) for n in range(60)]
+    assert max(sum(size for _, size in batch) for batch in found) <= 16 << 20
+    assert most < 64 << 20
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_slice_of_a_column_is_ordered_by_what_it_shows():

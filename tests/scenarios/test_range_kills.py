@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from cairn.operations.run_interval import coordinator_of
+from local_stack.spark_server import SparkConnectServer
 from state_backend.checkpoint.sweep import sweep
 from tests.support.layout import REPOSITORY
 from tests.support.range_driver import pipeline, run_days
@@ -23,6 +26,7 @@ from tests.support.range_driver import pipeline, run_days
 LONG = bool(os.environ.get("CAIRN_LONG"))
 DAYS, KILLS = (12, 40) if LONG else (3, 2)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+_TASK = re.compile(r"((?:part|late|shared/…)[-/]\d+)-\d+")
 # What the sweep itself adds to the log; and what a storage was writing when its process died, which the storage takes away after a while.
 _NOT_COMPARED = ("settled/", "HEAD.json", "checkpoints/", ".tmp/")
 
@@ -42,19 +46,22 @@ def results(root: Path) -> list[Any]:
 
 
 def files(root: Path) -> Counter[str]:
-    """How many files there are of each name, whatever the attempts are called."""
+    """How many files there are of each name, whatever the attempts are called, and which numbers Spark gave their tasks."""
     found = (str(p.relative_to(root / "counting")) for p in root.rglob("*") if p.is_file())
-    return Counter(_UUID.sub("…", name) for name in found if not name.startswith(_NOT_COMPARED))
+    return Counter(_TASK.sub(r"\1", _UUID.sub("…", name)) for name in found if not name.startswith(_NOT_COMPARED))
+
+
+def started(command: list[str]) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(REPOSITORY / "jobs"), str(REPOSITORY)])
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    )
 
 
 def run_and_kill(root: Path, number: int, after_s: float | None) -> tuple[int, list[str]]:
     """The exit code, and what it printed. ``after_s``: from its first line to its end; None: it is left alone."""
     command = [sys.executable, "-m", "tests.support.range_driver", str(root), str(DAYS), str(number)]
-    path = os.pathsep.join([str(REPOSITORY / "jobs"), str(REPOSITORY)])
-    process = subprocess.Popen(
-        command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
-    )
-    with process:
+    with started(command) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         if after_s is not None:
             time.sleep(after_s)
@@ -72,11 +79,72 @@ def test_a_range_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: P
             break
     code, lines = run_and_kill(tmp_path, number + 1, None)
     assert code == 0 and len(lines) == DAYS
-    committed = coordinator_of(pipeline(), str(tmp_path)).log().head_id
-    assert committed == DAYS  # each day once: a try goes on behind the last commit
-    assert results(tmp_path) == results(undisturbed)
+    check_as_undisturbed(tmp_path, undisturbed)
 
-    storage = coordinator_of(pipeline(), str(tmp_path)).storage
+
+def check_as_undisturbed(root: Path, undisturbed: Path) -> None:
+    committed = coordinator_of(pipeline(), str(root)).log().head_id
+    assert committed == DAYS  # each day once: a try goes on behind the last commit
+    assert results(root) == results(undisturbed)
+
+    storage = coordinator_of(pipeline(), str(root)).storage
     later_ms = time.time_ns() // 1_000_000 + 60_000
     sweep(storage, "counting", now_ms=later_ms, min_age=timedelta(seconds=1), dry_run=False)
-    assert files(tmp_path) == files(undisturbed)
+    assert files(root) == files(undisturbed)
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not LONG, reason="minutes; CAIRN_LONG=1 runs it")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_range_on_spark_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: Path, seed: int) -> None:
+    """kill -9 of the driver, of the Spark server, and of one of its Python workers, in turns, a random time after a try began. What a
+    killed driver left running on the server goes on beside the next try. The undisturbed range ran without Spark."""
+    chosen, code, hit, root = random.Random(seed), None, Counter[str](), tmp_path / "root"
+    with SparkConnectServer(REPOSITORY, log_dir=tmp_path / "spark") as server:
+        for number in range(1, 60):
+            command = [sys.executable, "-m", "tests.support.range_driver", str(root), str(DAYS), str(number)]
+            with started([*command, server.url]) as process:
+                while await_days(process, chosen.randint(1, 2)):
+                    time.sleep(chosen.uniform(0.0, 1.0))
+                    victim = VICTIMS[hit.total() % len(VICTIMS)]
+                    hit[victim] += kill(victim, process, server)
+                code = process.wait()
+            if code == 0:
+                break
+    assert code == 0 and set(hit) == set(VICTIMS), hit
+    check_as_undisturbed(root, undisturbed)
+
+
+VICTIMS = ("server", "worker", "driver")
+
+
+def await_days(process: subprocess.Popen[str], days: int) -> bool:
+    """False: the process ended before, or as, it had computed that many more."""
+    assert process.stdout is not None
+    while days and (line := process.stdout.readline()):
+        days -= line.endswith("True\n")
+    return not days and process.poll() is None
+
+
+def kill(victim: str, process: subprocess.Popen[str], server: SparkConnectServer) -> bool:
+    """Whether it was still there."""
+    if victim == "driver":
+        process.kill()
+        return process.wait() == -signal.SIGKILL
+    if victim == "server":
+        server.kill()
+        server.start()
+        server.wait_until_ready()
+        return True
+    workers = [pid for pid in server.pids() if b"pyspark.daemon" in _command_of(pid)]
+    for pid in workers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(workers)
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,6 +1,6 @@
-"""A process that runs a range of days without Spark, to be killed at any time.
+"""A process that runs a range of days, to be killed at any time; without Spark, unless it is told where one is.
 
-    python -m tests.support.range_driver ROOT DAYS TRY
+    python -m tests.support.range_driver ROOT DAYS TRY [SPARK]
 
 It prints ``ready`` when it begins, and a line for each day that it has committed.
 """
@@ -18,6 +18,7 @@ from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.ddl import parse_ddl_locally
 from cairn.runtime.local_rows import LocalRows
+from cairn.spark_session import connect
 from state_backend.values.records import RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import INPUT_SCHEMA, counting, day
@@ -27,7 +28,10 @@ def read(spark: Any, interval: Interval) -> Any:
     """Some rows, the same for a day in every process, and their position."""
     chosen = random.Random(str(interval))
     rows = [(f"u{chosen.randrange(40)}", f"i{chosen.randrange(9)}", chosen.randrange(100)) for _ in range(60)]
-    return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), {"rows": repr(rows)}
+    position = {"rows": repr(rows)}
+    if not isinstance(spark, testing._Session):
+        return spark.createDataFrame(rows, INPUT_SCHEMA), position
+    return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), position
 
 
 def pipeline() -> Pipeline:
@@ -35,21 +39,22 @@ def pipeline() -> Pipeline:
     return replace(made, engine=replace(made.engine, cache_dir=None))
 
 
-def run_days(root: str, days: int, number: int) -> None:
-    """All days as one run, in its try of this number."""
+def run_days(root: str, days: int, number: int, where: str | None = None) -> None:
+    """All days as one run, in its try of this number. ``where``: a Spark, as `connect` takes it."""
     piped = pipeline()
+    spark: Any = testing._Session("UTC") if where is None else connect(where, "a range that is killed")
     run_intervals(
-        testing._Session("UTC"),  # type: ignore[arg-type]
+        spark,
         piped,
         [day(n) for n in range(days)],
         root,
         reprocess="all",
         run=RunRef(run_id="range", clear_number=0, try_number=number),
-        on_shards=partial(testing._on_shards, piped.processor),
+        on_shards=partial(testing._on_shards, piped.processor) if where is None else None,
         on_outcome=lambda outcome, progress: print(progress.done, outcome.computed, flush=True),
     )
 
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    run_days(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    run_days(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -65,8 +65,9 @@ def count(
 
 def one_interval(storage: Storage, pipeline: Pipeline, n: int, seen: Callable[[], list[str]] | None = None) -> Counts:
     """The requests of one interval, in the two processes that Airflow gives it."""
-    counted = FaultyStorage(storage, {})
-    so_far = seen or (lambda: [method for method, _ in counted.calls])
+    calls = FaultyStorage(storage, {})
+    counted: Storage = calls if seen is None else storage
+    so_far = seen or (lambda: [method for method, _ in calls.calls])
     marks: list[tuple[str, int]] = []
 
     def phase(name: str) -> None:
@@ -115,7 +116,7 @@ def kinds_of(server: GcsServer) -> list[str]:
     def kind(method: str, target: str) -> str:
         if method == "GET":
             return "list" if "/o?" in target else "read" if "alt=media" in target else "stat"
-        return "upload" if "/upload/" in target else method.lower()
+        return "upload" if "/upload/" in target else "batch" if target.startswith("/batch/") else method.lower()
 
     return [kind(request.method, request.target) for request in server.requests]
 

@@ -103,4 +103,10 @@ class Averaging(Counting):
         yield self._row(key, "seen")
 
 
+class Narrowing(Averaging):
+    """Its total is no number any more."""
+
+    TOTAL = "sum boolean, rows long"
+
+
 CHANGED = pipeline_of(processor=Averaging)

@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.cpu_profile import NOBODY, owner_by_path, shares
+from benchmarks.flink.__main__ import questions, samples_of
+from benchmarks.flink.inputs import ROW, Workload, in_order_per_key, write_batches
 from benchmarks.report import Check, Question, Run, as_markdown, as_table, build_report, number, passed
 
 FAST = Question(
@@ -190,3 +194,48 @@ def test_owners_by_path() -> None:
         }.items()
     }
     assert list(found.values()) == ["user", None, "cairn", "pandas", "pandas", None, "pyarrow", None]
+
+
+# --- beside Flink ------------------------------------------------------------------------------------------------------------------
+
+
+def test_both_engines_get_the_same_rows_and_one_source_has_all_rows_of_a_key(tmp_path: Path) -> None:
+    for zipf in (False, True):
+        folder = tmp_path / str(zipf)
+        folder.mkdir()
+        files = write_batches(folder, 500, 2, Workload(part=0.5, zipf=zipf))
+        assert [file.name for file in files] == ["000.parquet", "001.parquet", "002.parquet"]
+        for n in range(4):
+            sources = [np.fromfile(folder / f"{n:03d}-{source}.bin", ROW) for source in range(2)]
+            assert all((rows["k"] % 2 == source).all() for source, rows in enumerate(sources))
+            whole, keys = n in (0, 3), np.concatenate(sources)["k"]
+            assert len(keys) == (500 if whole else 250) and (len(set(keys)) < len(keys)) == (zipf and not whole)
+            if n < 3:
+                table = pq.read_table(files[n]).to_pylist()
+                as_bytes = sorted((int(k), int(v), p.decode()) for rows in sources for k, v, p in rows)
+                assert sorted(tuple(row.values()) for row in table) == as_bytes
+
+
+def test_rows_of_a_key_are_sorted_and_keys_stay_where_they_were() -> None:
+    rows = np.array([(2, 5, b"b"), (1, 9, b"a"), (2, 5, b"a"), (1, -3, b"z"), (2, 1, b"c")], ROW)
+    ordered = [(int(k), int(v), bytes(p)) for k, v, p in in_order_per_key(rows)]
+    assert ordered == [(2, 1, b"c"), (1, -3, b"z"), (2, 5, b"a"), (1, 9, b"a"), (2, 5, b"b")]
+
+
+def test_the_load_and_the_first_batch_are_in_no_median() -> None:
+    def batch(wall_s: float, **more: float) -> dict[str, Any]:
+        return {"step": "batch", "wall_s": wall_s, "cpu_s": 2.0, "rows": 10, "written_mb": 1.0, **more}
+
+    steps = [
+        batch(9),
+        batch(8),
+        batch(1, checkpoint_s=0.5),
+        batch(2),
+        {"step": "restore 2 to 1", "wall_s": 3.0, "cpu_s": 4.0},
+    ]
+    batches, moves = samples_of([steps, steps])
+    assert batches["wall_s"] == [1, 2, 1, 2] and batches["load_s"] == [9, 9] and batches["all_written_mb"] == [3, 3]
+    assert batches["checkpoint_s"] == [0.5, 0.5] and batches["cpu_us_per_row"] == [2e5] * 4
+    assert moves == {"restore 2 to 1, s": [3, 3], "restore 2 to 1, cpu_s": [4, 4]}
+    asked = {question.metric for question in questions() if question.section != "moves"}
+    assert asked <= batches.keys() | {"load_cpu_s", "load_mb"}

@@ -230,7 +230,7 @@ def test_lines_reach_the_log_whole(fake: Callable[[str], Path], monkeypatch: pyt
     monkeypatch.setattr(type(operator), "log", log)
     run(operator)
     assert lines[1:-1] == ["a line", "half a line", "to stderr", "no newline"]
-    assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+", lines[-1])  # where the time went, last
+    assert re.fullmatch(r"p: [0-9.]+ s: start [0-9.]+, order [0-9.]+", lines[-1])  # where the time went, last
 
 
 @pytest.mark.parametrize(
@@ -521,6 +521,19 @@ def test_every_operator_has_docs_for_the_ui() -> None:
     )
     without = [task.task_id for task in dag.tasks if not task.doc_md]
     assert without == []
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -> None:
+    dag = stateful_pipeline(
+        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, docs_dir="/d", savepoints="/s"
+    )
+    weights = {task.task_id: task.priority_weight for task in dag.tasks}
+    assert weights == {"checkpoint": 5, "validate": 4, "process": 3, "savepoint": 1}
+    assert {dag.get_task(name).weight_rule for name in ("checkpoint", "validate", "process")} == {
+        micro_batch().weight_rule
+    }
+    assert micro_batch(priority_weight=9).priority_weight == 9  # the user's own counts
 
 
 @pytest.mark.parametrize("gate", [False, True])

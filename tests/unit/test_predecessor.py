@@ -14,6 +14,7 @@ from airflow.sdk.api.datamodels._generated import DagRunState, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from cairn_operators import StatefulMicroBatchOperator, airflow_runs, previous_checkpoint_trigger
+from cairn_operators.micro_batch import before_us
 from cairn_operators.predecessor import Go, PredecessorRun, Refuse, Wait, plan_start
 from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
 from state_backend.adapters.open_storage import open_storage
@@ -93,6 +94,27 @@ def test_waits(log: Log, runs: list[PredecessorRun]) -> None:
     decision = decide(log, *runs)
     assert isinstance(decision, Wait) and decision.runs == (runs[-1],)
     assert decision.reason.startswith(runs[-1].run_id)
+
+
+@pytest.mark.parametrize(
+    ("process", "checkpoint", "log", "soon"),
+    [
+        ("running", None, DAY_1, True),
+        ("success", None, DAY_1, True),
+        ("success", "queued", DAY_1, True),
+        ("success", "running", log_of(), True),
+        ("running", None, log_of(record(1, day(0))), False),  # it waits itself, for the checkpoint of day 1
+        ("deferred", None, DAY_1, False),
+        ("queued", None, DAY_1, False),  # for a worker slot, perhaps for ours
+        ("up_for_retry", None, DAY_1, False),
+        ("success", "up_for_retry", DAY_1, False),
+    ],
+)
+def test_a_slot_is_kept_only_while_the_run_before_is_at_work(
+    process: str, checkpoint: str | None, log: Log, soon: bool
+) -> None:
+    decision = decide(log, before("running", process, checkpoint))
+    assert isinstance(decision, Wait) and decision.soon is soon
 
 
 @pytest.mark.parametrize(
@@ -212,6 +234,28 @@ def test_predecessors(
     assert all(run.pending and run.clear_number == 0 for run in found)
 
 
+# --- where the time before went --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("try_number", "clear_number", "expected"),
+    [
+        (1, 0, {"task": 400_000, "scheduler": 2_000_000}),
+        (2, 0, {"task": 400_000}),  # between the two lies a try
+        (3, 1, {"task": 400_000}),
+    ],
+)
+def test_the_time_before_the_task_is_told_where_it_is_known(
+    try_number: int, clear_number: int, expected: dict[str, int]
+) -> None:
+    run_start = day(3).start
+    started = run_start + timedelta(seconds=2)
+    run_of_day = SimpleNamespace(start_date=run_start, clear_number=clear_number)
+    ti = SimpleNamespace(start_date=started, try_number=try_number)
+    assert before_us(run_of_day, ti, started + timedelta(seconds=0.4)) == expected
+    assert before_us(run_of_day, SimpleNamespace(try_number=1), started) == {}
+
+
 # --- the operator ---------------------------------------------------------------------------------------------------------
 
 NOW_S = 1_700_000_000.0
@@ -235,6 +279,7 @@ class Airflow:
             pipeline_name=PIPELINE,
             root="memory://predecessor",
             wait_timeout=timedelta(hours=1),
+            wait_in_slot=timedelta(0),
             start_patience=2 * MINUTE,
         )
         self.context = {
@@ -271,6 +316,28 @@ def test_the_task_defers_and_goes_on_when_the_checkpoint_is_there(airflow: Airfl
     assert second.value.trigger.serialize()[1]["until_ms"] == asked["until_ms"]
     airflow.runs = [before("running", "success", "success", clear=1)]
     assert airflow.resume(second.value, 60)["ran"]
+
+
+def test_a_task_keeps_its_slot_for_a_checkpoint_that_is_near(
+    airflow: Airflow, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow.operator.wait_in_slot = timedelta(seconds=30)
+
+    def commit(_: float) -> None:
+        folder.run(day(2), "a3", run=run("day2", clear_number=1))
+        airflow.runs = [before("running", "success", "running", clear=1)]
+
+    monkeypatch.setattr("cairn_operators.micro_batch.time.sleep", commit)
+    assert airflow.begin()["ran"]
+
+
+def test_a_task_that_waits_in_its_slot_ends_when_airflow_says_so(
+    airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow.operator.wait_in_slot = timedelta(seconds=30)
+    monkeypatch.setattr("cairn_operators.micro_batch.time.sleep", lambda _: airflow.operator.on_kill())
+    with pytest.raises(SystemExit, match="while it waited for the checkpoint"):
+        airflow.begin()
 
 
 def test_the_wait_ends_for_good(airflow: Airflow) -> None:
@@ -433,8 +500,8 @@ def test_the_storage_is_asked_often_and_airflow_rarely(
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
     monkeypatch.setattr(previous_checkpoint_trigger, "_AIRFLOW_EVERY_S", 60.0)
     made = trigger()
-    committed = made._committed
-    monkeypatch.setattr(made, "_committed", lambda url: asked.append("storage") or committed(url))  # type: ignore[func-returns-value]
+    committed = made.committed
+    monkeypatch.setattr(made, "committed", lambda url: asked.append("storage") or committed(url))  # type: ignore[func-returns-value]
     assert fires(made, lambda: folder.run(day(2), "a2", run=run("day2", clear_number=1))) == "checkpoint 2 is there"
     assert asked.count("airflow") == 1 and asked.count("storage") >= 3
 

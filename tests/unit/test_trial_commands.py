@@ -17,7 +17,7 @@ from cairn.operations.deploy_trial import other_than_tried
 from cairn.operations.run_interval import coordinator_of
 from state_backend.inspection.compare_logs import Made
 from tests.support.counting import DAYS, day
-from tests.support.trials import Averaging, Doubling, pipeline_of, run, try_days
+from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, pipeline_of, run, try_days
 
 NAME = "counting"
 
@@ -128,3 +128,53 @@ def test_why_a_result_is_not_what_was_tried(root: str, changes: dict[str, Any], 
     tried = Made(id=record.id, digest=content.digest, outputs=content.outputs, content=content)
     found = other_than_tried(tried, replace(content, **changes))
     assert found is None if says is None else says in (found or "")
+
+
+TYPED = "tests.unit.test_trial_commands"
+KEY, TIME, GROUPS = pipeline_of(key=["item"]), pipeline_of(time_mode="none"), pipeline_of(max_parallelism=32)
+STATES = pipeline_of(processor=Narrowing)
+OUTPUT = pipeline_of(output_schema="user string, kind string, total string, items array<string>, last array<long>")
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "says", "way_out"),
+    [
+        (f"{TYPED}:KEY", {}, "the key is", "name"),
+        (f"{TYPED}:TIME", {}, "time_mode is none", "name"),
+        (f"{TYPED}:GROUPS", {}, "max_parallelism is 32", "canonical"),
+        (f"{TYPED}:STATES", {}, "'total'", "name"),
+        (f"{TYPED}:OUTPUT", {}, "can't follow", "name"),
+        ("tests.support.trials:OLD", {"gone": 2}, "2024-01-04T00:00:00Z)", "the source raised"),
+        (
+            "tests.support.trials:OLD",
+            {"--root": ".trials/counting/roots/same"},
+            "the root of a trial",
+            "Take production's root: ",
+        ),
+        (
+            "tests.support.trials:OLD",
+            {"--to": "2024-01-02T12:00", "--every": "12h"},
+            "they are cut otherwise",
+            "--every 86400s",
+        ),
+        (
+            "tests.support.trials:OLD",
+            {"--from": "2024-02-01", "--to": "2024-02-02"},
+            "can't begin at",
+            "It can begin at",
+        ),
+    ],
+)
+def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(
+    root: str, monkeypatch: pytest.MonkeyPatch, code: str, changes: dict[str, Any], says: str, way_out: str
+) -> None:
+    monkeypatch.setattr("cairn.spark_session.connect", lambda *_: SESSION)
+    if "gone" in changes:
+        monkeypatch.delitem(DAYS, day(changes["gone"]).start)
+    words = {"--code": code, "--from": "2024-01-02", "--to": "2024-01-03", "--name": "typed", "--spark": "sc://none"}
+    words |= {name: value for name, value in changes.items() if name.startswith("--")}
+    words["--root"] = f"{root}/{words['--root']}" if "--root" in words else root
+    before = called("try", "--list", "--root", root, "--json")
+    done = CliRunner().invoke(app, ["try", *(word for pair in words.items() for word in pair)])
+    assert done.exit_code in (1, 2) and says in done.output and way_out in done.output.partition(says)[2], done.output
+    assert called("try", "--list", "--root", root, "--json") == before

@@ -17,7 +17,7 @@ from cairn import testing
 from cairn.command.cli import app
 from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
 from cairn.operations.run_interval import coordinator_of
-from cairn.pipeline import Interval
+from cairn.pipeline import Interval, KeepLast
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
@@ -35,7 +35,7 @@ from state_backend.values.errors import CheckpointDropped, NotAsTried, SourceErr
 from state_backend.values.records import RunRef
 from tests.support.counting import DAYS, day
 from tests.support.savepoints import take
-from tests.support.trials import SESSION, Averaging, Doubling, bytes_of, pipeline_of, run, try_days
+from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, bytes_of, pipeline_of, run, try_days
 
 OLD = pipeline_of()
 DOUBLED = pipeline_of(processor=Doubling)
@@ -105,6 +105,12 @@ def test_the_same_code_comes_to_the_same_and_production_is_as_it_was(
     # The state was linked, not copied.
     linked = [p for p in Path(tried.root).rglob("*.sst") if p.stat().st_nlink > 1]
     assert bytes_of(root / NAME) == before and (linked or not list((root / NAME).rglob("*.sst")))
+    # And what the trial wrote is what the plain run wrote, within a fifth.
+    written = []
+    for above in (str(root), tried.root):
+        records = {r.content.interval: r.content for r in coordinator_of(OLD, above).log().completed()}
+        written.append(sum(records[day(n)].totals.uploaded_bytes for n in range(2, 5)))
+    assert 0 < written[1] <= 1.2 * written[0]
     # Again: nothing is computed, and the trial is prolonged.
     again = try_days(sink, root, range(2, 5), keep=timedelta(days=9))
     assert not any(o.computed for o in again.outcomes) and again.trial.ends_ms > tried.trial.ends_ms
@@ -207,6 +213,19 @@ def test_a_trial_that_is_not_whole_is_not_deployed_and_is_gone_on_with(root: Pat
     assert [o.computed for o in try_days(AVERAGED, root, range(1, 5)).outcomes] == [False, False, True, True]
 
 
+def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_path: Path) -> None:
+    short = pipeline_of(retention=KeepLast(2))
+    run(short, tmp_path, range(3))
+    begun = try_days(AVERAGED, tmp_path, [2])
+    run(short, tmp_path, range(3, 5))
+    assert 2 not in coordinator_of(OLD, str(tmp_path)).log().retained
+    again = try_days(AVERAGED, tmp_path, range(2, 5))
+    assert [o.computed for o in again.outcomes] == [False, True, True] and again.trial.base == begun.trial.base
+    # One that has not begun can't.
+    with pytest.raises(UsageError, match="a trial can't begin at"):
+        try_days(AVERAGED, tmp_path, range(2, 5), name="other")
+
+
 def test_its_time_is_over_and_a_sweep_removes_it(root: Path) -> None:
     now_ms = time.time_ns() // 1_000_000
     try_days(OLD, root, [4], name="short", keep=timedelta(hours=1), now_ms=now_ms)
@@ -251,10 +270,6 @@ def test_what_production_could_not_take_is_refused_before_the_first_row(
         with pytest.raises(UsageError, match=says):
             try_days(pipeline_of(**changes), root, range(first, 4))
     assert not (root / ".trials").exists()
-
-
-class Narrowing(Averaging):
-    TOTAL = "sum boolean, rows long"
 
 
 def test_refusals_before_the_first_row(root: Path) -> None:

@@ -16,6 +16,7 @@ from cairn import testing
 from cairn.command import driver
 from cairn.operations.run_interval import coordinator_of
 from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
+from cairn_operators.ask_person import as_markdown
 from cairn_operators.backfill import COMMITTED
 from cairn_operators.try_code import DEPLOY
 from tests.support.counting import DAYS, day
@@ -106,6 +107,23 @@ def test_a_rejection_a_silence_and_a_no_deploy_nothing(
     with pytest.raises(AirflowFailException, match="expected one of"):
         deploy.execute(where())
     assert not calls and not asked
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "output in 3 intervals\n  total: 2 changed\n\nseconds",
+            "- `output in 3 intervals`\n  - `total: 2 changed`\n- `seconds`",
+        ),
+        ("  ~ a_b *c* <i>", "- `~ a_b *c* <i>`"),
+        ("a `b` ```c", "- ````a `b` ```c````"),
+        ("`b`", "- `` `b` ``"),
+        ("", ""),
+    ],
+)
+def test_lines_stay_lines_in_required_actions(text: str, shown: str) -> None:
+    assert as_markdown(text) == shown
 
 
 @pytest.fixture

@@ -146,12 +146,9 @@ def test_rows_and_entries_of_an_interval_are_read_on_demand_and_once(
     assert command in page
     done = CliRunner().invoke(cli, shlex.split(command)[1:])
     assert done.exit_code == 0 and "1 intervals, " in done.output and "state total at 2024-01-04" in done.output
-    wrong = CliRunner().invoke(cli, [*shlex.split(command)[1:6], "--interval", "2024-01-01"])
+    wrong = CliRunner().invoke(cli, [*shlex.split(command)[1:7], "--interval", "2024-01-01"])
     assert wrong.exit_code == 2 and "has no interval that starts at 2024-01-01T00:00:00Z" in wrong.output
 
-    # The user's words are one argument each, and no option; what the command refuses is shown.
-    refused = once_read(shown, f"{link}&by=--to")
-    assert "It could not be compared" in refused and "the key column '--to' is not in both outputs" in refused
     for path in ("more/rows?start=2024-01-09T00:00:00Z", f"gone/rows?start={start}"):
         assert shown.get(f"{shown.at}/trials/{path}").status_code == 404
     from starlette.testclient import TestClient
@@ -180,11 +177,13 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
     assert "entries, and a page reads 3 at most" in (too_much(replace(found, state="other"), Limits(entries=3)) or "")
 
     link = f"{shown.at}/trials/twice/rows?start=2024-01-03T00:00:00Z"
+    # What is typed is one argument, and no option; what the command refuses is shown.
+    refused = once_read(shown, f"{link}&by=--to")
+    assert "It could not be compared" in refused and "the key column '--to' is not in both outputs" in refused
     for limits, says in (
         (Limits(rows=1), "have 4 rows"),
         (Limits(seconds=0.01), "it took longer than 10 ms"),
         (Limits(memory_bytes=30 << 20), "it needed more than 30 MiB of memory"),
-        (Limits(said_bytes=10), "the examples take more than 10 B"),
     ):
         ran: list[int] = []
         monkeypatch.setattr(
@@ -201,6 +200,7 @@ def test_what_is_too_much_is_said_with_the_command(shown: Any, monkeypatch: pyte
     ("code", "said", "errors", "problem", "too_much"),
     [
         (0, b'{"same": true}', "", None, False),
+        (0, b" " * (1 << 20) + b"{}", "", "the examples take more than 1.0 MiB", True),
         (2, b"", "UsageError: no such column", "UsageError: no such column", False),
         (3, b"", "", "the command ended with code 3", False),
         (1, b"", "MemoryError", "it needed more than 2.0 GiB of memory", True),

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from cairn.command import new_pipeline, state_commands, trial_commands
 from cairn.command.backfill import backfill
+from cairn.command.estimate import estimate_
 from cairn.command.run import run
 from cairn.command.spark_server import spark
 from cairn.operations.export import export_state
@@ -487,6 +488,7 @@ def sweep_(
     return 0
 
 
+app.command("estimate")(_exit_codes(estimate_))
 app.command()(_exit_codes(backfill))
 app.command()(_exit_codes(spark))
 app.command()(_exit_codes(state_commands.savepoint))

@@ -43,6 +43,7 @@ _NEEDED = (
     "cairn.operations.run_intervals",
     "cairn.operations.validate",
     "google_crc32c",
+    "great_expectations.expectations",
     "pandas",
     "pyarrow.parquet",
     "pyspark.sql.connect.functions.builtin",

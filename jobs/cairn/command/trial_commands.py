@@ -221,7 +221,7 @@ def compare_trial(
     """
     trial = find_trial(root, pipeline, name)
     intervals = [i for i in intervals_of_trial(trial) if start in (None, i.start)]
-    if not intervals:
+    if start is not None and not intervals:
         raise UsageError(
             f"trial {trial.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
             f"Its intervals are those of {trial.span}, each {timedelta(milliseconds=trial.length_ms)} long"

@@ -25,7 +25,7 @@ from cairn.runtime.code_version import code_version
 from cairn.shard_jobs.shipping import code_hash
 from cairn.spark_session import check_running, use_this_python
 from state_backend.adapters.open_storage import open_storage, remove_all
-from state_backend.checkpoint.lineage import overlapping_outputs, plan_base
+from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import fork
@@ -39,7 +39,7 @@ from state_backend.checkpoint.trials import (
 )
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import format_instant, to_ms
-from state_backend.values.records import Content, Permissions, RunRef, Savepoint, Trial, TrialBase
+from state_backend.values.records import Content, Permissions, Record, RunRef, Savepoint, Trial, TrialBase
 from state_backend.values.retention import KeepLast
 
 if TYPE_CHECKING:
@@ -156,7 +156,11 @@ def plan_trial(
     production = coordinator_of(pipeline, root)
     there = production.log()
     first, last = intervals[0], intervals[-1]
-    base, target, source = _base(there, pipeline, first, production.storage.url, savepoint)
+    hashed = code_hash(pipeline.processor, pipeline.name)
+    name = name or f"{first.start:%Y%m%dT%H%M}-{hashed[:8]}"
+    before = read_trial(root, pipeline.name, name)
+    forked = _forked(pipeline, root, before)
+    base, target, source = _base(there, pipeline, first, production.storage.url, savepoint, forked)
     _check_cut(there, pipeline, Interval(first.start, last.end), intervals)
     asked = {}
     with in_zone_of(spark, pipeline.time_zone):
@@ -169,9 +173,8 @@ def plan_trial(
     for content in (base, newest.content if newest is not None else None):
         if content is not None:
             check_fits(spark, pipeline, asked[first], content, schemas[-1] if schemas else None)
-    hashed = code_hash(pipeline.processor, pipeline.name)
     made = Trial(
-        name=name or f"{first.start:%Y%m%dT%H%M}-{hashed[:8]}",
+        name=name,
         pipeline=pipeline.name,
         code=code,
         code_hash=hashed,
@@ -188,7 +191,6 @@ def plan_trial(
         ),
         ends_ms=ends_ms,
     )
-    before = read_trial(root, pipeline.name, made.name)
     if before is not None:
         check_same_trial(before, made)
         span = Interval(made.span.start, max(made.span.end, before.span.end))
@@ -199,9 +201,15 @@ def plan_trial(
 
 
 def _base(
-    there: Log, pipeline: Pipeline, first: Interval, folder: str, savepoint: str | None
+    there: Log,
+    pipeline: Pipeline,
+    first: Interval,
+    folder: str,
+    savepoint: str | None,
+    forked: tuple[int, Content] | None,
 ) -> tuple[Content | None, int | Savepoint | None, str]:
-    """What the first interval starts from: its content, what to fork, and the folder that this is in."""
+    """What the first interval starts from: its content, what to fork, and the folder that this is in. ``forked``: the checkpoint of
+    production that a trial which goes on has its state from; production may have dropped it since."""
     if savepoint is not None:
         saved = read_savepoint(open_storage(savepoint))
         if saved.content.interval.end != first.start:
@@ -213,11 +221,22 @@ def _base(
     try:
         found = plan_base(there, pipeline.name, first, Permissions(replace_overlapping=True), to_ms(pipeline.start))
     except StateUnusable as error:
+        if forked is not None and forked[0] not in there.retained and forked[1].interval.end == first.start:
+            return forked[1], forked[0], folder
         raise UsageError(
             f"{pipeline.name}: a trial can't begin at {format_instant(first.start)}: production has no state there that counts\n"
             f"It can begin at {_beginnings(there, pipeline)}, or from a savepoint (--savepoint)"
         ) from error
     return (None, None, folder) if found is None else (found.content, found.id, folder)
+
+
+def _forked(pipeline: Pipeline, root: str, before: Trial | None) -> tuple[int, Content] | None:
+    """The checkpoint of production that a trial has its state from, and that state, which is the trial's own since; None: there is none."""
+    if before is None or before.base is None or before.base.savepoint is not None:
+        return None
+    own = coordinator_of(pipeline, root_of_trial(root, pipeline.name, before.name)).log()
+    record = own.of_attempt(before.attempt)
+    return (before.base.id, record.content) if isinstance(record, Record) else None
 
 
 def _beginnings(there: Log, pipeline: Pipeline) -> str:
@@ -231,7 +250,7 @@ def _beginnings(there: Log, pipeline: Pipeline) -> str:
 
 def _check_cut(there: Log, pipeline: Pipeline, span: Interval, intervals: Sequence[Interval]) -> None:
     """Raises: UsageError if production has its results there by intervals of another cut: none could be compared or deployed."""
-    cut = {i for i, _ in overlapping_outputs(there, span) if i.overlaps(span)} - {*intervals}
+    cut = {i for i, _ in there.outputs_near(span) if i.overlaps(span)} - {*intervals}
     if cut:
         other = min(cut)
         raise UsageError(
@@ -256,7 +275,7 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
     if plan.target is None:
         return 0.0
     began = time.monotonic()
-    into = coordinator_of(pipeline, own)
+    into = coordinator_of(pipeline, own, remembers=True)
     if into.log().of_attempt(plan.trial.attempt) is not None:
         return 0.0
     fork(

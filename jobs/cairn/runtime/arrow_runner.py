@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +157,8 @@ class ArrowRunner:
             if result.output is not None and result.output.num_rows:
                 self._output.write(self._output_table(result.output))
         self._handle.end()
+        # A cycle in user code may hold the batch. Python's collector counts objects, and these are few and large.
+        gc.collect(1)
 
     def _check(self, result: Any, keys: int) -> None:
         if not isinstance(result, BatchResult):

@@ -11,13 +11,15 @@ A column becomes one or more passes of whole numbers that sort as its values do:
     any, with nulls                       whether it is there, first         nulls first
 
 What exceeds ``most_bytes`` is sorted in runs, each a file of Arrow's IPC format in the task's folder. Of each run the
-next rows are read, all sorted together, and put out up to the first row behind which a run has more than was read.
+next rows are read, all sorted together, and put out up to the first row behind which a run has more than was read. Where rows are so
+large that one of each run would not fit, a few runs at a time are merged into a longer one first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,10 @@ MIB = 1024 * 1024
 SORT_BYTES = 64 * MIB
 # As many rows as Spark puts into a batch; fewer where they are large.
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
-# A run is read by pieces of this size, at least one at a time of each.
+# A run is read by pieces of this size, at least one row at a time.
 _PIECE_OF_RUN_BYTES = MIB // 4
+# So many runs are merged at once, however large their rows are.
+_LEAST_MERGED = 2
 
 Positions = npt.NDArray[np.int64]
 # The columns to sort by, the most significant first, made when they are asked for.
@@ -57,32 +61,34 @@ def sorted_batches(
     spill: a folder for the runs, asked for once ``most_bytes`` are exceeded, and left when the last batch was taken.
     """
     held: list[pa.RecordBatch] = []
-    runs: list[Path] = []
-    held_bytes = rows = row_bytes = 0
+    runs: list[_Written] = []
+    held_bytes = 0
     with ExitStack() as stack:
         for batch in batches:
             held.append(batch)
             held_bytes += batch.nbytes
-            rows += batch.num_rows
-            row_bytes += _value_bytes(batch)
             if held_bytes >= most_bytes:
-                folder = stack.enter_context(spill()) if not runs else runs[0].parent
-                runs.append(folder / f"run-{len(runs)}.arrow")
-                _write_run(runs[-1], _in_order(held, columns_of, _rows_in(_PIECE_OF_RUN_BYTES, rows, row_bytes)))
+                if not runs:
+                    folder = stack.enter_context(spill())
+                runs.append(_write_run(folder, len(runs), _in_order(held, columns_of, _PIECE_OF_RUN)))
                 held_bytes = 0
-        if not rows:
-            return
-        batch_rows = min(batch_rows, _rows_in(BATCH_BYTES, rows, row_bytes))
+        cut = _Cut(rows=batch_rows, size_bytes=BATCH_BYTES)
         if not runs:
-            yield from _in_order(held, columns_of, batch_rows)
+            if held:
+                yield from _in_order(held, columns_of, cut)
             return
+        written = len(runs)
         if held:
-            runs.append(runs[0].parent / f"run-{len(runs)}.arrow")
-            _write_run(runs[-1], _in_order(held, columns_of, _rows_in(_PIECE_OF_RUN_BYTES, rows, row_bytes)))
-        opened = [_Run(stack.enter_context(pa.OSFile(str(run)))) for run in runs]
-        # What is looked at is copied into one piece, and once more when it is put in order.
-        rows_ahead = _rows_in(most_bytes // (4 * len(runs)), rows, row_bytes)
-        yield from _cut(_merged(opened, columns_of, rows_ahead), batch_rows)
+            runs.append(_write_run(folder, written, _in_order(held, columns_of, _PIECE_OF_RUN)))
+            written += 1
+        at_once = max(_LEAST_MERGED, most_bytes // (4 * max(run.piece_bytes for run in runs)))
+        while len(runs) > at_once:
+            merged = _merged(runs[:at_once], columns_of, most_bytes)
+            longer = _write_run(folder, written, _even(merged, _PIECE_OF_RUN))
+            for run in runs[:at_once]:
+                run.path.unlink()
+            runs, written = [*runs[at_once:], longer], written + 1
+        yield from _even(_merged(runs, columns_of, most_bytes), cut)
 
 
 def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
@@ -214,36 +220,66 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(is_.is_string(kind) or is_.is_large_string(kind) or is_.is_binary(kind) or is_.is_large_binary(kind))
 
 
-def _value_bytes(batch: pa.RecordBatch) -> int:
-    """What the values take: the same however rows are cut into batches."""
-    size_bytes = 0
+def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """What the values of each row take: the same however rows are cut into batches."""
+    sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if _is_bytes(column.type):
-            size_bytes += 4 * len(column) + (pc.sum(pc.binary_length(column)).as_py() or 0)
+            sizes += 4 + pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
         elif not pa.types.is_null(column.type):
-            size_bytes += column.type.bit_width * len(column) // 8
-    return size_bytes
+            sizes += -(-column.type.bit_width // 8)
+    return sizes
 
 
-def _rows_in(size_bytes: int, rows: int, row_bytes: int) -> int:
-    """How many of rows take so many bytes; at least one."""
-    return max(1, size_bytes * rows // max(row_bytes, 1))
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where a batch ends: behind ``rows`` rows, or before the row that would bring it beyond ``size_bytes``. It has one row at least."""
+
+    rows: int
+    size_bytes: int
+
+    def end(self, ends_bytes: npt.NDArray[np.int64], start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
+        """The end of a batch that has so many rows and bytes before ``start``; None if it goes on behind the last one.
+        ``ends_bytes``: of each row, the bytes of all rows up to its end."""
+        before = int(ends_bytes[start - 1]) if start else 0
+        most = before + self.size_bytes - size_bytes
+        fitting = start + int(np.searchsorted(ends_bytes[start:], most, side="right"))
+        full = start + self.rows - rows
+        end = min(max(fitting, start + (rows == 0)), full)
+        return end if end < len(ends_bytes) or end == full else None
 
 
-def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, batch_rows: int) -> Iterator[pa.RecordBatch]:
+_PIECE_OF_RUN = _Cut(rows=1 << 31, size_bytes=_PIECE_OF_RUN_BYTES)
+
+
+def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) -> Iterator[pa.RecordBatch]:
     """The rows of the batches, sorted. Empties the list, so that they are in memory once."""
     whole = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
     order = total_order(columns_of(whole), whole.num_rows)
-    for start in range(0, len(order), batch_rows):
-        yield whole.take(pa.array(order[start : start + batch_rows]))
+    ends_bytes = np.cumsum(_row_bytes(whole)[order])
+    start = 0
+    while start < len(order):
+        end = cut.end(ends_bytes, start) or len(order)
+        yield whole.take(pa.array(order[start:end]))
+        start = end
 
 
-def _write_run(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
-    first = next(batches)
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A run on the disk. ``piece_bytes``: of its largest piece in memory."""
+
+    path: Path
+    piece_bytes: int
+
+
+def _write_run(folder: Path, number: int, batches: Iterator[pa.RecordBatch]) -> _Written:
+    first, path, piece_bytes = next(batches), folder / f"run-{number}.arrow", 1
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
         for batch in chain([first], batches):
             writer.write_batch(batch)
+            piece_bytes = max(piece_bytes, batch.nbytes)
+    return _Written(path, piece_bytes)
 
 
 class _Run:
@@ -254,9 +290,9 @@ class _Run:
         self._read = 0
         self.rows = self._file.schema.empty_table()
 
-    def look(self, count: int) -> None:
-        """Makes ``rows`` at least as many, if there are so many left."""
-        while self.rows.num_rows < count and not self.is_read:
+    def look(self, size_bytes: int) -> None:
+        """Makes ``rows`` at least as many bytes, if there are so many left."""
+        while self.rows.nbytes < size_bytes and not self.is_read:
             piece = self._file.get_batch(self._read)
             self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([piece])])
             self._read += 1
@@ -267,42 +303,63 @@ class _Run:
         return bool(self._read == self._file.num_record_batches)
 
 
-def _merged(runs: Sequence[_Run], columns_of: SortColumns, rows_ahead: int) -> Iterator[pa.RecordBatch]:
-    """The rows of sorted runs, sorted. ``rows_ahead``: how many rows of each are looked at, at least."""
-    while True:
-        for run in runs:
-            run.look(rows_ahead)
-        runs = [run for run in runs if run.rows.num_rows]
-        if not runs:
-            return
-        counts = np.array([run.rows.num_rows for run in runs])
-        pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
-        order = total_order(columns_of(pool), pool.num_rows)
-        # Behind these rows there are more, which may come before what follows these in the pool.
-        is_last = np.zeros(pool.num_rows, bool)
-        is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
-        lasts = np.flatnonzero(is_last[order])
-        if len(lasts):
-            order = order[: lasts[0] + 1]
-        taken = np.bincount(np.repeat(np.arange(len(runs)), counts)[order], minlength=len(runs))
-        for run, count in zip(runs, taken.tolist(), strict=True):
-            run.rows = run.rows.slice(count)
-        yield pool.take(pa.array(order))
+def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The rows of sorted runs, sorted, some at a time."""
+    with ExitStack() as stack:
+        runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
+        # What is looked at is copied into one piece, and once more when it is put in order.
+        ahead_bytes = max(1, most_bytes // (4 * len(runs)))
+        while True:
+            for run in runs:
+                run.look(ahead_bytes)
+            runs = [run for run in runs if run.rows.num_rows]
+            if not runs:
+                return
+            yield from _first_of(runs, columns_of)
 
 
-def _cut(batches: Iterator[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of ``batch_rows``; the last one may have fewer."""
+def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.RecordBatch]:
+    """The first of what was read of the runs, as far as nothing that was not read can come before it. The runs keep the rest."""
+    counts = np.array([run.rows.num_rows for run in runs])
+    pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
+    # In memory once: the runs keep parts of the pool.
+    for run, end in zip(runs, np.cumsum(counts).tolist(), strict=True):
+        run.rows = pa.Table.from_batches([pool.slice(end - run.rows.num_rows, run.rows.num_rows)])
+    order = total_order(columns_of(pool), pool.num_rows)
+    # Behind these rows there are more, which may come before what follows these in the pool.
+    is_last = np.zeros(pool.num_rows, bool)
+    is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
+    lasts = np.flatnonzero(is_last[order])
+    if len(lasts):
+        order = order[: lasts[0] + 1]
+    taken = np.bincount(np.repeat(np.arange(len(runs)), counts)[order], minlength=len(runs))
+    for run, count in zip(runs, taken.tolist(), strict=True):
+        run.rows = run.rows.slice(count)
+    ends_bytes = np.cumsum(_row_bytes(pool)[order])
+    start = 0
+    while start < len(order):
+        end = _TAKEN_AT_ONCE.end(ends_bytes, start) or len(order)
+        yield pool.take(pa.array(order[start:end]))
+        start = end
+
+
+_TAKEN_AT_ONCE = _Cut(rows=1 << 31, size_bytes=BATCH_BYTES)
+
+
+def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBatch]:
+    """The same rows, cut as if they had come in one batch."""
     held: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size_bytes = 0
     for batch in batches:
-        held.append(batch)
-        rows += batch.num_rows
-        if rows < batch_rows:
-            continue
-        whole = held[0] if len(held) == 1 else pa.concat_batches(held)
-        cut = rows - rows % batch_rows
-        for start in range(0, cut, batch_rows):
-            yield whole[start : start + batch_rows]
-        held, rows = ([whole[cut:]], rows - cut) if cut < rows else ([], 0)
+        ends_bytes = np.cumsum(_row_bytes(batch))
+        start = 0
+        while (end := cut.end(ends_bytes, start, rows, size_bytes)) is not None:
+            part = batch[start:end]
+            yield pa.concat_batches([*held, part]) if held else part
+            held, rows, size_bytes, start = [], 0, 0, end
+        if start < batch.num_rows:
+            held.append(batch[start:])
+            rows += batch.num_rows - start
+            size_bytes += int(ends_bytes[-1]) - (int(ends_bytes[start - 1]) if start else 0)
     if held:
         yield pa.concat_batches(held)

@@ -1,0 +1,211 @@
+"""``cairn estimate``: what a pipeline costs in the long run, from its own history, from what is asked instead, or both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.inspection.cost_model import Estimate, History, Prices, Requests, Usage, estimate, in_bytes, usage_of
+from state_backend.values.errors import UsageError
+from state_backend.values.records import Record
+from state_backend.values.retention import KeepLast
+
+# So many of the newest retained intervals are read.
+_MOST_RECORDS = 50
+_LIST = Prices()
+
+
+def estimate_(
+    root: Annotated[
+        str | None, typer.Option(envvar="CAIRN_ROOT", help="Of a pipeline that has run; else left out.")
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(envvar="CAIRN_PIPELINE", help="The same.")] = None,
+    keys: Annotated[int | None, typer.Option(help="How many keys the state has.")] = None,
+    bytes_per_key: Annotated[float | None, typer.Option(help="Bytes of a key as stored.")] = None,
+    changed: Annotated[str | None, typer.Option(help="The share of keys that an interval changes: 1% or 0.01.")] = None,
+    rows: Annotated[float | None, typer.Option(help="Input rows per changed key.")] = None,
+    shards: Annotated[int | None, typer.Option(help="Parallelism.")] = None,
+    every: Annotated[str | None, typer.Option(help="The length of an interval: 15m, 1h, 1d.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Retain the last so many checkpoints.")] = None,
+    savepoint_every: Annotated[str | None, typer.Option(help="Take a native savepoint as often: 1d, 7d.")] = None,
+    savepoints_kept: Annotated[int, typer.Option(help="How many savepoints there are at a time.")] = 1,
+    output_bytes: Annotated[float | None, typer.Option(help="Bytes of an interval's output.")] = None,
+    cold: Annotated[
+        str | None, typer.Option(help="The share of a restore that no host's cache has: 0 to 1, or 100%.")
+    ] = None,
+    cores: Annotated[int | None, typer.Option(help="How many shards run at a time; left out: all.")] = None,
+    api: Annotated[str, typer.Option(help="row or arrow: what seconds are of.")] = "row",
+    price_gib_month: Annotated[float, typer.Option(help="Dollars for a GiB and month.")] = _LIST.gib_month,
+    price_writes: Annotated[float, typer.Option(help="Dollars for 1,000 writes or lists.")] = _LIST.class_a,
+    price_reads: Annotated[float, typer.Option(help="Dollars for 1,000 reads or looks.")] = _LIST.class_b,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
+) -> int:
+    """What a pipeline costs: objects, requests, bytes, dollars on Google Cloud Storage, seconds and memory."""
+    if api not in ("row", "arrow"):
+        raise UsageError(f"--api {api}: expected row or arrow")
+    history = _history(root, pipeline) if root and pipeline else None
+    asked = {
+        "keys": keys,
+        "bytes_per_key": bytes_per_key,
+        "changed": None if changed is None else share("--changed", changed),
+        "rows_per_changed_key": rows,
+        "shards": shards,
+        "every": None if every is None else parse_duration(every),
+        "retention": None if keep is None else KeepLast(keep),
+        "output_bytes": output_bytes,
+        "cold": None if cold is None else share("--cold", cold),
+    }
+    usage = asked_usage({name: value for name, value in asked.items() if value is not None}, history)
+    usage = replace(
+        usage,
+        savepoint_every=None if savepoint_every is None else parse_duration(savepoint_every),
+        savepoints_kept=savepoints_kept,
+        cores=cores,
+        api=api,  # type: ignore[arg-type]
+    )
+    prices = Prices(gib_month=price_gib_month, class_a=price_writes, class_b=price_reads)
+    found = estimate(usage, prices)
+    typer.echo(
+        json.dumps(as_values(found, history, prices), indent=2)
+        if as_json
+        else "\n".join(_lines(found, history, prices))
+    )
+    return 0
+
+
+def share(option: str, text: str) -> float:
+    """``1%`` or ``0.01`` as 0.01. Raises: UsageError naming the option."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{option} {text} is no share.\nGive 1% or 0.01") from None
+
+
+def asked_usage(asked: dict[str, Any], history: History | None) -> Usage:
+    """The usage of the history with what is asked in its place. Raises: UsageError if there is neither."""
+    if history is None:
+        missing = [name for name in ("keys", "bytes_per_key", "changed", "shards", "every") if name not in asked]
+        if missing:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+            raise UsageError(
+                f"without a pipeline that has run, {options} must be given.\n"
+                "Or name one that has: cairn estimate --root URL --pipeline NAME"
+            )
+        return Usage(**asked)
+    usage = replace(history.usage, **asked)
+    if asked.keys() & {"keys", "bytes_per_key", "changed", "shards"}:
+        # Files were of another size, and manifests of another number.
+        usage = replace(usage, uploaded_files=None)
+    if "shards" in asked and asked["shards"] != history.usage.shards:
+        usage = replace(usage, manifests_filed=None)
+    return usage
+
+
+def _history(root: str, pipeline: str) -> History:
+    storage = open_storage(join_url(root, pipeline))
+    log = Coordinator(storage, pipeline).log()
+    ids = sorted(log.retained)[-_MOST_RECORDS:]
+    if log.past is not None:
+        log.past.load(ids)
+    entries = [log.entries[n] for n in ids]
+    history = usage_of([entry.content for entry in entries if isinstance(entry, Record)])
+    if history is None:
+        raise UsageError(
+            f"no retained interval at {storage.url} has a state, so that nothing can be said from history.\n"
+            "Look at --root and --pipeline with: cairn list\n"
+            "Or leave them out, and give --keys, --bytes-per-key, --changed, --shards and --every"
+        )
+    return history
+
+
+# --- printing -------------------------------------------------------------------------------------------------------------------
+
+
+def as_values(found: Estimate, history: History | None, prices: Prices) -> dict[str, Any]:
+    """As JSON: bytes, seconds, dollars of a month; requests by phase and kind, of an interval."""
+    usage = found.usage
+    return {
+        "usage": {
+            **{
+                name: getattr(usage, name)
+                for name in (
+                    "keys", "bytes_per_key", "changed", "shards", "rows", "changed_shards", "output_bytes", "uploaded_to_changed", "cold",
+                    "savepoints_kept", "cores", "api",
+                )
+            },
+            "every_s": usage.every.total_seconds(),
+            "savepoint_every_s": None if usage.savepoint_every is None else usage.savepoint_every.total_seconds(),
+        },
+        "history": None if history is None else {"intervals": history.intervals, "seconds": history.seconds},
+        "interval": {
+            "requests": {phase: asdict(requests) for phase, requests in found.requests.items()},
+            "uploaded_bytes": found.uploaded_bytes,
+            "downloaded_bytes": found.downloaded_bytes,
+            "seconds": found.seconds,
+        },
+        "savepoint": {"requests": asdict(found.savepoint_requests)},
+        "intervals_per_month": found.month,
+        "checkpoints": found.checkpoints,
+        "stored_bytes": found.stored_bytes,
+        "objects": found.objects,
+        "savepoint_bytes": found.savepoint_bytes,
+        "growth_bytes_per_month": found.growth_bytes,
+        "growth_objects_per_month": found.growth_objects,
+        "worker_mib": found.worker_mib,
+        "shard_disk_bytes": found.disk_bytes,
+        "dollars_per_month": dict(found.dollars),
+        "prices": asdict(prices),
+        "stops": list(found.stops),
+    }  # fmt: skip
+
+
+def _lines(found: Estimate, history: History | None, prices: Prices) -> Iterator[str]:
+    usage, dollars = found.usage, found.dollars
+    every = _duration(usage.every)
+    yield (
+        f"{usage.keys:,} keys of {usage.bytes_per_key:,.0f} bytes, {usage.changed:.3g} of them changed every {every}, {usage.shards:,} shards, "
+        f"{found.checkpoints:,} checkpoints retained"
+    )
+    if history is not None:
+        yield f"from {history.intervals} intervals of its own, which took {history.seconds:.2f} s each; what is given as an option counts instead"
+    yield ""
+    yield f"{'an interval':<12}{'writes':>9}{'lists':>9}{'reads':>9}{'looks':>9}{'deletes':>9}"
+    each = sum(found.requests.values(), Requests())
+    for name, r in [*found.requests.items(), ("all", each)]:
+        yield f"{name:<12}" + "".join(f"{value:>9,.0f}" for value in (r.write, r.list, r.read, r.look, r.delete))
+    yield f"uploads {in_bytes(found.uploaded_bytes)} of state and downloads {in_bytes(found.downloaded_bytes)}"
+    yield (
+        f"takes {found.seconds:.1f} s in a warm session, {found.worker_mib} MiB for each shard's process, {in_bytes(found.disk_bytes)} of its "
+        "host's disk"
+    )
+    yield ""
+    yield f"{'a month':<12}{'':>30}{'US dollars':>15}"
+    for name, what in (
+        ("requests", f"{each.total * found.month:,.0f} of {found.month:,.0f} intervals"),
+        ("checkpoints", f"{in_bytes(found.stored_bytes)} in {found.objects:,.0f} objects"),
+        ("savepoints", in_bytes(found.savepoint_bytes)),
+        ("output", f"{in_bytes(found.growth_bytes)} more each month"),
+        ("all", ""),
+    ):
+        yield f"{name:<12}{what:>30}{dollars[name]:>15,.4f}"
+    yield (
+        f"{found.growth_objects:,.0f} more objects each month: outputs, and four small ones of each interval. Prices read on {prices.read_on}: "
+        f"{prices.gib_month:g} for a GiB, {prices.class_a:g} for 1,000 writes or lists, {prices.class_b:g} for 1,000 reads or looks"
+    )
+    for sentence in found.stops:
+        yield f"note: {sentence}"
+
+
+def _duration(length: timedelta) -> str:
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if length.total_seconds() % seconds == 0:
+            return f"{length.total_seconds() / seconds:g}{unit}"
+    return f"{length.total_seconds():g}s"

@@ -1,0 +1,488 @@
+"""What a pipeline costs in the long run: objects, requests, bytes, dollars, seconds and memory. Pure.
+
+It counts an interval of a pipeline that has run longer than its retention reaches, on Google Cloud Storage: each interval's commit
+lets a checkpoint go. docs/storage.md explains the requests by phase, and `tests/unit/test_cost_model.py` compares them with counted ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Literal
+
+from state_backend.adapters.rocks import EngineOptions
+from state_backend.shard.snapshot import INLINE_FILE_BYTES, inline_budget_bytes
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Content
+from state_backend.values.retention import (
+    AllOf,
+    AnyOf,
+    KeepLast,
+    KeepPerDay,
+    KeepYounger,
+    RetentionPolicy,
+    default_retention,
+)
+
+MIB, GIB, TB = 1 << 20, 1 << 30, 10**12
+MONTH = timedelta(days=365.25 / 12)
+# Nothing larger is estimated.
+MOST_SHARDS, MOST_STATE_BYTES = 10_000, 10 * TB
+# A retention that holds more checkpoints than this is not played through.
+_MOST_CHECKPOINTS = 200_000
+_PIECE_BYTES, _PAGE = 8 * MIB, 1_000
+_TARGET_FILE_BYTES = EngineOptions().target_file_bytes
+# From so many shards on their manifests are too long for a record (counted: all in it with 2, some with 3, none with 4).
+_SHARDS_WITH_FILED_MANIFESTS = 4
+
+Api = Literal["row", "arrow"]
+Phase = Literal["look", "begin", "shards", "prepare", "commit", "publish", "clean up"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Figures of docs/benchmarks.md and docs/history.md, two cores."""
+
+    # A thousand batches of 1 %: bytes uploaded to bytes changed; a checkpoint's bytes to its compacted ones, on average; live files of four
+    # shards, at most 48.
+    uploaded_to_changed: float = 3.27
+    stored_to_live: float = 1.41
+    files_per_shard: float = 12
+    # An interval of a day of flights by `run_interval` in a warm session; the slower of two runs of *CPU per update*.
+    interval_s: float = 0.5
+    row_us: Mapping[str, float] = field(default_factory=lambda: {"row": 11.6, "arrow": 7.3})
+    # Peak of the process of one shard with 5,000,000 keys.
+    worker_mib: int = 361
+    keys_per_shard: int = 5_000_000
+    # Log, commit and clean-up; a checkpoint's bytes to its compacted ones, at worst.
+    shards: int = 1_000
+    disk_to_live: float = 1.81
+
+
+MEASURED = Measured()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """US dollars of Standard storage in one region of the United States (us-central1), without free quotas, discounts and traffic between
+    regions, as copies of Google's pages "Cloud Storage pricing" and "Pricing examples" had them, read on ``read_on``.
+
+    ``gib_month``: a GiB stored for a month. ``class_a``, ``class_b``: 1,000 writes and lists; 1,000 reads and looks. Deletes are free."""
+
+    gib_month: float = 0.020
+    class_a: float = 0.005
+    class_b: float = 0.0004
+    read_on: str = "2026-11-22"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What is asked about.
+
+    keys: in the state. bytes_per_key: as stored, compressed. stored_to_live: what a checkpoint holds to that, obsolete versions included. changed: the share of the keys that an interval changes,
+    0 to 1. rows_per_changed_key: input rows. every: an interval's length.
+    retention: None for the default. output_bytes: of an interval's output files.
+    uploaded_to_changed: bytes that an interval uploads to ``changed * keys * bytes_per_key``; below 1 where little of a value changes.
+    uploaded_files: state files that a changed shard uploads in an interval; None: as many as its bytes make. live_files: of one shard.
+    manifests_filed: whether manifests are files of their own; None: by the number of shards. cold: the share of bytes that a restore
+    downloads, since the host's cache lacks them, 0 to 1.
+    savepoint_every: None for never. savepoints_kept: how many there are at a time. cores: that shards run on at a time; None: one each.
+    """
+
+    keys: int
+    bytes_per_key: float
+    changed: float
+    shards: int
+    every: timedelta
+    rows_per_changed_key: float = 1
+    retention: RetentionPolicy | None = None
+    output_bytes: float = 0
+    uploaded_to_changed: float = MEASURED.uploaded_to_changed
+    uploaded_files: float | None = None
+    stored_to_live: float = MEASURED.stored_to_live
+    live_files: float = MEASURED.files_per_shard
+    manifests_filed: bool | None = None
+    cold: float = 0
+    savepoint_every: timedelta | None = None
+    savepoints_kept: int = 1
+    cores: int | None = None
+    api: Api = "row"
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("keys", 1),
+            ("shards", 1),
+            ("savepoints_kept", 1),
+            ("bytes_per_key", 0),
+            ("output_bytes", 0),
+        ):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)} can't be estimated.\nGive at least {least}")
+        for name in ("changed", "cold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name}={getattr(self, name)} is no share.\nGive a number from 0 to 1; 0.01 is 1 %")
+        if self.every <= timedelta(0) or (self.savepoint_every is not None and self.savepoint_every <= timedelta(0)):
+            raise UsageError(
+                "intervals and the time between savepoints must be longer than nothing.\nGive as much as 1h or 1d"
+            )
+        if self.shards > MOST_SHARDS or self.state_bytes > MOST_STATE_BYTES:
+            raise UsageError(
+                f"{self.shards:,} shards with {in_bytes(self.state_bytes)}: nothing beyond {MOST_SHARDS:,} shards and "
+                f"{in_bytes(MOST_STATE_BYTES)} is estimated, since nothing near it was measured.\n"
+                "Split the pipeline by key, and add up what each part comes to"
+            )
+
+    @property
+    def state_bytes(self) -> float:
+        """Of one checkpoint."""
+        return self.keys * self.bytes_per_key * self.stored_to_live
+
+    @property
+    def changed_keys(self) -> float:
+        """That an interval changes."""
+        return self.keys * self.changed
+
+    @property
+    def rows(self) -> float:
+        """Input rows of an interval."""
+        return self.changed_keys * self.rows_per_changed_key
+
+    @property
+    def changed_shards(self) -> int:
+        """How many shards have a changed key, to be expected of a hash, rounded up."""
+        return (
+            math.ceil(self.shards * -math.expm1(self.changed_keys * math.log1p(-1 / self.shards)) - 1e-9)
+            if self.shards > 1
+            else int(self.changed_keys > 0)
+        )
+
+    @property
+    def filed(self) -> bool:
+        """Whether manifests are files of their own."""
+        return self.shards >= _SHARDS_WITH_FILED_MANIFESTS if self.manifests_filed is None else self.manifests_filed
+
+    @property
+    def uploaded_bytes(self) -> float:
+        """State that an interval uploads; never more than rewriting all of it twice."""
+        return min(self.changed_keys * self.bytes_per_key * self.uploaded_to_changed, 2 * self.state_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """HTTP requests by kind. ``write``: what makes or replaces an object, each piece of a large one; ``look``: at metadata, also the one
+    before a delete whose generation is not known. Fractions are averages."""
+
+    write: float = 0
+    list: float = 0
+    read: float = 0
+    look: float = 0
+    delete: float = 0
+
+    def __add__(self, other: Requests) -> Requests:
+        return Requests(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    @property
+    def total(self) -> float:
+        """All kinds."""
+        return self.write + self.list + self.read + self.look + self.delete
+
+    def dollars(self, prices: Prices) -> float:
+        """What they cost."""
+        return ((self.write + self.list) * prices.class_a + (self.read + self.look) * prices.class_b) / 1_000
+
+
+def interval_requests(usage: Usage, held: Held) -> dict[Phase, Requests]:
+    """Of one interval, by phase. ``look``: Airflow's task looks at the log before it starts a driver."""
+    changed, manifests = usage.changed_shards, usage.changed_shards if usage.filed else 0
+    files = _uploaded_files(usage)
+    per_file = usage.uploaded_bytes / files if files else 0
+    # Up to two files of a folder are looked at one by one, more by a list.
+    looked, listed = 0.0, 0
+    for there in (changed, files + manifests):
+        if there > 2:
+            listed += math.ceil(there / _PAGE)
+        else:
+            looked += there
+    read_manifests = usage.shards if usage.filed else 0
+    # The records of what is dropped, and of each retained checkpoint whose base is dropped, with their manifests.
+    opened = 1 + held.without_base if held.drops else 0
+    gone = held.drops * (1 + files + manifests)
+    log = Requests(read=3, list=1)
+    return {
+        "look": log,
+        "begin": log,
+        "shards": Requests(
+            write=changed + files * _pieces(per_file), read=read_manifests + usage.cold * usage.live_files * usage.shards
+        ),
+        "prepare": Requests(write=1 + manifests),
+        "commit": Requests(
+            read=6 + held.drops, write=3, look=2 + looked + 2 * held.drops, list=1 + listed
+        ),
+        "publish": Requests(write=1),
+        "clean up": Requests(
+            list=held.drops, look=held.drops + gone, write=2 * held.drops, read=opened * (1 + read_manifests), delete=gone
+        ),
+    }  # fmt: skip
+
+
+def _uploaded_files(usage: Usage) -> float:
+    """State files of an interval, all shards together."""
+    if usage.uploaded_files is not None:
+        return usage.uploaded_files * usage.changed_shards
+    if not usage.changed_shards:
+        return 0
+    each = usage.uploaded_bytes / usage.changed_shards
+    if each <= min(INLINE_FILE_BYTES, inline_budget_bytes(usage.shards)):  # it travels in the manifest
+        return 0
+    return usage.changed_shards * math.ceil(each / _TARGET_FILE_BYTES)
+
+
+def _pieces(size_bytes: float) -> int:
+    return 1 if size_bytes <= _PIECE_BYTES else 1 + math.ceil(size_bytes / _PIECE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a retention holds once it holds no more: ``gaps``: for each retained checkpoint but the newest, how many intervals lie between
+    it and the next one. ``without_base``: how many of them have lost their base. ``drops``: checkpoints that a commit lets go, 0 or 1."""
+
+    gaps: tuple[int, ...]
+    drops: int
+
+    @property
+    def checkpoints(self) -> int:
+        """How many are retained."""
+        return len(self.gaps) + 1
+
+    @property
+    def without_base(self) -> int:
+        """The oldest, and each that does not lie directly behind another."""
+        return self.drops + sum(gap > 1 for gap in self.gaps)
+
+
+def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
+    """What the policy keeps of intervals of this length that never end. Raises: UsageError if that is more than can be played through."""
+    many = _reach(retention, every) + 2
+    if many > _MOST_CHECKPOINTS:
+        raise UsageError(
+            f"the retention reaches over {many:,} intervals; at most {_MOST_CHECKPOINTS:,} are estimated.\n"
+            "Ask with --keep about the number of checkpoints that you want"
+        )
+    # The last one ends at midnight, as the one does that ends a day.
+    first = datetime(2013, 1, 1, tzinfo=UTC) - many * every
+    ended = [_Ended(n, Interval(first + (n - 1) * every, first + n * every)) for n in range(1, many + 1)]
+    kept = sorted(retention.keep(ended) | {many})
+    gaps = tuple(later - earlier for earlier, later in pairwise(kept))
+    return Held(gaps=gaps, drops=int(len(kept) < many))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    id: int
+    interval: Interval
+
+
+def _reach(retention: RetentionPolicy, every: timedelta) -> int:
+    """How many intervals back it keeps anything, rounded up."""
+    match retention:
+        case KeepLast(count):
+            return count
+        case KeepPerDay(days):
+            return math.ceil(timedelta(days=days) / every)
+        case KeepYounger(age):
+            return math.ceil(age / every)
+        case AnyOf(policies) | AllOf(policies):
+            return max((_reach(policy, every) for policy in policies), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes, requests and dollars. ``month``: so many intervals are in one.
+
+    uploaded_bytes, downloaded_bytes, seconds: of an interval. stored_bytes: of all retained checkpoints. savepoint_bytes: of all savepoints that
+    are kept. growth_bytes: outputs of a month, which nothing deletes. growth_objects: the same of objects, the log's included. disk_bytes: of
+    one shard while it runs. dollars: of a month, by what for; outputs of one month are in ``output``. stops: where the model ends.
+    """
+
+    usage: Usage
+    checkpoints: int
+    month: float
+    requests: Mapping[Phase, Requests]
+    savepoint_requests: Requests
+    uploaded_bytes: float
+    downloaded_bytes: float
+    stored_bytes: float
+    objects: float
+    savepoint_bytes: float
+    growth_bytes: float
+    growth_objects: float
+    seconds: float
+    worker_mib: int
+    disk_bytes: float
+    dollars: Mapping[str, float]
+    stops: tuple[str, ...]
+
+
+def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
+    """What it comes to. Raises: UsageError about a retention that can't be played through."""
+    held = plan_held(usage.retention or default_retention(usage.every), usage.every)
+    requests = interval_requests(usage, held)
+    each = sum(requests.values(), Requests())
+    month = MONTH / usage.every
+    # What leaves the state from one retained checkpoint to the next is what came in between: the state does not grow.
+    older = sum(min(gap * usage.uploaded_bytes, usage.state_bytes) for gap in held.gaps)
+    stored = usage.state_bytes + older
+    files = _uploaded_files(usage) + (usage.changed_shards if usage.filed else 0)
+    live = usage.live_files * usage.shards + (usage.shards if usage.filed else 0)
+    saved = _savepoint_requests(usage)
+    savepoints = 0.0 if usage.savepoint_every is None else MONTH / usage.savepoint_every
+    # A native savepoint is compacted.
+    savepoint_bytes = usage.keys * usage.bytes_per_key * usage.savepoints_kept if savepoints else 0.0
+    growth = usage.output_bytes * month
+    cores = min(usage.shards, usage.cores or usage.shards)
+    seconds = MEASURED.interval_s + usage.rows * MEASURED.row_us[usage.api] / 1e6 / cores
+    dollars = {
+        "requests": each.dollars(prices) * month,
+        "checkpoints": stored / GIB * prices.gib_month,
+        "savepoints": saved.dollars(prices) * savepoints + savepoint_bytes / GIB * prices.gib_month,
+        "output": growth / GIB * prices.gib_month,
+    }
+    return Estimate(
+        usage=usage,
+        checkpoints=held.checkpoints,
+        month=month,
+        requests=requests,
+        savepoint_requests=saved if savepoints else Requests(),
+        uploaded_bytes=usage.uploaded_bytes,
+        downloaded_bytes=usage.cold * usage.state_bytes,
+        stored_bytes=stored,
+        objects=live + sum(min(gap * files, live) for gap in held.gaps),
+        savepoint_bytes=savepoint_bytes,
+        growth_bytes=growth,
+        # A record, two files of what is settled and a publishing mark stay of every interval.
+        growth_objects=month * (4 + usage.changed_shards),
+        seconds=seconds,
+        worker_mib=MEASURED.worker_mib,
+        disk_bytes=usage.keys * usage.bytes_per_key / usage.shards * MEASURED.disk_to_live,
+        dollars={**dollars, "all": sum(dollars.values())},
+        stops=tuple(_stops(usage, held, requests, seconds)),
+    )
+
+
+def _savepoint_requests(usage: Usage) -> Requests:
+    """A native one: every shard is read and written whole, then `savepoint.json`. Not counted by a test."""
+    each = usage.state_bytes / usage.shards
+    files = max(1, math.ceil(each / _TARGET_FILE_BYTES))
+    written = usage.shards * (files * _pieces(each / files) + int(usage.filed)) + 1
+    return Requests(read=3 + usage.shards * (usage.live_files + int(usage.filed)), write=written, list=2)
+
+
+def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds: float) -> Sequence[str]:
+    """Where what was measured ends, as sentences."""
+    said = []
+    if usage.keys / usage.shards > MEASURED.keys_per_shard:
+        need = math.ceil(usage.keys / MEASURED.keys_per_shard)
+        fewer = f" From {need:,} shards on they are fewer." if need <= MOST_SHARDS else ""
+        said.append(
+            f"memory and seconds were measured with up to {MEASURED.keys_per_shard:,} keys a shard; here are "
+            f"{usage.keys // usage.shards:,}.{fewer}"
+        )
+    if usage.shards > MEASURED.shards:
+        said.append(
+            f"commits and clean-ups were measured with up to {MEASURED.shards:,} shards; requests are computed beyond, seconds are without "
+            "what Spark takes to start so many tasks."
+        )
+    if usage.cores is not None and usage.cores < usage.shards:
+        said.append(
+            f"{usage.cores:,} cores for {usage.shards:,} shards: they run in {math.ceil(usage.shards / usage.cores):,} turns."
+        )
+    if seconds > usage.every.total_seconds():
+        said.append(
+            f"an interval takes {seconds:,.0f} s and the next one comes after {usage.every.total_seconds():,.0f} s: it falls behind. More cores "
+            "and shards, or longer intervals, help."
+        )
+    burst = requests["shards"].write + requests["prepare"].write
+    if burst > 1_000:
+        said.append(
+            f"{burst:,.0f} files are written at the end of an interval; a bucket takes about 1,000 a second before it grows, answers 429 to "
+            "more, and those are sent again."
+        )
+    if held.checkpoints > 1_000:
+        said.append(
+            f"{held.checkpoints:,} checkpoints are retained, and every record lists them all; 300 recent ones were measured."
+        )
+    return said
+
+
+# --- from a pipeline's own history -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What its newest intervals say: averages over ``intervals`` of them. ``seconds``: the middle one's time, committing left out."""
+
+    intervals: int
+    usage: Usage
+    seconds: float
+
+
+def usage_of(contents: Sequence[Content]) -> History | None:
+    """The usage that a pipeline's retained intervals show; ``contents`` ascend by id. None if there is no interval with keys.
+
+    The first interval of a pipeline loads it, and is left out where there are others.
+    """
+    shown = [c for c in contents if c.kind == "interval"]
+    if len(shown) > 1:
+        shown = [c for c in shown if c.base_id is not None] or shown
+    if not shown or not max(shown[-1].totals.keys, shown[-1].totals.entries):
+        return None
+    newest, many = shown[-1], len(shown)
+    # A pipeline without a value state counts no keys; then an entry stands for one.
+    keys = newest.totals.keys or newest.totals.entries
+    touched = sum(c.totals.keys_touched for c in shown) / many
+    bytes_per_key = newest.totals.state_bytes / keys
+    restored = sum(c.totals.downloaded_bytes + c.totals.cached_bytes for c in shown)
+    lengths = sorted(c.interval.end - c.interval.start for c in shown)
+    seconds = sorted(sum(c.durations_us.values()) / 1e6 for c in shown)
+    changed = min(1.0, touched / keys)
+    usage = Usage(
+        keys=keys,
+        bytes_per_key=bytes_per_key,
+        changed=changed,
+        shards=newest.parallelism,
+        every=lengths[many // 2],
+        rows_per_changed_key=sum(c.totals.input_rows for c in shown) / many / touched if touched else 1,
+        retention=newest.retention,
+        output_bytes=sum(o.handle.size_bytes for c in shown for o in c.outputs) / many,
+        uploaded_to_changed=sum(c.totals.uploaded_bytes for c in shown) / many / (touched * bytes_per_key)
+        if touched
+        else 1,
+        uploaded_files=_files_each(shown),
+        # Its bytes per key have the obsolete versions already.
+        stored_to_live=1,
+        live_files=newest.totals.state_files / newest.parallelism,
+        manifests_filed=any(ref.inline is None for ref in newest.shards),
+        cold=sum(c.totals.downloaded_bytes for c in shown) / restored if restored else 0,
+    )
+    return History(intervals=many, usage=usage, seconds=seconds[many // 2])
+
+
+def _files_each(shown: Sequence[Content]) -> float:
+    """State files that a shard with output uploaded: a shard whose state changed has put out rows, as far as records tell."""
+    shards = sum(max(1, min(c.parallelism, len(c.outputs))) for c in shown)
+    return sum(c.totals.uploaded_files for c in shown) / shards
+
+
+# --- as text -----------------------------------------------------------------------------------------------------------------
+
+
+def in_bytes(size_bytes: float) -> str:
+    """Three digits and a unit, by powers of 1,000."""
+    for unit, of in (("TB", TB), ("GB", 10**9), ("MB", 10**6), ("KB", 1_000)):
+        if size_bytes >= of:
+            return f"{size_bytes / of:.3g} {unit}" if size_bytes < 1_000 * of else f"{size_bytes / of:,.0f} {unit}"
+    return f"{size_bytes:.0f} bytes"
