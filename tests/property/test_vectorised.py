@@ -227,12 +227,12 @@ def stored(tester: PipelineTester) -> list[tuple[bytes, bytes]]:
     return found
 
 
-users = st.sampled_from([None, "a", "b\x00", "ä", "zz"])
+users = st.sampled_from([None, "a", "b\x00ä"])
 ops = st.tuples(
     users,
     st.sampled_from(OPS[:-1]),
     st.integers(0, 3),
-    st.sampled_from([None, "", "x", "\x00y"]),
+    st.sampled_from([None, "\x00y"]),
     st.integers(-2, 9).map(lambda hours: START + timedelta(hours=hours / 2, milliseconds=hours % 3)),
 )
 
@@ -240,7 +240,7 @@ ops = st.tuples(
 @st.composite
 def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     """API, rows, whether the schema is the wider one, and parallelism. Values are given to all keys or to none."""
-    rows = draw(st.lists(ops, max_size=24, unique_by=lambda row: row[:4]))
+    rows = draw(st.lists(ops, min_size=8, max_size=40, unique_by=lambda row: row[:4]))
     if draw(st.booleans()):
         rows += [
             (user, "value", draw(st.integers(0, 9)), None, START + timedelta(hours=9))
