@@ -492,9 +492,10 @@ class ShardState:
     def write_unaccounted(self, stored_key: bytes, data: bytes | None) -> None:
         """Writes what is no entry: the positions of a list."""
         before = self.read(stored_key)
-        change_bytes = layout.record_bytes(stored_key, data) if data is not None else 0
-        change_bytes -= layout.record_bytes(stored_key, before) if before is not None else 0
-        self.resize(int.from_bytes(stored_key[:2], "big"), change_bytes)
+        if before is None or data is None or len(before) != len(data):
+            change_bytes = layout.record_bytes(stored_key, data) if data is not None else 0
+            change_bytes -= layout.record_bytes(stored_key, before) if before is not None else 0
+            self.resize(int.from_bytes(stored_key[:2], "big"), change_bytes)
         self.cache[stored_key] = data
         self._unaccounted[stored_key] = data
 

@@ -141,10 +141,14 @@ class ListState(_KeyedState):
 
     def append_value(self, new_value: Any) -> None:
         """Adds an element at the end; costs the same however long the list is."""
+        # As `_write` does it for several.
         row = self._encode(new_value)
-        base = self._stored_key()
+        base, shard = self._stored_key(), self._shard
         first, next_ = self._positions(base)
-        self._write(base, first, next_, next_, [row])
+        element = base + layout.LIST_ELEMENT + layout.pack_position(next_)
+        shard.write_new(element, row if self._ttl_ms is None else shard.entry_of(row, self._ttl_ms))
+        shard.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, next_ + 1))
+        shard.relieve()
 
     def append_list(self, new_values: Sequence[Any]) -> None:
         """Adds elements at the end, in their order."""

@@ -68,8 +68,8 @@ class Rows(StatefulProcessor):
                 elements.clear()
             if of["put"]:
                 elements.put([self._row(row) for row in of["put"]])
-            if of["append"]:
-                elements.appendList([self._row(row) for row in of["append"]])
+            for row in of["append"]:
+                elements.appendValue(self._row(row))
             if of["clear map"]:
                 entries.clear()
             for row in of["set"]:
@@ -227,12 +227,12 @@ def stored(tester: PipelineTester) -> list[tuple[bytes, bytes]]:
     return found
 
 
-users = st.sampled_from([None, "a", "b\x00", "ä", "zz"])
+users = st.sampled_from([None, "a", "b\x00ä"])
 ops = st.tuples(
     users,
     st.sampled_from(OPS[:-1]),
     st.integers(0, 3),
-    st.sampled_from([None, "", "x", "\x00y"]),
+    st.sampled_from([None, "\x00y"]),
     st.integers(-2, 9).map(lambda hours: START + timedelta(hours=hours / 2, milliseconds=hours % 3)),
 )
 
@@ -240,7 +240,7 @@ ops = st.tuples(
 @st.composite
 def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     """API, rows, whether the schema is the wider one, and parallelism. Values are given to all keys or to none."""
-    rows = draw(st.lists(ops, max_size=24, unique_by=lambda row: row[:4]))
+    rows = draw(st.lists(ops, min_size=8, max_size=40, unique_by=lambda row: row[:4]))
     if draw(st.booleans()):
         rows += [
             (user, "value", draw(st.integers(0, 9)), None, START + timedelta(hours=9))
@@ -249,6 +249,7 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     return draw(st.sampled_from(["arrow", "row"])), rows, draw(st.booleans()), draw(st.integers(1, 3))
 
 
+# Without shrinking, which takes minutes: an example is a few intervals of rows that can be read as they are.
 @settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     steps=st.lists(intervals(), min_size=2, max_size=5),
