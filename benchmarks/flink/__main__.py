@@ -281,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
     parser.add_argument("--rounds", type=int, help="how often every engine runs every workload")
-    parser.add_argument("--only", help=f"of {','.join(w.name for w in WORKLOADS)}")
+    parser.add_argument("--only", help=f"of {','.join(w.name for w in WORKLOADS)}".replace("%", "%%"))
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk with 5 GB")
     parser.add_argument("--markdown", action="store_true", help="print the last report instead")
