@@ -117,20 +117,23 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Waits for the interval before, or refuses; then runs the driver. Returns what it prepared."""
-        start, end = data_interval(context)
-        self._before_us = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
-        began_s = time.monotonic()
-        there = self._wait_or_refuse(context, start, end, since_ms=_now_ms(), alone_since_ms=None)
-        self._before_us["order"] = int((time.monotonic() - began_s) * 1e6)
-        return self._process(context, start, end, there)
+        before = before_us(context["dag_run"], context["ti"], datetime.now(tz=UTC))
+        return self._in_order(context, before, since_ms=_now_ms(), alone_since_ms=None)
 
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
         """Airflow calls this when the wait is over. Everything is looked at again: what was waited for is one checkpoint,
         and meanwhile a person may have cleared something."""
+        waited_ms = max(0, _now_ms() - since_ms)
+        self.log.info("waited %.0f s: %s", waited_ms / 1000, (event or {}).get("why"))
+        return self._in_order(context, {"wait": waited_ms * 1000}, since_ms=since_ms, alone_since_ms=alone_since_ms)
+
+    def _in_order(
+        self, context: Any, before: dict[str, int], *, since_ms: int, alone_since_ms: int | None
+    ) -> dict[str, Any]:
         start, end = data_interval(context)
-        self.log.info("waited %.0f s: %s", (_now_ms() - since_ms) / 1000, (event or {}).get("why"))
+        began_s = time.monotonic()
         there = self._wait_or_refuse(context, start, end, since_ms=since_ms, alone_since_ms=alone_since_ms)
-        return self._process(context, start, end, there)
+        return self._process(context, start, end, there, before | {"order": int((time.monotonic() - began_s) * 1e6)})
 
     # --- order --------------------------------------------------------------------------------------------------------------
 
@@ -276,7 +279,9 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     # --- the driver -----------------------------------------------------------------------------------------------------------
 
-    def _process(self, context: Any, start: datetime, end: datetime, there: bool) -> dict[str, Any]:
+    def _process(
+        self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
+    ) -> dict[str, Any]:
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
         # A new one for every try: a lost try may still be writing, and the attempt scopes all that it writes.
@@ -308,8 +313,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         wall_us = int((time.monotonic() - began_s) * 1e6)
         # Of the driver: its process, its imports, the user's modules; and its end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
-        phases_us = {**self._before_us, "start": start_us, **result.get("durations_us", {})}
-        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(self._before_us.values())))
+        phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
+        self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(before.values())))
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
         )
@@ -319,7 +324,8 @@ class StatefulMicroBatchOperator(DriverOperator):
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     """Microseconds before the task's code ran, by phase. *scheduler*: from the run's start to the task's, where nothing but that lies
     between them: in the first try of a run that nobody cleared. *task*: of Airflow's task process. *order*, which follows, is for what is
-    asked of Airflow and the log about the interval before, and a wait for it with a worker slot."""
+    asked of Airflow and the log about the interval before, and a wait for it with a worker slot. After a wait without one *wait* stands in
+    the place of all that lies before *order*."""
     if (started := getattr(ti, "start_date", None)) is None:
         return {}
     # By timestamps: Airflow's instants are pendulum's, whose differences are no timedeltas.

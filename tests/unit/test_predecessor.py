@@ -273,15 +273,7 @@ class Airflow:
         monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
         monkeypatch.setattr("cairn_operators.micro_batch._now_ms", lambda: int(self.now_s * 1000))
         monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: {"ran": True})
-        self.operator = StatefulMicroBatchOperator(
-            task_id="process",
-            pipeline="m:P",
-            pipeline_name=PIPELINE,
-            root="memory://predecessor",
-            wait_timeout=timedelta(hours=1),
-            wait_in_slot=timedelta(0),
-            start_patience=2 * MINUTE,
-        )
+        self.operator = self.made()
         self.context = {
             "data_interval_start": day(3).start,
             "data_interval_end": day(3).end,
@@ -290,11 +282,24 @@ class Airflow:
             "task": SimpleNamespace(downstream_list=[]),
         }
 
+    def made(self) -> StatefulMicroBatchOperator:
+        return StatefulMicroBatchOperator(
+            task_id="process",
+            pipeline="m:P",
+            pipeline_name=PIPELINE,
+            root="memory://predecessor",
+            wait_timeout=timedelta(hours=1),
+            wait_in_slot=timedelta(0),
+            start_patience=2 * MINUTE,
+        )
+
     def begin(self) -> Any:
         return type(self.operator).execute.__wrapped__(self.operator, self.context)
 
     def resume(self, deferred: TaskDeferred, after_s: float, why: str = "") -> Any:
         self.now_s += after_s
+        # Airflow goes on in another process, with a task made anew.
+        self.operator = self.made()
         return self.operator.after_wait(self.context, {"why": why}, **deferred.kwargs)
 
 
