@@ -118,10 +118,13 @@ def test_neither_changes_the_other_at_size(sized: Path, tmp_path: Path, seed: in
     """Production is killed, cleared, run on and swept while a trial of its 30 days is killed and goes on. Whenever production rests, no byte of
     its folder changes; in the end it is what it comes to without a trial, and the trial what it comes to alone."""
     quiet, alone, root = (Path(shutil.copytree(sized, tmp_path / name)) for name in ("quiet", "alone", "root"))
+    took_s = []
     for number, (first, last) in enumerate(DOES):
         if number == CHANGES:
             (quiet / "changed").write_text("20")
+        started_s = time.monotonic()
         sized_driver.run_days(str(quiet), first, last, number + 1)
+        took_s.append(time.monotonic() - started_s)
     (alone / "changed").write_text("20")
     undisturbed = sized_driver.try_days(str(alone), LAST)
 
@@ -134,7 +137,8 @@ def test_neither_changes_the_other_at_size(sized: Path, tmp_path: Path, seed: in
         for killed in (True, False):
             process = _started(runs)
             if killed:
-                time.sleep(chosen.uniform(0.0, 1.5))
+                # Within what the run takes on this machine, undisturbed.
+                time.sleep(chosen.uniform(0.0, 0.8) * took_s[number])
                 kills += process.poll() is None
                 process.kill()
             assert _ended(process) in ((0, -9) if killed else (0,))
