@@ -3,6 +3,7 @@ at the end are what the report asks of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -385,6 +386,7 @@ def backfill_nothing(bench: Bench) -> Run:
 
 def _backfill(bench: Bench, way: str, metrics: Mapping[str, str]) -> Run:
     """One way of `airflow_backfill`; what both engines know of each aircraft in the end is compared."""
+    os.umask(0o022)  # PostgreSQL runs as another user, if this is root, and has to get to its folder
     days, flights = bench.scale.backfill_days, bench.scratch.parent / "flights"
     land_flights.main(["--to", str(flights), "--from", "2013-01-01", "--days", str(days)])
     found, totals = airflow_backfill.measure(bench.scratch / way, flights, (1, 4), days, way)
