@@ -139,7 +139,6 @@ RUN = {
     "python -m benchmarks.changelog_history": BENCHMARK,
     "python -m benchmarks.checkpoint_pages": BENCHMARK,
     "python -m benchmarks.flink": BENCHMARK,
-    "python -m benchmarks.flink --markdown": BENCHMARK,
     "python -m benchmarks.history": BENCHMARK,
     "python -m benchmarks.log_growth": BENCHMARK,
     "python -m benchmarks.merge": BENCHMARK,
