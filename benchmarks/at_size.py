@@ -445,7 +445,7 @@ def main() -> None:
         )
         options.out.write_text(json.dumps(report) + "\n")
     if options.plots:
-        draw(plots_of(report), options.plots)
+        draw(plots_of(report), options.plots, "second")
     print(
         json.dumps({n: {k: v for k, v in found.items() if k != "over_time"} for n, found in report.items()}, indent=1)
     )

@@ -20,8 +20,8 @@ class Plot:
     limits: Sequence[float] = ()
 
 
-def draw(plots: Sequence[Plot], file: Path) -> None:
-    """The plots in rows of two. Axes begin at 0."""
+def draw(plots: Sequence[Plot], file: Path, across: str = "batch") -> None:
+    """The plots in rows of two. Axes begin at 0. ``across``: what the horizontal ones count."""
     from matplotlib import pyplot
 
     rows = -(-len(plots) // 2)
@@ -37,6 +37,6 @@ def draw(plots: Sequence[Plot], file: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         if len(plot.lines) > 1:
             axes.legend(fontsize=8)
-    figure.supxlabel("batch", fontsize=9)
+    figure.supxlabel(across, fontsize=9)
     figure.savefig(file, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
