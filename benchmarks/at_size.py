@@ -40,6 +40,7 @@ from pyspark.sql.types import Row
 from benchmarks.cpu_per_update import OUTPUT, ArrowUpdates, RowUpdates
 from benchmarks.engines import START, interval, start_spark
 from benchmarks.history_plots import Plot, draw
+from benchmarks.processes import Seen, own_and_below
 from benchmarks.totals import TOTALS_SCHEMA, Totals
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
@@ -94,9 +95,9 @@ class Watch:
             if len(self.samples) % 10 == 0:
                 disk_mib = bytes_below(self._folder) / MIB
             found = self._look()
-            workers = [mib for pid, (name, mib) in found.items() if name != "java" and pid != os.getpid()]
-            java = sum(mib for name, mib in found.values() if name == "java")
-            python = sum(mib for name, mib in found.values() if name != "java")
+            workers = [seen.resident_bytes / MIB for seen in found[1:] if not seen.java]
+            java = sum(seen.resident_bytes for seen in found if seen.java) / MIB
+            python = sum(seen.resident_bytes for seen in found if not seen.java) / MIB
             largest = max(workers, default=0.0)
             self.worker_peak_mib = max(self.worker_peak_mib, largest)
             at_s = time.monotonic() - started_s
@@ -109,34 +110,10 @@ class Watch:
         self._look()
         return sum(self._cpu_s.values())
 
-    def _look(self) -> dict[int, tuple[str, float]]:
-        found = processes()
-        self._cpu_s |= {pid: cpu_s for pid, (_, _, cpu_s) in found.items()}
-        return {pid: (name, mib) for pid, (name, mib, _) in found.items()}
-
-
-def processes() -> dict[int, tuple[str, float, float]]:
-    """Name, resident MiB and CPU seconds of this process and of all below it."""
-    children: dict[int, list[int]] = {}
-    found: dict[int, tuple[str, float, float]] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat, statm = (folder / "stat").read_text(), (folder / "statm").read_text()
-        except OSError:
-            continue
-        name, fields = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 2 :].split()
-        children.setdefault(int(fields[1]), []).append(int(folder.name))
-        seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        found[int(folder.name)] = name, int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB, seconds
-    mine, waiting = {}, [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        if pid in found:
-            mine[pid] = found[pid]
-        waiting += children.get(pid, [])
-    return mine
+    def _look(self) -> list[Seen]:
+        found = [*own_and_below()]
+        self._cpu_s |= {seen.pid: seen.own_cpu_s for seen in found}
+        return found
 
 
 def bytes_below(folder: Path) -> int:

@@ -29,6 +29,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
 from benchmarks.engines import START, interval, start_spark
+from benchmarks.processes import own_and_below
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.run_intervals import run_intervals
@@ -41,7 +42,6 @@ STATE = "n bigint, total bigint, low bigint, high bigint, last bigint, payload s
 INPUT = "k bigint, v bigint, payload string"
 OUTPUT = "k bigint, n bigint, total bigint"
 _PAYLOADS = 4096
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class RowUpdates(StatefulProcessor):
@@ -117,26 +117,10 @@ def write_input(folder: Path, rows: int, keys: int, intervals: int) -> list[Path
 
 
 def cpu_s() -> dict[str, float]:
-    """CPU seconds so far of this process and all below it, by kind: java or python."""
-    children: dict[int, list[int]] = {}
-    stats: dict[int, tuple[str, float]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                text = (folder / "stat").read_text()
-            except OSError:
-                continue
-            name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
-            children.setdefault(int(fields[1]), []).append(int(folder.name))
-            # Of children that have ended too: user, system, children's user, children's system.
-            stats[int(folder.name)] = name, sum(map(int, fields[11:15])) * _TICK_S
+    """CPU seconds so far of this process and all below it, ended ones included, by kind: java or python."""
     found = {"java": 0.0, "python": 0.0}
-    waiting = [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        name, seconds = stats.get(pid, ("", 0.0))
-        found["java" if name == "java" else "python"] += seconds
-        waiting += children.get(pid, [])
+    for seen in own_and_below():
+        found["java" if seen.java else "python"] += seen.own_cpu_s + seen.ended_cpu_s
     return found
 
 

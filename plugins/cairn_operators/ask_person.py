@@ -24,7 +24,7 @@ def ask_person(context: Any, subject: str, text: str) -> None:
 def as_markdown(text: str) -> str:
     """Lines as items of a list, indented ones below the line before them, each as code. Airflow's UI puts the lines of a code block, and of a
     paragraph, behind one another."""
-    items = list[str]()
+    items: list[str] = []
     for line in filter(str.strip, text.splitlines()):
         words = line.strip()
         # A fence longer than any that is within; with spaces, which do not count, where the text begins or ends with one.

@@ -17,7 +17,7 @@ import pytest
 from state_backend.adapters.rocks import RocksStore
 from state_backend.state import shard_state
 from state_backend.state.shard_state import ShardState, Stride
-from state_backend.state.state_variables import MapState, ValueState
+from state_backend.state.state_variables import ListState, MapState, ValueState
 from tests.support.shards import KEYS, STATES, open_state
 
 MIB = 1024 * 1024
@@ -103,6 +103,28 @@ def test_an_iterator_that_is_not_used_up_keeps_no_store_open(tmp_path: Path) -> 
     state.store.close()
     with RocksStore(tmp_path) as store:
         assert next(iter(store.scan(b"", None)))
+
+
+@pytest.mark.parametrize("kind", ["list", "map"])
+def test_small_entries_count_with_what_python_takes_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Ten bytes an entry: by these alone thousands would be held."""
+    state = open_state(tmp_path, now_ms=0)
+    state.set_key(1, KEYS.encode(("a",)))
+    lists, maps = ListState(state, "list"), MapState(state, "map")
+    for n in range(5_000):
+        lists.append_value((n, None))
+        maps.update_value((f"{n:05d}",), (n, None))
+    state.flush()
+    monkeypatch.setattr(shard_state, "GATHERED_BYTES", 100_000)
+    monkeypatch.setattr(shard_state, "_MOST_SCAN_ROWS", 256)
+    held, read = 0, 0
+    for _ in lists.get() if kind == "list" else maps.iterator():
+        held, read = max(held, len(state.cache)), read + 1
+    assert read == 5_000
+    assert held <= 100_000 // 200 + 256 + 2
+    state.store.close()
 
 
 def test_a_stride_follows_what_was_read() -> None:

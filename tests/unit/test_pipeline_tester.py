@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch
 from cairn.arrow_states import ArrowListState
 from cairn.operations.output_files import output_files
 from cairn.pipeline import Interval, Pipeline
+from cairn.runtime.input_batches import InputBatches
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import (
@@ -522,6 +524,38 @@ def test_a_processor_that_breaks_the_contract_is_told_what_to_do(behaviour: dict
         visiting(replace(VISITS, api="arrow", order_by=(), processor=bad, output_schema=output)).run(
             [("ann", 1, None), ("bob", 2, None)]
         )
+
+
+class Batch:
+    """What user code may make of a batch: held by a cycle, where only Python's collector frees it."""
+
+    def __init__(self, batch: KeyedBatch) -> None:
+        self.batch, self.itself = batch, self
+
+
+class Cyclic(Silent):
+    made: ClassVar[WeakSet[Batch]] = WeakSet()
+    alive: ClassVar[list[int]] = []
+
+    def handleBatch(self, batch: KeyedBatch) -> BatchResult:
+        self.made.add(Batch(batch))
+        self.alive.append(len(self.made))
+        return BatchResult()
+
+
+def test_a_batch_is_freed_when_its_call_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector counts objects, and of a batch there are few: a hot key's were all there until the end."""
+    monkeypatch.setattr("cairn.runtime.arrow_runner.ROUND_ROWS", 1)
+    monkeypatch.setattr("cairn.runtime.input_batches.InputBatches.__iter__", one_by_one(InputBatches.__iter__))
+    output = "user string, rows long not null, first boolean"
+    visiting(replace(VISITS, api="arrow", order_by=(), processor=Cyclic, output_schema=output)).run(
+        [(f"u{n}", n, None) for n in range(20)]
+    )
+    assert len(Cyclic.alive) > 10 and max(Cyclic.alive) <= 1
+
+
+def one_by_one(batches: Callable[[InputBatches], Iterator[pa.RecordBatch]]) -> Callable[[InputBatches], Any]:
+    return lambda self: (batch[at : at + 1] for batch in batches(self) for at in range(batch.num_rows))
 
 
 def test_a_schema_that_is_none_is_named() -> None:

@@ -250,6 +250,7 @@ class _Cut:
 
 
 _PIECE_OF_RUN = _Cut(rows=1 << 31, size_bytes=_PIECE_OF_RUN_BYTES)
+_TAKEN_AT_ONCE = _Cut(rows=1 << 31, size_bytes=BATCH_BYTES)
 
 
 def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) -> Iterator[pa.RecordBatch]:
@@ -341,9 +342,6 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
         end = _TAKEN_AT_ONCE.end(ends_bytes, start) or len(order)
         yield pool.take(pa.array(order[start:end]))
         start = end
-
-
-_TAKEN_AT_ONCE = _Cut(rows=1 << 31, size_bytes=BATCH_BYTES)
 
 
 def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBatch]:
