@@ -141,7 +141,7 @@ def test_ten_terabytes_on_ten_thousand_shards_are_estimated_and_no_more() -> Non
     most = Usage(keys=10**11, bytes_per_key=100, changed=0.001, shards=MOST_SHARDS, every=HOUR, stored_to_live=1)
     found = estimate(most)
     assert found.usage.state_bytes == 10 * TB and found.requests["prepare"].write == MOST_SHARDS + 1
-    assert [stop.split()[0] for stop in found.stops] == ["memory", "commits", "30,001"]
+    assert [stop.split()[0] for stop in found.stops] == ["memory", "commits", "seconds", "30,001"]
     for beyond in ({"shards": MOST_SHARDS + 1}, {"keys": 10**11 + 1}):
         with pytest.raises(UsageError, match=r"nothing near it was measured\.\nSplit the pipeline"):
             replace(most, **beyond)
