@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,16 +124,14 @@ def cpu_s() -> dict[str, float]:
     return found
 
 
-def measure(
-    spark: SparkSession, api: str, files: list[Path], root: Path, way: str
-) -> tuple[dict[str, list[float]], int]:
-    """Seconds of every interval after the warm-up: CPU of the JVM, of Python, of both, and wall time; and the digest of the last state."""
+def updates_over(files: Sequence[Path], api: str, **settings: Any) -> Pipeline:
+    """The pipeline whose n-th interval reads the n-th file. ``settings``: others of `Pipeline`."""
     of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
 
     def source(spark: SparkSession, interval: Interval) -> DataFrame:
         return spark.read.schema(INPUT).parquet(of_start[interval.start])
 
-    pipeline = Pipeline(
+    return Pipeline(
         name="updates",
         start=START,
         source=source,
@@ -143,7 +141,15 @@ def measure(
         output_schema=OUTPUT,
         time_mode="none",
         parallelism=2,
+        **settings,
     )
+
+
+def measure(
+    spark: SparkSession, api: str, files: list[Path], root: Path, way: str
+) -> tuple[dict[str, list[float]], int]:
+    """Seconds of every interval after the warm-up: CPU of the JVM, of Python, of both, and wall time; and the digest of the last state."""
+    pipeline = updates_over(files, api)
     found: dict[str, list[float]] = {"java": [], "python": [], "both": [], "wall": []}
     intervals = [interval(number) for number in range(len(files))]
     before, started_s = cpu_s(), time.monotonic()

@@ -34,10 +34,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.cpu_per_update import INPUT, OUTPUT, ArrowUpdates, cpu_s
-from benchmarks.engines import START, interval, start_spark
+from benchmarks.cpu_per_update import cpu_s, updates_over
+from benchmarks.engines import interval, start_spark
 from cairn.operations.run_interval import run_interval
-from cairn.pipeline import Pipeline
 from cairn.runtime.keyed_state import KeyedState
 from tests.support.environments import environment_with
 
@@ -81,18 +80,7 @@ class Cairn:
 
     def __init__(self, folder: Path, files: list[Path]) -> None:
         self._root, self._spark = folder / "state", start_spark()
-        of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
-        self._pipeline = Pipeline(
-            name="updates",
-            start=START,
-            source=lambda spark, i: spark.read.schema(INPUT).parquet(of_start[i.start]),
-            key=["k"],
-            processor=ArrowUpdates,
-            api="arrow",
-            output_schema=OUTPUT,
-            time_mode="none",
-            parallelism=2,
-        )
+        self._pipeline = updates_over(files, "arrow")
 
     def batch(self, number: int) -> None:
         """Takes the file of that number into the state."""

@@ -34,8 +34,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import report
-from benchmarks.cpu_per_update import INPUT, OUTPUT, PROCESSORS, cpu_s
-from benchmarks.engines import START, interval, start_spark
+from benchmarks.cpu_per_update import cpu_s, updates_over
+from benchmarks.engines import interval, start_spark
 from benchmarks.flink.inputs import Workload, read_state, write_batches
 from benchmarks.report import Check, Question, Run
 from benchmarks.suite import ROOT, child_environment, describe_machine, write_report
@@ -43,7 +43,6 @@ from benchmarks.validation import COLD
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.pipeline import Pipeline
 from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.shard.manifest import manifest_of
@@ -110,21 +109,8 @@ def run_flink(class_path: str, inputs: Path, folder: Path, batches: int, repeats
 def run_cairn(api: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
     """The same steps; the last state goes to ``folder / rows.parquet``."""
     files = [inputs / f"{number:03d}.parquet" for number in range(batches + 1)]
-    of_start = {interval(number).start: str(file) for number, file in enumerate(files)}
     root, spark = str(folder / "state"), start_spark()
-    pipeline = Pipeline(
-        name="updates",
-        start=START,
-        source=lambda spark, i: spark.read.schema(INPUT).parquet(of_start[i.start]),
-        key=["k"],
-        order_by=["v"],
-        processor=PROCESSORS[api],
-        api=api,  # type: ignore[arg-type]
-        output_schema=OUTPUT,
-        time_mode="none",
-        parallelism=2,
-        max_parallelism=128,
-    )
+    pipeline = updates_over(files, api, order_by=["v"], max_parallelism=128)
 
     def timed(step: str, work: Callable[[], Any]) -> tuple[Step, Any]:
         cpu_before, began_s = sum(cpu_s().values()), time.monotonic()
