@@ -29,7 +29,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
 from benchmarks.engines import START, interval, start_spark
-from benchmarks.processes import own_and_below
+from benchmarks.processes import cpu_s
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.run_intervals import run_intervals
@@ -114,14 +114,6 @@ def write_input(folder: Path, rows: int, keys: int, intervals: int) -> list[Path
         files.append(folder / f"{number:03d}.parquet")
         pq.write_table(pa.table(columns), files[-1], row_group_size=max(1, len(drawn) // 4), use_dictionary=False)
     return files
-
-
-def cpu_s() -> dict[str, float]:
-    """CPU seconds so far of this process and all below it, ended ones included, by kind: java or python."""
-    found = {"java": 0.0, "python": 0.0}
-    for seen in own_and_below():
-        found["java" if seen.java else "python"] += seen.own_cpu_s + seen.ended_cpu_s
-    return found
 
 
 def updates_over(files: Sequence[Path], api: str, **settings: Any) -> Pipeline:

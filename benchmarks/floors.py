@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import rocksdict
@@ -66,6 +69,27 @@ def rocksdict_rates(folder: Path, entries: int, rounds: int) -> dict[str, list[f
                 rates["gets_per_s"].append(entries / get_s)
     finally:
         database.close()
+    return rates
+
+
+def copy_rates(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Megabytes per second of copying a file of 256 MiB so that it is on the disk, and of its checksum as state files have it:
+    what an upload can't beat on this machine."""
+    source, copy = folder / "source", folder / "copy"
+    source.write_bytes(np.random.default_rng(20130101).bytes(256 * 1024 * 1024))
+    size_mb = source.stat().st_size / 1e6
+    rates: dict[str, list[float]] = {"copied_mb_per_s": [], "checked_mb_per_s": []}
+    for _ in range(rounds):
+        started_s = time.perf_counter()
+        shutil.copyfile(source, copy)
+        with copy.open("rb") as written:
+            os.fsync(written.fileno())
+        rates["copied_mb_per_s"].append(size_mb / (time.perf_counter() - started_s))
+        started_s = time.perf_counter()
+        google_crc32c.value(copy.read_bytes())
+        rates["checked_mb_per_s"].append(size_mb / (time.perf_counter() - started_s))
+        copy.unlink()
+    source.unlink()
     return rates
 
 

@@ -1,6 +1,6 @@
 """Keyed state beside what people do without it: MERGE into a table format, and computing everything again.
 
-    python -m benchmarks.merge [--keys 1000000] [--batches 10] [--parts 0.01,0.1] [--only cairn,delta,...]
+    python -m benchmarks.merge [--keys 1000000] [--batches 7] [--parts 0.01,0.1] [--only cairn,delta,...] [--rounds 2]
 
 State: a row per key of six fields, one of them 64 characters. A first batch has every key, each further one a part of them, drawn at
 random, each once. Every engine ends a batch with its state durable in a local folder and the batch's rows of ``k, n, total`` in a
@@ -12,7 +12,8 @@ Parquet file:
 - **recompute**: DuckDB over all batches so far; there is no state, the whole result is written every time.
 
 Each engine has a process of its own, one after the other, and all end with the same state, row by row, or the run fails. CPU seconds are
-of the process and all below it (for Cairn Spark's JVM too). Medians over the batches after the first two.
+of the process and all below it (for Cairn Spark's JVM too). Medians over the batches after the first two; every second round turns the
+order of the engines around. The section *merge* of ``make bench``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.cpu_per_update import cpu_s, updates_over
+from benchmarks.cpu_per_update import updates_over
 from benchmarks.engines import interval, start_spark
+from benchmarks.processes import ROOT, cpu_s
+from benchmarks.report import OURS, Check, Part, Question, Run
+from benchmarks.report_files import Started
 from cairn.operations.run_interval import run_interval
 from cairn.runtime.keyed_state import KeyedState
 from tests.support.environments import environment_with
 
+PARTS = (0.01, 0.1)
+_DEADLINE_S = 1_800.0
 FIELDS = ("n", "total", "low", "high", "last", "payload")
 # One row per key in a batch, so that what is new of a key is that row. ``b`` is the batch, ``t`` the state.
 _FROM_BATCH = "k, 1::bigint n, v total, v low, v high, v last, payload"
@@ -235,53 +241,86 @@ def run_here(name: str, folder: Path, inputs: list[Path]) -> dict[str, list[floa
     return found
 
 
+def measured(work: Path, keys: int, batches: int, parts: Sequence[float], engines: Sequence[str], rounds: int) -> Part:
+    """Every engine over every part, in folders below ``work``; ``parts``: of the keys, in each batch."""
+    python = environment_with(work, Path(__file__).with_name("peers.lock"))
+    runs: list[Run] = []
+    checks: list[Check] = []
+    for part in parts:
+        inputs, section = work / "inputs", f"merge {part:.0%}"
+        inputs.mkdir()
+        write_input(inputs, keys, batches, part)
+        first: pa.Table | None = None
+        for number in range(rounds):
+            for name in engines[:: -1 if number % 2 else 1]:
+                folder = work / "run"
+                folder.mkdir()
+                began_s, load = time.monotonic(), os.getloadavg()[0]
+                try:
+                    found = _run_apart(str(python), name, folder, inputs)
+                    state = pq.read_table(folder / "last.parquet")
+                except (subprocess.SubprocessError, OSError) as error:
+                    # The others go on: what is there of a long run is in the report, and the run still fails.
+                    runs.append(Run(section=section, variant=name, status="failed", note=str(error)))
+                else:
+                    runs.append(Run(section=section, variant=name, status="measured", samples=found))
+                    first = state if first is None else first
+                    label = f"state of {name}, round {number + 1}"
+                    equal = state.equals(first)
+                    checks.append(Check(section=section, label=label, equal=equal, note=f"{state.num_rows} rows"))
+                took_s = time.monotonic() - began_s
+                print(f"{section}, {name}: {runs[-1].status}, {took_s:.1f} s, load before it {load:.1f}", flush=True)
+                shutil.rmtree(folder)
+        shutil.rmtree(inputs)
+    return Part(runs=runs, questions=questions(parts), checks=checks)
+
+
+def _run_apart(python: str, name: str, folder: Path, inputs: Path) -> dict[str, list[float]]:
+    command = [python, "-m", "benchmarks.merge", "--here", name, str(folder), str(inputs)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=_DEADLINE_S)
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    # The load is apart, and the two batches after it warm up.
+    warm = {name: samples[3:] or samples[1:] for name, samples in found.items()}
+    return {**warm, "load_s": found["wall_s"][:1], "load_cpu_s": found["cpu_s"][:1]}
+
+
+def questions(parts: Sequence[float]) -> list[Question]:
+    """What the report asks of each part."""
+    peers = tuple(name for name in ENGINES if name != OURS)
+    return [
+        Question(
+            section=f"merge {part:.0%}", label=label, metric=metric, unit=unit, higher_is_better=False, peers=peers
+        )
+        for part in parts
+        for label, metric, unit in (
+            ("batch, durable", "wall_s", "s"),
+            ("CPU of a batch", "cpu_s", "s"),
+            ("written per batch", "written_mb", "MB"),
+            ("load of all keys", "load_s", "s"),
+        )
+        if metric != "load_s" or part == parts[0]  # it is the same for all
+    ]
+
+
 def main(arguments: list[str]) -> int:
     """Runs what is asked for and prints a table; 1 if two engines disagree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--batches", type=int, default=10)
-    parser.add_argument("--parts", default="0.01,0.1")
+    parser.add_argument("--batches", type=int, default=7)
+    parser.add_argument("--parts", default=",".join(map(str, PARTS)))
     parser.add_argument("--only", default=",".join(ENGINES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out" / "merge.json")
     parser.add_argument("--here", nargs=3, metavar=("ENGINE", "FOLDER", "INPUTS"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.here:
         name, folder, inputs = given.here
         print(json.dumps(run_here(name, Path(folder), sorted(Path(inputs).iterdir()))))
         return 0
+    started, parts = Started(), [float(part) for part in given.parts.split(",")]
     with tempfile.TemporaryDirectory(prefix="cairn-merge-") as scratch:
-        work = Path(scratch)
-        python = environment_with(work, Path(__file__).with_name("peers.lock"))
-        for part in map(float, given.parts.split(",")):
-            inputs = work / f"input-{part}"
-            inputs.mkdir()
-            write_input(inputs, given.keys, given.batches, part)
-            print(
-                f"\n{given.keys:,} keys, {given.batches} batches of {part:.0%}; load {os.getloadavg()[0]:.1f}",
-                flush=True,
-            )
-            print(
-                "| engine | wall s a batch | CPU s a batch | MB written a batch | load s (CPU) |\n|---|---|---|---|---|"
-            )
-            states: dict[str, pa.Table] = {}
-            for name in given.only.split(","):
-                folder = work / f"{name}-{part}"
-                folder.mkdir()
-                command = [str(python), "-m", "benchmarks.merge", "--here", name, str(folder), str(inputs)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                found = json.loads(done.stdout.splitlines()[-1])
-                middle = {kind: statistics.median(samples[3:] or samples[1:]) for kind, samples in found.items()}
-                print(
-                    f"| {name} | {middle['wall_s']:.2f} | {middle['cpu_s']:.2f} | {middle['written_mb']:.1f} | "
-                    f"{found['wall_s'][0]:.1f} ({found['cpu_s'][0]:.1f}) |   {json.dumps(found)}",
-                    flush=True,
-                )
-                states[name] = pq.read_table(folder / "last.parquet")
-            first, *others = states
-            for name in others:
-                if not states[name].equals(states[first]):
-                    print(f"{name} and {first} end with different states", file=sys.stderr)
-                    return 1
-    return 0
+        part = measured(Path(scratch), given.keys, given.batches, parts, given.only.split(","), given.rounds)
+    return started.finish([part], given.out, scale=f"{given.keys:,} keys", judged=True)
 
 
 if __name__ == "__main__":

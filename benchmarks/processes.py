@@ -1,11 +1,17 @@
-"""CPU time and memory of this process and of all below it: Spark's JVM, its Python daemon and workers."""
+"""CPU time and memory of this process and of all below it: Spark's JVM, its Python daemon and workers; and what such a process needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +42,31 @@ def own_and_below() -> Iterator[Seen]:
                 )
         except psutil.Error:  # it has just ended
             continue
+
+
+def cpu_s() -> dict[str, float]:
+    """CPU seconds so far of this process and all below it, ended ones included, by kind: java or python."""
+    found = {"java": 0.0, "python": 0.0}
+    for seen in own_and_below():
+        found["java" if seen.java else "python"] += seen.own_cpu_s + seen.ended_cpu_s
+    return found
+
+
+def with_cpu_s(work: Callable[[], T]) -> tuple[T, float]:
+    """What the call returns, and the CPU seconds that it took of all processes."""
+    before = sum(cpu_s().values())
+    made = work()
+    return made, sum(cpu_s().values()) - before
+
+
+def child_environment(tmp: Path) -> dict[str, str]:
+    """Spark's and Python's temporary files lie in the run's own folder; the same heap for either engine."""
+    submit = f"--driver-memory 4g --driver-java-options -Djava.io.tmpdir={tmp} pyspark-shell"
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]))
+    return os.environ | {
+        "TZ": "UTC",
+        "TMPDIR": str(tmp),
+        "SPARK_LOCAL_DIRS": str(tmp),
+        "PYSPARK_SUBMIT_ARGS": submit,
+        "PYTHONPATH": path,
+    }

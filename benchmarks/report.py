@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -71,6 +71,32 @@ class Check:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one program adds to a report."""
+
+    runs: Sequence[Run]
+    questions: Sequence[Question]
+    checks: Sequence[Check]
+
+
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """The rounds of each variant of each section as one run: samples one after the other, in order. One that was not measured counts
+    for all of its rounds, so that no figure stands on those that happened to work."""
+    rounds: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        rounds.setdefault((run.section, run.variant), []).append(run)
+    found = []
+    for of_variant in rounds.values():
+        first, *others = of_variant
+        bad = next((run for run in of_variant if run.status != "measured"), None)
+        if bad is None and others:
+            samples = {name: [s for run in of_variant for s in run.samples.get(name, ())] for name in first.samples}
+            first = replace(first, samples=samples)
+        found.append(bad or first)
+    return found
+
+
 def build_report(
     runs: Sequence[Run],
     questions: Sequence[Question],
@@ -98,6 +124,20 @@ def build_report(
             for run in runs
         ],
     }
+
+
+def together(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Reports of different sections as one, with the beginning and the machine of the first. Raises: ValueError if a section is in two
+    of them, or their scales differ."""
+    first = dict(reports[0])
+    for other in reports[1:]:
+        if twice := {run["section"] for run in first["runs"]} & {run["section"] for run in other["runs"]}:
+            raise ValueError(f"two reports have {', '.join(sorted(twice))}")
+        if other["scale"] != first["scale"]:
+            raise ValueError(f"one report is {first['scale']}, another {other['scale']}")
+        first |= {name: [*first[name], *other[name]] for name in ("lines", "checks", "runs")}
+        first["seconds"] += other["seconds"]
+    return first
 
 
 def passed(report: Mapping[str, Any]) -> bool:
@@ -218,7 +258,27 @@ def as_markdown(report: Mapping[str, Any]) -> str:
         f"({cpu.get('model', 'unknown')}), load before the start {environment.get('load_before', '?')}; {versions}."
     )
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([caption, "", *lines, "", *[f"- {text}" for text in _findings(report)]])
+    equal = sum(check["equal"] is True for check in report["checks"])
+    others = {**report, "checks": [check for check in report["checks"] if check["equal"] is not True]}
+    told = [f"Outputs and states of the engines were equal in {equal} of {len(report['checks'])} comparisons."]
+    return "\n".join(
+        [_peers_win(report), "", caption, "", *lines, "", *told, *[f"- {text}" for text in _findings(others)]]
+    )
+
+
+def _peers_win(report: Mapping[str, Any]) -> str:
+    """First of all where a peer is better, and how much."""
+    compared = [line for line in report["lines"] if line["ratio"]]
+    won: dict[str, list[str]] = {}
+    for line in compared:
+        if line["ratio"] < 1:
+            text = f"{line['label']} ({line['best_peer']}, {number(1 / line['ratio'])}x)"
+            won.setdefault(line["section"], []).append(text)
+    listed = [f"- *{section}*: {', '.join(texts)}" for section, texts in won.items()]
+    count = sum(map(len, won.values()))
+    return "\n".join(
+        [f"**A peer is better in {count} of {len(compared)} lines:**" if count else "No peer is better.", *listed]
+    )
 
 
 def _findings(report: Mapping[str, Any]) -> list[str]:

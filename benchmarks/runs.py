@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from benchmarks import airflow_backfill, available_now, cpu_profile, engines, floors, inputs, processors
+from benchmarks.processes import with_cpu_s
 from benchmarks.report import OURS, Question, Run
 from benchmarks.scales import Scale
 from cairn.pipeline import Pipeline
@@ -117,19 +118,29 @@ def pipeline_of(keyed: Keyed, files: Sequence[Path], **settings: Any) -> Pipelin
         raise
 
 
-def _keyed_cairn(bench: Bench, keyed: Keyed) -> tuple[list[engines.Timed], pa.Table, dict[str, str | int | float]]:
+def _keyed_cairn(
+    bench: Bench, keyed: Keyed
+) -> tuple[list[engines.Timed], pa.Table, dict[str, str | int | float], dict[str, list[float]]]:
     pipeline = pipeline_of(keyed, bench.files)
     spark = engines.start_spark()
-    timed = engines.run_cairn(spark, pipeline, bench.scratch, len(bench.files))
+    timed, cpu_s = with_cpu_s(lambda: engines.run_cairn(spark, pipeline, bench.scratch, len(bench.files)))
     output = engines.cairn_output(bench.scratch, timed)
     if bench.section in COMPARED:
         bench.keep("output", output.select(list(keyed.compared)) if keyed.compared else output)
         bench.keep("state", engines.cairn_state(spark, bench.scratch, keyed.state))
     spark.stop()
-    return timed[1:], output, {"api": keyed.api, "parallelism": pipeline.parallelism, "master": "local[2]"}
+    settings = {"api": keyed.api, "parallelism": pipeline.parallelism, "master": "local[2]"}
+    return timed[1:], output, settings, _cpu(bench, cpu_s)
 
 
-def _keyed_spark(bench: Bench, keyed: Keyed) -> tuple[list[dict[str, Any]], pa.Table, dict[str, str | int | float]]:
+def _cpu(bench: Bench, cpu_s: float) -> dict[str, list[float]]:
+    """CPU seconds of a batch, of all processes, the first batch included: what is between two batches of a query can't be told."""
+    return {"cpu_s": [cpu_s / len(bench.files)]}
+
+
+def _keyed_spark(
+    bench: Bench, keyed: Keyed
+) -> tuple[list[dict[str, Any]], pa.Table, dict[str, str | int | float], dict[str, list[float]]]:
     spark = engines.start_spark()
     output_folder, checkpoint = bench.scratch / "output", bench.scratch / "checkpoint"
 
@@ -140,12 +151,14 @@ def _keyed_spark(bench: Bench, keyed: Keyed) -> tuple[list[dict[str, Any]], pa.T
         return result.writeStream.outputMode("append").format("parquet").option("path", str(output_folder))
 
     settings = engines.PEERS[bench.variant]
-    progress = engines.run_streaming(spark, bench.inputs, settings, query, checkpoint=checkpoint)
+    progress, cpu_s = with_cpu_s(
+        lambda: engines.run_streaming(spark, bench.inputs, settings, query, checkpoint=checkpoint)
+    )
     output = engines.streaming_output(output_folder)
     bench.keep("output", output.select(list(keyed.compared)) if keyed.compared else output)
     bench.keep("state", engines.streaming_state(spark, checkpoint, keyed.state, keyed.peer_columns))
     spark.stop()
-    return _whole(progress, len(bench.files))[1:], output, {**settings, "master": "local[2]"}
+    return _whole(progress, len(bench.files))[1:], output, {**settings, "master": "local[2]"}, _cpu(bench, cpu_s)
 
 
 def _whole(progress: list[dict[str, Any]], batches: int) -> list[dict[str, Any]]:
@@ -190,29 +203,29 @@ def _spark_rates(progress: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def row_cairn(bench: Bench) -> Run:
-    timed, _, settings = _keyed_cairn(bench, ROW)
-    return bench.measured(_cairn_rates(timed), settings)
+    timed, _, settings, cpu = _keyed_cairn(bench, ROW)
+    return bench.measured(_cairn_rates(timed) | cpu, settings)
 
 
 def row_spark(bench: Bench) -> Run:
-    progress, _, settings = _keyed_spark(bench, ROW)
-    return bench.measured(_spark_rates(progress), settings)
+    progress, _, settings, cpu = _keyed_spark(bench, ROW)
+    return bench.measured(_spark_rates(progress) | cpu, settings)
 
 
 def steady_cairn(bench: Bench) -> Run:
     """The row processor on so many keys that what an interval costs at any size no longer shows."""
-    timed, _, settings = _keyed_cairn(bench, ROW)
-    return bench.measured(_cairn_rates(timed), settings)
+    timed, _, settings, cpu = _keyed_cairn(bench, ROW)
+    return bench.measured(_cairn_rates(timed) | cpu, settings)
 
 
 def pandas_cairn(bench: Bench) -> Run:
-    timed, _, settings = _keyed_cairn(bench, PANDAS)
-    return bench.measured(_cairn_rates(timed), settings)
+    timed, _, settings, cpu = _keyed_cairn(bench, PANDAS)
+    return bench.measured(_cairn_rates(timed) | cpu, settings)
 
 
 def pandas_spark(bench: Bench) -> Run:
-    progress, _, settings = _keyed_spark(bench, PANDAS)
-    return bench.measured(_spark_rates(progress), settings)
+    progress, _, settings, cpu = _keyed_spark(bench, PANDAS)
+    return bench.measured(_spark_rates(progress) | cpu, settings)
 
 
 # --- appending to long lists ------------------------------------------------------------------------------------------------
@@ -233,14 +246,14 @@ def _append_samples(bench: Bench, output: pa.Table, processing_s: Sequence[float
 
 
 def list_cairn(bench: Bench) -> Run:
-    timed, output, settings = _keyed_cairn(bench, LIST)
-    samples = _append_samples(bench, output, [t.processing_s for t in timed])
+    timed, output, settings, cpu = _keyed_cairn(bench, LIST)
+    samples = _append_samples(bench, output, [t.processing_s for t in timed]) | cpu
     return bench.measured(samples | {"batch_s": [t.wall_s for t in timed]}, settings)
 
 
 def list_spark(bench: Bench) -> Run:
-    progress, output, settings = _keyed_spark(bench, LIST)
-    samples = _append_samples(bench, output, [engines.processing_s(p) for p in progress])
+    progress, output, settings, cpu = _keyed_spark(bench, LIST)
+    samples = _append_samples(bench, output, [engines.processing_s(p) for p in progress]) | cpu
     return bench.measured(
         samples | {"batch_s": [p["durationMs"]["triggerExecution"] / 1e3 for p in progress]}, settings
     )
@@ -264,11 +277,12 @@ def aggregate_pipeline(files: Sequence[Path], **settings: Any) -> Pipeline:
 def aggregate_cairn(bench: Bench) -> Run:
     pipeline = aggregate_pipeline(bench.files)
     spark = engines.start_spark()
-    timed = engines.run_cairn(spark, pipeline, bench.scratch, len(bench.files))
+    timed, cpu_s = with_cpu_s(lambda: engines.run_cairn(spark, pipeline, bench.scratch, len(bench.files)))
     bench.keep("output", engines.cairn_output(bench.scratch, timed))
     bench.keep("state", engines.cairn_state(spark, bench.scratch, "aggregates"))
     spark.stop()
-    return bench.measured(_cairn_rates(timed[1:]), {"api": "arrow", "parallelism": 2, "master": "local[2]"})
+    settings = {"api": "arrow", "parallelism": 2, "master": "local[2]"}
+    return bench.measured(_cairn_rates(timed[1:]) | _cpu(bench, cpu_s), settings)
 
 
 def aggregate_spark(bench: Bench) -> Run:
@@ -283,12 +297,14 @@ def aggregate_spark(bench: Bench) -> Run:
         return totals.writeStream.outputMode("update").foreachBatch(engines.to_parquet(output_folder))
 
     settings = engines.PEERS[bench.variant]
-    progress = engines.run_streaming(spark, bench.inputs, settings, query, checkpoint=checkpoint)
+    progress, cpu_s = with_cpu_s(
+        lambda: engines.run_streaming(spark, bench.inputs, settings, query, checkpoint=checkpoint)
+    )
     bench.keep("output", engines.streaming_output(output_folder))
     bench.keep("state", engines.streaming_state(spark, checkpoint, None))
     spark.stop()
     rates = _spark_rates(_whole(progress, len(bench.files))[1:])
-    return bench.measured(rates, {**settings, "master": "local[2]"})
+    return bench.measured(rates | _cpu(bench, cpu_s), {**settings, "master": "local[2]"})
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------------
@@ -334,6 +350,7 @@ def floor_engine(bench: Bench) -> Run:
     entries = bench.scale.engine_entries
     rates = floors.rocksdict_rates(bench.scratch / "rocksdict", entries, rounds=3)
     rates |= floors.state_rates(bench.scratch / "state", entries, rounds=3)
+    rates |= floors.copy_rates(bench.scratch, rounds=5)
     return bench.measured(rates, {"entries": entries, "batch": 10_000, "processes": 1})
 
 
@@ -453,14 +470,17 @@ COMPARED["backfill"] = ("state",)
 _BOTH: dict[str, Any] = {"peers": PEER_NAMES}
 _PHASE: dict[str, Any] = {"metric": "processing_keys_per_s", "unit": "keys/s"}
 _BATCH: dict[str, Any] = {"metric": "batch_keys_per_s", "unit": "keys/s"}
+_CPU: dict[str, Any] = {"metric": "cpu_s", "unit": "s", "higher_is_better": False}
 
 QUESTIONS = (
     Question(section="row", label="processing phase", **_PHASE, **_BOTH, at_least_ratio=40),
-    Question(section="row", label="whole micro-batch", **_BATCH, **_BOTH),
+    Question(section="row", label="whole micro-batch", **_BATCH, **_BOTH, at_least_ratio=20),
+    Question(section="row", label="CPU of a batch", **_CPU, **_BOTH),
     Question(section="steady", label="processing phase, large batches", **_PHASE, at_least=100_000),
     Question(section="steady", label="whole interval, large batches", **_BATCH),
     Question(section="pandas", label="processing phase", **_PHASE, **_BOTH, at_least_ratio=8),
     Question(section="pandas", label="whole micro-batch", **_BATCH, **_BOTH),
+    Question(section="pandas", label="CPU of a batch", **_CPU, **_BOTH),
     Question(
         section="list",
         label="append, processing phase",
@@ -480,6 +500,7 @@ QUESTIONS = (
         **_BOTH,
         against=("spark",),
     ),
+    Question(section="list", label="CPU of a batch", **_CPU, **_BOTH, against=("spark",)),
     Question(
         section="aggregate",
         label="whole micro-batch",
@@ -487,8 +508,9 @@ QUESTIONS = (
         unit="s",
         higher_is_better=False,
         **_BOTH,
-        at_least_ratio=2,
+        at_least_ratio=3,
     ),
+    Question(section="aggregate", label="CPU of a batch", **_CPU, **_BOTH),
     Question(section="aggregate", label="processing phase", **_PHASE, **_BOTH),
     Question(
         section="rss",
@@ -521,6 +543,10 @@ QUESTIONS = (
             ("rocksdict, sorted multi-gets", "gets_per_s"),
             ("keyed state, updates", "updates_per_s"),
         )
+    ),
+    *(
+        Question(section="floor", label=label, variant="engine", metric=metric, unit="MB/s")
+        for label, metric in (("a file copied, durable", "copied_mb_per_s"), ("checksum of a file", "checked_mb_per_s"))
     ),
     *(
         Question(

@@ -1,4 +1,4 @@
-"""How much is measured: ``small`` shows in two minutes that everything works, ``full`` gives the figures."""
+"""How much is measured: ``small`` shows in some minutes that everything works, ``full`` gives the figures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Keys, rows and batches of every section. Batches include the first, which warms up and is not counted. ``judged``: large
-    enough for the targets to be meant. ``tuned_peer``: whether the peer runs with the better settings too."""
+    enough for the targets to be meant. ``tuned_peer``: whether the peer runs with the better settings too. ``rounds``: how often what has a peer runs."""
 
     judged: bool
     tuned_peer: bool
+    rounds: int
     batches: int
     row_keys: int
     steady_keys: int
@@ -25,6 +26,8 @@ class Scale:
     rss_intervals: int
     engine_entries: int
     backfill_days: int
+    merge_keys: int
+    merge_batches: int
     profiled_rows: int
     profiled_frames: int
 
@@ -33,6 +36,7 @@ SCALES = {
     "small": Scale(
         judged=False,
         tuned_peer=False,
+        rounds=1,
         batches=2,
         row_keys=1_000,
         steady_keys=20_000,
@@ -46,12 +50,15 @@ SCALES = {
         rss_intervals=2,
         engine_entries=100_000,
         backfill_days=4,
+        merge_keys=20_000,
+        merge_batches=3,
         profiled_rows=20_000,
         profiled_frames=1_000,
     ),
     "full": Scale(
         judged=True,
         tuned_peer=True,
+        rounds=2,
         batches=4,
         row_keys=100_000,
         steady_keys=500_000,
@@ -64,7 +71,9 @@ SCALES = {
         rss_keys=5_000_000,
         rss_intervals=5,
         engine_entries=1_000_000,
-        backfill_days=30,
+        backfill_days=5,
+        merge_keys=1_000_000,
+        merge_batches=7,
         profiled_rows=200_000,
         profiled_frames=10_000,
     ),

@@ -1,41 +1,45 @@
-"""The benchmark suite: ours and Spark's own state, on the same input and machine, in one run.
+"""The benchmark suite: ours beside Spark's own state, MERGE into table formats, recomputing, and Flink, on the same machine in one run.
 
     python -m benchmarks.suite [--scale small|full] [--only row,pandas,...] [--out benchmarks/out/report.json] [--work FOLDER]
-    python -m benchmarks.suite --markdown        # the last report as a table for docs/benchmarks.md
+    python -m benchmarks.suite --docs        # the last report into docs/benchmarks.md, with its samples and its plot
 
-Every run has a process, a JVM and a scratch folder of its own, one after the other, so that none disturbs another. Each
-writes what it measured as JSON; the report is made of that and nothing else. All processes are ended and the folder is
-removed, however it ends.
+Every run has a process, a JVM and a scratch folder of its own, one after the other, so that none disturbs another. What has a peer
+runs in two rounds at full scale, the second one in the other order. Each run writes what it measured as JSON; the report is made of that
+and nothing else. All processes are ended and the folder is removed, however it ends.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks import inputs, report
+from benchmarks import inputs, merge, report, report_files
 from benchmarks.engines import TUNED
-from benchmarks.report import OURS, Check, Run
+from benchmarks.flink import __main__ as flink
+from benchmarks.processes import ROOT, child_environment
+from benchmarks.report import OURS, Check, Part, Run
 from benchmarks.runs import COMPARED, PEER_NAMES, QUESTIONS, SECTIONS, Bench, NotBuilt, batches_of, result_name
 from benchmarks.scales import SCALES, Scale
 from local_stack.owned_process import OwnedProcesses
 
-ROOT = Path(__file__).resolve().parents[1]
+# Programs of their own, with peers that are installed for them.
+OTHERS: dict[str, Callable[[Path, Scale], Part]] = {
+    "merge": lambda work, scale: merge.measured(
+        work, scale.merge_keys, scale.merge_batches, merge.PARTS, list(merge.ENGINES), scale.rounds
+    ),
+    "flink": lambda work, scale: flink.measured(work, flink.SCALES["full" if scale.judged else "small"], scale.rounds),
+}
 REPORT = ROOT / "benchmarks" / "out" / "report.json"
 _RUN_DEADLINE_S = 900.0
 
@@ -45,11 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.run is not None:
         return _run_here(options)
-    if options.markdown:
-        if not options.out.is_file():
-            print(f"{options.out} does not exist: run the suite first (make bench)", file=sys.stderr)
+    if options.docs is not None:
+        files = options.docs or [options.out]
+        if missing := [str(file) for file in files if not file.is_file()]:
+            print(f"{', '.join(missing)} does not exist: run the suite first (make bench)", file=sys.stderr)
             return 1
-        print(report.as_markdown(json.loads(options.out.read_text())))
+        report_files.into_docs(report.together([json.loads(file.read_text()) for file in files]))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work = Path(tempfile.mkdtemp(prefix="cairn-bench-", dir=options.work)).resolve()
@@ -57,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run_all(options.only, SCALES[options.scale], options.scale, work, options.out)
     except KeyboardInterrupt:
-        print("interrupted; everything that was started is stopped, and no report is written", file=sys.stderr)
+        print(
+            "interrupted; everything that was started is stopped. A report is written only once all sections "
+            f"before {' and '.join(OTHERS)} are through",
+            file=sys.stderr,
+        )
         return 130
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -66,63 +75,72 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suite", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
-    parser.add_argument("--only", type=_sections, default=list(SECTIONS), help=f"of {','.join(SECTIONS)}")
+    names = [*SECTIONS, *OTHERS]
+    parser.add_argument("--only", type=_sections, default=names, help=f"of {','.join(names)}")
     parser.add_argument("--out", type=Path, default=REPORT)
     parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk")
-    parser.add_argument("--markdown", action="store_true", help="print the last report instead")
+    parser.add_argument(
+        "--docs",
+        nargs="*",
+        type=Path,
+        metavar="REPORT",
+        help="put the last report, or these of different sections, into docs/ instead",
+    )
     parser.add_argument("--run", nargs=2, metavar=("SECTION", "VARIANT"), help=argparse.SUPPRESS)
     return parser
 
 
 def _sections(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in SECTIONS]:
-        raise argparse.ArgumentTypeError(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    return [name for name in SECTIONS if name in names]
+    names, known = text.split(","), [*SECTIONS, *OTHERS]
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no section {', '.join(unknown)}; there are {', '.join(known)}")
+    return [name for name in known if name in names]
 
 
 # --- all runs ---------------------------------------------------------------------------------------------------------------
 
 
 def _run_all(sections: list[str], scale: Scale, scale_name: str, work: Path, out: Path) -> int:
-    started, started_s = datetime.now(tz=UTC), time.monotonic()
-    machine = describe_machine()
+    started = report_files.Started()
     runs: list[Run] = []
+    checks: list[Check] = []
     (work / "results").mkdir()
-    for section in sections:
-        for variant in SECTIONS[section]:
-            if variant == TUNED and not scale.tuned_peer:
-                continue
-            began_s = time.monotonic()
-            runs.append(_run_apart(section, variant, scale, scale_name, work))
-            print(f"{section}/{variant}: {runs[-1].status}, {time.monotonic() - began_s:.1f} s", flush=True)
+    for section in [name for name in SECTIONS if name in sections]:
+        variants = [v for v in SECTIONS[section] if v != TUNED or scale.tuned_peer]
+        for number in range(scale.rounds if section in COMPARED and section != "backfill" else 1):
+            of_round = []
+            for variant in variants[:: -1 if number % 2 else 1]:
+                began_s = time.monotonic()
+                of_round.append(_run_apart(section, variant, scale, scale_name, work))
+                print(f"{section}/{variant}: {of_round[-1].status}, {time.monotonic() - began_s:.1f} s", flush=True)
+            runs += of_round
+            checks += _checks(of_round, work / "results", number + 1)
         shutil.rmtree(work / "inputs", ignore_errors=True)
-    made = report.build_report(
-        runs,
-        QUESTIONS,
-        _checks(runs, work / "results"),
-        scale=scale_name,
-        judged=scale.judged,
-        started=started.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - started_s,
-        environment=machine,
-    )
-    write_report(made, out)
-    return 0 if report.passed(made) else 1
-
-
-def write_report(made: dict[str, Any], out: Path) -> None:
-    """Writes it to ``out``, whole or not at all, and prints its table."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_suffix(".partial")
-    partial.write_text(json.dumps(made, indent=1) + "\n")
-    partial.replace(out)
-    print(f"\n{report.as_table(made)}\n\n{out} has every sample, the settings and the profiles")
+    parts = [Part(runs=runs, questions=[q for q in QUESTIONS if q.section in sections], checks=checks)]
+    for name in [name for name in OTHERS if name in sections]:
+        # What is there is not lost if an hour's run breaks off.
+        started.write(parts, out, scale=scale_name, judged=scale.judged)
+        folder = work / name
+        folder.mkdir()
+        try:
+            parts.append(OTHERS[name](folder, scale))
+        except (
+            flink.Missing,
+            AssertionError,
+            OSError,
+            subprocess.SubprocessError,
+        ) as error:  # the peers can't be installed here
+            print(f"{name}: failed: {error}", file=sys.stderr)
+            failed = Run(section=name, variant=name, status="failed", note=str(error).replace("\n", " "))
+            parts.append(Part(runs=[failed], questions=[], checks=[]))
+        shutil.rmtree(folder)
+    return started.finish(parts, out, scale=scale_name, judged=scale.judged)
 
 
 def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: Path) -> Run:
     """The run in a process of its own. A run that fails is part of the report; the others go on."""
     name = f"{section}-{variant.replace(' ', '-')}"
+    (work / f"{name}.json").unlink(missing_ok=True)  # of the round before
     folder = _input_folder(work, section, variant)
     if not folder.exists():
         inputs.write_batches(folder, batches_of(section, variant, scale))
@@ -167,21 +185,8 @@ def _scratch_folder(work: Path, section: str, variant: str) -> Path:
     return work / "scratch" / section / variant.replace(" ", "-")
 
 
-def child_environment(tmp: Path) -> dict[str, str]:
-    """Spark's and Python's temporary files lie in the run's own folder; the same heap for either engine."""
-    submit = f"--driver-memory 4g --driver-java-options -Djava.io.tmpdir={tmp} pyspark-shell"
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]))
-    return os.environ | {
-        "TZ": "UTC",
-        "TMPDIR": str(tmp),
-        "SPARK_LOCAL_DIRS": str(tmp),
-        "PYSPARK_SUBMIT_ARGS": submit,
-        "PYTHONPATH": path,
-    }
-
-
-def _checks(runs: list[Run], results: Path) -> list[Check]:
-    """Whether the peer and ours put out the same rows, and hold the same state after the last batch."""
+def _checks(runs: list[Run], results: Path, number: int) -> list[Check]:
+    """Whether the peer and ours put out the same rows in a round, and hold the same state after its last batch."""
     checks = []
     for section, kinds in COMPARED.items():
         measured = {run.variant for run in runs if run.section == section and run.status == "measured"}
@@ -193,37 +198,9 @@ def _checks(runs: list[Run], results: Path) -> list[Check]:
                 # Columns by position: the peer names those of an aggregation's state itself.
                 equal = ours.num_columns == theirs.num_columns and ours.columns == theirs.columns
                 note = f"{ours.num_rows} rows" if equal else f"{ours.num_rows} rows, and {theirs.num_rows}"
-                checks.append(Check(section=section, label=f"{what} of {OURS} and {peer}", equal=equal, note=note))
+                label = f"{what} of {OURS} and {peer}, round {number}"
+                checks.append(Check(section=section, label=label, equal=equal, note=note))
     return checks
-
-
-def describe_machine() -> dict[str, Any]:
-    """The machine, the versions, and how busy it was before anything started."""
-    model = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    memory = [int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
-    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    names = ("pyspark", "rocksdict", "pyarrow", "pandas", "numpy")
-    return {
-        "cpu": {"model": model[0] if model else platform.processor(), "count": os.cpu_count()},
-        "memory_mib": memory[0] if memory else None,
-        "load_before": round(os.getloadavg()[0], 2),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "java": java[0] if java else None,
-        "commit": commit.stdout.strip() or None,
-        "versions": {name: importlib.metadata.version(name) for name in names},
-    }
-
-
-def _lines(path: str) -> list[str]:
-    file = Path(path)
-    return file.read_text().splitlines() if file.exists() else []
 
 
 # --- one run, in its own process ----------------------------------------------------------------------------------------------

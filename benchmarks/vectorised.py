@@ -3,8 +3,8 @@
     python -m benchmarks.vectorised [--keys 100000] [--rows 1000000] [--rounds 5] [--only append,timers]
 
 Each workload runs a first interval that fills the state, and further ones of the same size that are measured: CPU and wall time of
-the phases process and timers, from sorted Arrow batches of 10,000 rows to state in RocksDB and output in a Parquet file. The two
-APIs take turns; after each interval their digests and what they put out must be equal. Prints medians, and how often the row API's
+the phases process and timers, from sorted Arrow batches of 10,000 rows to output in a Parquet file and state in files of RocksDB, which
+are written when the interval is captured. The two APIs take turns; after each interval their digests and what they put out must be equal. Prints medians, and how often the row API's
 rate the vectorised one's is.
 """
 
@@ -304,6 +304,8 @@ class Shard:
             runner.fire_timers()
             runner.close()
             expire(state)
+        # What gathered in memory becomes a file, as at the end of every interval: the next one reads it there.
+        self._store.capture(self._folder / f"captured-{number}")
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         self._groups = state.key_group_states()
         output.finish(self._storage, f"{number}")

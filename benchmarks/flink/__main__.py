@@ -1,17 +1,16 @@
 """Keyed state beside Flink 2.3: the same updates, a checkpoint after each batch, savepoints, restores and re-scaling.
 
-    python -m benchmarks.flink [--scale small|full] [--rounds 3] [--only "1% uniform,10% zipf"] [--out benchmarks/out/flink.json]
-    python -m benchmarks.flink --markdown        # the last report as a table for docs/benchmarks.md
+    python -m benchmarks.flink [--scale small|full] [--rounds 2] [--only "1% uniform,10% zipf"] [--out benchmarks/out/flink.json]
 
 State: 1,000,000 keys, six fields, one of them 64 characters. A first batch has every key, ten more have 1 % or 10 % of them, drawn
-uniformly or by 1 / rank.
+uniformly or by 1 / rank; or seven more have as many rows as there are keys, drawn at random. The section *flink* of ``make bench``.
 
 - **flink**: ``Updates.java`` on RocksDB with incremental checkpoints and its ingest option, two slots of a mini cluster in one JVM. The
   job runs all the time, so that its state is open and its code compiled. What a batch takes includes its checkpoint.
 - **cairn**, **cairn row**: ``run_interval`` with the vectorised and with the row API, two shards in Spark's local mode. Every interval
-  plans, opens its state from the checkpoint before it, and commits.
+  plans, opens its state from the checkpoint before it, and commits. **cairn zstd**: with ``EngineOptions(compression="zstd")``, for 10 % only.
 
-Each engine has a process of its own, one after the other; the rounds take turns, and every second one turns the order around. Every engine
+Each engine has a process of its own, one after the other; every second round turns the order around (zipf and random run once). Every engine
 ends with the same state, row by row, Flink's restored ones included, or the run fails. CPU seconds are of the process and all below it.
 """
 
@@ -25,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import report
-from benchmarks.cpu_per_update import cpu_s, updates_over
+from benchmarks.cpu_per_update import updates_over
 from benchmarks.engines import interval, start_spark
 from benchmarks.flink.inputs import Workload, read_state, write_batches
-from benchmarks.report import Check, Question, Run
-from benchmarks.suite import ROOT, child_environment, describe_machine, write_report
+from benchmarks.processes import ROOT, child_environment, cpu_s
+from benchmarks.report import Check, Part, Question, Run
+from benchmarks.report_files import Started
 from benchmarks.validation import COLD
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.adapters.rocks import EngineOptions
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.values.key_groups import KeyGroupRange
@@ -52,13 +53,27 @@ from tests.support.environments import environment_with
 
 OUT = ROOT / "benchmarks" / "out" / "flink.json"
 FLINK = "flink"
-OURS = {"cairn": "arrow", "cairn row": "row"}
-WORKLOADS = tuple(Workload(part=part, zipf=zipf) for zipf in (False, True) for part in (0.01, 0.1))
-MOVED = WORKLOADS[1]
+ZSTD = "cairn zstd"
+OURS = {"cairn": "arrow", "cairn row": "row", ZSTD: "arrow"}
+FEW, MOVED = (Workload(part=part, drawn="uniform") for part in (0.01, 0.1))
+# What a row costs once an interval's own cost no longer shows: the batches are long, and fewer.
+MANY = Workload(part=1.0, drawn="random", batches=7)
+WORKLOADS = (
+    FEW,
+    MOVED,
+    Workload(part=0.01, drawn="zipf"),
+    Workload(part=0.1, drawn="zipf"),
+    MANY,
+)
 FIELDS = ("k", "n", "total", "low", "high", "last", "payload")
-# By scale: keys, batches, repeats of savepoints and restores, rounds, workloads.
-SCALES = {"full": (1_000_000, 10, 5, 3, WORKLOADS), "small": (20_000, 3, 1, 1, (MOVED, WORKLOADS[3]))}
+# By scale: keys, batches, repeats of savepoints and restores, workloads.
+Size = tuple[int, int, int, Sequence[Workload]]
+SCALES: dict[str, Size] = {
+    "full": (1_000_000, 10, 5, WORKLOADS),
+    "small": (20_000, 3, 1, (MOVED, WORKLOADS[3], replace(MANY, batches=2))),
+}
 _DEADLINE_S = 1_800.0
+_MOVES = "flink, moves"
 _JAVAC = ("java", "-m", "jdk.compiler/com.sun.tools.javac.Main", "-nowarn")
 Step = dict[str, Any]
 
@@ -106,11 +121,12 @@ def run_flink(class_path: str, inputs: Path, folder: Path, batches: int, repeats
 # --- ours, in a process of its own --------------------------------------------------------------------------------------------
 
 
-def run_cairn(api: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
+def run_cairn(name: str, inputs: Path, folder: Path, batches: int, repeats: int) -> Iterator[Step]:
     """The same steps; the last state goes to ``folder / rows.parquet``."""
     files = [inputs / f"{number:03d}.parquet" for number in range(batches + 1)]
     root, spark = str(folder / "state"), start_spark()
-    pipeline = updates_over(files, api, order_by=["v"], max_parallelism=128)
+    engine = EngineOptions(compression="zstd" if name == ZSTD else "lz4")
+    pipeline = updates_over(files, OURS[name], order_by=["v"], max_parallelism=128, engine=engine)
 
     def timed(step: str, work: Callable[[], Any]) -> tuple[Step, Any]:
         cpu_before, began_s = sum(cpu_s().values()), time.monotonic()
@@ -193,11 +209,17 @@ def samples_of(rounds: list[list[Step]]) -> tuple[dict[str, list[float]], dict[s
     return batches, moves
 
 
-def questions() -> list[Question]:
+def questions(workloads: Sequence[Workload] = WORKLOADS) -> list[Question]:
     """What the report asks; targets as in issue 19."""
     asked = []
-    for workload in WORKLOADS:
-        for label, metric, unit in (
+    for workload in workloads:
+        of_workload = {"section": _section(workload), "higher_is_better": False, "against": (FLINK,)}
+        if workload.name == MANY.name:
+            for variant, api, target in ((report.OURS, "vectorised", 4.0), ("cairn row", "row", 6.0)):
+                label = f"CPU of a row, {api} API, with its checkpoint"
+                metric: dict[str, Any] = {"metric": "cpu_us_per_row", "unit": "us", "at_most": target}
+                asked.append(Question(label=label, variant=variant, peers=(FLINK,), **metric, **of_workload))
+        for label, metric_name, unit in (
             ("batch with its checkpoint", "wall_s", "s"),
             ("CPU of a batch", "cpu_s", "s"),
             ("written per batch", "written_mb", "MB"),
@@ -205,20 +227,14 @@ def questions() -> list[Question]:
             ("load of all keys", "load_s", "s"),
             ("CPU of the load", "load_cpu_s", "s"),
         ):
-            at_most = 150.0 if metric == "all_written_mb" and workload == MOVED else None
+            if metric_name.startswith("load") and workload != MOVED:
+                continue  # it is the same for all
+            at_most = 150.0 if metric_name == "all_written_mb" and workload == MOVED else None
+            peers = ("cairn row", *([ZSTD] if workload == MOVED else []), FLINK)
             asked.append(
-                Question(
-                    section=workload.name,
-                    label=label,
-                    metric=metric,
-                    unit=unit,
-                    higher_is_better=False,
-                    peers=("cairn row", FLINK),
-                    against=(FLINK,),
-                    at_most=at_most,
-                )
+                Question(label=label, metric=metric_name, unit=unit, peers=peers, at_most=at_most, **of_workload)
             )
-    for step, target in (
+    for step, target_ratio in (
         ("take canonical", 1.0),
         ("restore canonical", None),
         ("restore 2 to 2", None),
@@ -227,16 +243,20 @@ def questions() -> list[Question]:
         for unit in ("s", "cpu_s"):
             asked.append(
                 Question(
-                    section="moves",
+                    section=_MOVES,
                     label=step if unit == "s" else f"{step}, CPU",
                     metric=f"{step}, {unit}",
                     unit="s",
                     higher_is_better=False,
                     peers=(FLINK,),
-                    at_least_ratio=target if unit == "s" else None,
+                    at_least_ratio=target_ratio if unit == "s" else None,
                 )
             )
     return asked
+
+
+def _section(workload: Workload) -> str:
+    return f"flink, {workload.name}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -244,21 +264,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.here:
         name, inputs, folder, batches, repeats = options.here
-        for step in run_cairn(OURS[name], Path(inputs), Path(folder), int(batches), int(repeats)):
+        for step in run_cairn(name, Path(inputs), Path(folder), int(batches), int(repeats)):
             print(json.dumps(step), flush=True)
         return 0
-    if options.markdown:
-        if not options.out.is_file():
-            print(f"{options.out} does not exist.\nMake it with: python -m benchmarks.flink", file=sys.stderr)
-            return 1
-        print(report.as_markdown(json.loads(options.out.read_text())))
-        return 0
+    size, started = SCALES[options.scale], Started()
+    if options.only:
+        names = options.only.split(",")
+        size = (*size[:3], [workload for workload in WORKLOADS if workload.name in names])
     with tempfile.TemporaryDirectory(prefix="cairn-flink-", dir=options.work) as scratch:
         try:
-            return _run_all(options, Path(scratch))
+            part = measured(Path(scratch), size, options.rounds)
         except Missing as missing:
             print(missing, file=sys.stderr)
             return 2
+    return started.finish([part], options.out, scale=options.scale, judged=options.scale == "full")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -266,39 +285,36 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.flink", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--scale", choices=sorted(SCALES), default="full")
-    parser.add_argument("--rounds", type=int, help="how often every engine runs every workload")
+    parser.add_argument("--rounds", type=int, default=2, help="how often every engine runs every workload")
     parser.add_argument("--only", help=f"of {','.join(w.name for w in WORKLOADS)}".replace("%", "%%"))
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--work", type=Path, help="where the temporary folder is made; a local disk with 5 GB")
-    parser.add_argument("--markdown", action="store_true", help="print the last report instead")
     parser.add_argument(
         "--here", nargs=5, metavar=("VARIANT", "INPUTS", "FOLDER", "BATCHES", "REPEATS"), help=argparse.SUPPRESS
     )
     return parser
 
 
-def _run_all(options: argparse.Namespace, work: Path) -> int:
-    keys, batches, repeats, rounds, workloads = SCALES[options.scale]
-    names = options.only.split(",") if options.only else [workload.name for workload in workloads]
-    wanted = [workload for workload in WORKLOADS if workload.name in names]
-    started, began_s, machine = datetime.now(tz=UTC), time.monotonic(), describe_machine()
+def measured(work: Path, size: Size, rounds: int) -> Part:
+    """Every engine over every workload, in folders below ``work``. Raises: Missing."""
+    keys, batches_of_scale, repeats, workloads = size
     (work / "classes").mkdir()
     class_path = compile_job(flink_jars(work), work / "classes")
     runs: list[Run] = []
     checks: list[Check] = []
     moves: dict[str, dict[str, list[float]]] = {}
-    for workload in wanted:
-        inputs = work / "inputs"
+    for workload in workloads:
+        inputs, batches, section = work / "inputs", workload.batches or batches_of_scale, _section(workload)
         inputs.mkdir()
         write_batches(inputs, keys, batches, workload)
-        steps: dict[str, list[list[Step]]] = {name: [] for name in (*OURS, FLINK)}
+        steps: dict[str, list[list[Step]]] = {name: [] for name in (*OURS, FLINK) if name != ZSTD or workload == MOVED}
         failed: dict[str, str] = {}
         first: pa.Table | None = None
-        for number in range(options.rounds or rounds):
+        for number in range(rounds if workload in (FEW, MOVED) else 1):
             for name in list(steps)[:: -1 if number % 2 else 1]:
                 folder = work / "run"
                 (folder / "tmp").mkdir(parents=True)
-                times = repeats if workload == MOVED and name != "cairn row" else 0
+                times = repeats if workload == MOVED and name in (report.OURS, FLINK) else 0
                 load = os.getloadavg()[0]
                 try:
                     made = _run_apart(name, class_path, inputs, folder, batches, times)
@@ -312,36 +328,22 @@ def _run_all(options: argparse.Namespace, work: Path) -> int:
                 for what, state in _states(folder).items():
                     first = state if first is None else first
                     label = f"{what} of {name}, round {number + 1}"
-                    checks.append(
-                        Check(
-                            section=workload.name, label=label, equal=state.equals(first), note=f"{state.num_rows} rows"
-                        )
-                    )
+                    equal = state.equals(first)
+                    checks.append(Check(section=section, label=label, equal=equal, note=f"{state.num_rows} rows"))
                 shutil.rmtree(folder)
                 took_s = sum(step["wall_s"] for step in made)
                 print(f"{workload.name}, {name}: {took_s:.1f} s measured, load before it {load:.1f}", flush=True)
         for name, of_rounds in steps.items():
             if name in failed:
-                runs.append(Run(section=workload.name, variant=name, status="failed", note=failed[name]))
+                runs.append(Run(section=section, variant=name, status="failed", note=failed[name]))
                 continue
             of_batches, of_moves = samples_of(of_rounds)
-            runs.append(Run(section=workload.name, variant=name, status="measured", samples=of_batches))
+            runs.append(Run(section=section, variant=name, status="measured", samples=of_batches))
             if of_moves:
                 moves[name] = of_moves
         shutil.rmtree(inputs)
-    runs += [Run(section="moves", variant=name, status="measured", samples=samples) for name, samples in moves.items()]
-    made_report = report.build_report(
-        runs,
-        questions(),
-        checks,
-        scale=options.scale,
-        judged=options.scale == "full",
-        started=started.isoformat(timespec="seconds"),
-        seconds=time.monotonic() - began_s,
-        environment=machine,
-    )
-    write_report(made_report, options.out)
-    return 0 if report.passed(made_report) else 1
+    runs += [Run(section=_MOVES, variant=name, status="measured", samples=samples) for name, samples in moves.items()]
+    return Part(runs=runs, questions=questions(workloads), checks=checks)
 
 
 def _run_apart(name: str, class_path: str, inputs: Path, folder: Path, batches: int, repeats: int) -> list[Step]:

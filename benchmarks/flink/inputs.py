@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +20,25 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", "S1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Batches of ``part`` of the keys. ``zipf``: keys are drawn by 1 / rank and repeat; else each key of a batch is drawn once."""
+    """Batches of ``part`` as many rows as there are keys. ``drawn``: *uniform*, each key of a batch once; *random*, keys repeat by chance;
+    *zipf*, by 1 / rank. ``batches``: None for the number of the scale."""
 
     part: float
-    zipf: bool
+    drawn: Literal["uniform", "random", "zipf"]
+    batches: int | None = None
 
     @property
     def name(self) -> str:
         """As reports call it."""
-        return f"{self.part:.0%} {'zipf' if self.zipf else 'uniform'}"
+        return f"{self.part:.0%} {self.drawn}"
 
 
-def draw(random: np.random.Generator, keys: int, rows: int, zipf: bool) -> npt.NDArray[np.int64]:
+def draw(random: np.random.Generator, keys: int, rows: int, drawn: str) -> npt.NDArray[np.int64]:
     """``rows`` keys of 0..keys-1, in random order. Which keys are the frequent ones differs from batch to batch only by chance."""
-    if not zipf:
+    if drawn == "uniform":
         return random.permutation(keys)[:rows]
+    if drawn == "random":
+        return random.integers(0, keys, rows)
     reached = np.cumsum(1 / np.arange(1, keys + 1))
     ranks = np.searchsorted(reached, random.random(rows) * reached[-1])
     # Multiplied by an odd number that shares no factor with it, so that frequent keys do not lie side by side.
@@ -58,7 +63,7 @@ def write_batches(folder: Path, keys: int, batches: int, workload: Workload) -> 
     for number in range(batches + 2):
         whole = number in (0, batches + 1)
         rows = np.empty(keys if whole else max(1, round(keys * workload.part)), ROW)
-        rows["k"] = random.permutation(keys) if whole else draw(random, keys, len(rows), workload.zipf)
+        rows["k"] = random.permutation(keys) if whole else draw(random, keys, len(rows), workload.drawn)
         rows["v"] = random.integers(-1_000_000, 1_000_000, len(rows))
         rows["payload"] = random.choice(_LETTERS, (len(rows), 64)).view("S64")[:, 0]
         rows = in_order_per_key(rows)

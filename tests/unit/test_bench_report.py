@@ -11,10 +11,25 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks import suite
 from benchmarks.cpu_profile import NOBODY, owner_by_path, shares
 from benchmarks.flink.__main__ import questions, samples_of
 from benchmarks.flink.inputs import ROW, Workload, in_order_per_key, write_batches
-from benchmarks.report import Check, Question, Run, as_markdown, as_table, build_report, number, passed
+from benchmarks.report import (
+    Check,
+    Part,
+    Question,
+    Run,
+    as_markdown,
+    as_table,
+    build_report,
+    joined,
+    number,
+    passed,
+    together,
+)
+from benchmarks.report_files import into_docs
+from benchmarks.scales import Scale
 
 FAST = Question(
     section="row", label="rate", metric="keys_per_s", unit="keys/s", peers=("spark", "spark tuned"), at_least_ratio=40
@@ -129,9 +144,74 @@ def test_the_report_is_json_and_reads_back_into_the_same_tables() -> None:
     assert as_table(again) == as_table(made)
     markdown = as_markdown(again)
     assert "| row | rate | keys/s | 100 | spark 1.5, spark tuned 2 | 50x | ratio >= 40 | met |" in markdown
-    assert "- row, state: equal" in markdown
+    assert markdown.startswith("No peer is better.\n")
+    lost = report(
+        *ROW_RUNS,
+        measured("row", "fast", append_us=(0.5,)),
+        questions=(FAST, replace(SLOW, peers=("fast",), against=())),
+    )
+    assert as_markdown(lost).startswith("**A peer is better in 1 of 2 lines:**\n- *row*: time (fast, 4x)\n")
+    assert markdown.endswith("Outputs and states of the engines were equal in 1 of 1 comparisons.")
     assert again["runs"][0]["samples"]["keys_per_s"] == [90, 100, 400]
     assert again["runs"][0]["medians"]["keys_per_s"] == 100
+
+
+def test_rounds_are_joined_and_one_that_failed_counts_for_all() -> None:
+    rounds = [
+        measured("row", v, keys_per_s=(float(n),)) for n, v in ((1, "cairn"), (2, "spark"), (3, "spark"), (4, "cairn"))
+    ]
+    assert [(run.variant, run.samples) for run in joined(rounds)] == [
+        ("cairn", {"keys_per_s": [1.0, 4.0]}),
+        ("spark", {"keys_per_s": [2.0, 3.0]}),
+    ]
+    broken = Run(section="row", variant="spark", status="failed", note="why")
+    assert joined([*rounds, broken])[1] == joined([broken, *rounds])[0] == broken
+
+
+def test_peers_that_cannot_be_installed_are_part_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(work: Path, scale: Scale) -> Part:
+        raise AssertionError("no index")
+
+    monkeypatch.setattr(suite, "OTHERS", {"merge": refused, "flink": refused})
+    out = tmp_path / "report.json"
+    assert suite.main(["--scale", "small", "--only", "merge,flink", "--out", str(out), "--work", str(tmp_path)]) == 1
+    runs = json.loads(out.read_text())["runs"]
+    assert [(run["variant"], run["status"], run["note"]) for run in runs] == [
+        ("merge", "failed", "no index"),
+        ("flink", "failed", "no index"),
+    ]
+    assert [*tmp_path.iterdir()] == [out]
+
+
+def test_reports_of_different_sections_make_one() -> None:
+    row = report(*ROW_RUNS, questions=(FAST, SLOW), checks=(Check(section="row", label="state", equal=True),))
+    rss = report(measured("rss", "cairn", peak_mib=(1024.0,)), questions=(BOUND,))
+    made = together([row, rss])
+    assert [line["label"] for line in made["lines"]] == ["rate", "time", "peak"] and made["seconds"] == 3
+    assert made["runs"] == row["runs"] + rss["runs"] and made["checks"] == row["checks"] and len(row["lines"]) == 2
+    with pytest.raises(ValueError, match="two reports have row"):
+        together([row, row])
+    with pytest.raises(ValueError, match="one report is full, another small"):
+        together([row, {**rss, "scale": "small"}])
+
+
+def test_the_docs_get_table_samples_and_plot(tmp_path: Path) -> None:
+    page = "before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n"
+    (tmp_path / "benchmarks.md").write_text(page)
+    made = report(*ROW_RUNS, questions=(FAST, SLOW))
+    for _ in range(2):
+        into_docs(made, tmp_path)
+        text = (tmp_path / "benchmarks.md").read_text()
+        assert "old" not in text and as_markdown(made) in text
+        assert text.startswith("before\n<!-- results: begin -->\n") and text.endswith(
+            "\n<!-- results: end -->\nafter\n"
+        )
+    kept = json.loads((tmp_path / "benchmarks.json").read_text())
+    assert (
+        kept["runs"][0]["samples"] == {"keys_per_s": [90, 100, 400], "append_us": [2]}
+        and "texts" not in kept["runs"][0]
+    )
+    assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -200,16 +280,16 @@ def test_owners_by_path() -> None:
 
 
 def test_both_engines_get_the_same_rows_and_one_source_has_all_rows_of_a_key(tmp_path: Path) -> None:
-    for zipf in (False, True):
-        folder = tmp_path / str(zipf)
+    for drawn in ("uniform", "random", "zipf"):
+        folder, repeats = tmp_path / drawn, drawn != "uniform"
         folder.mkdir()
-        files = write_batches(folder, 500, 2, Workload(part=0.5, zipf=zipf))
+        files = write_batches(folder, 500, 2, Workload(part=0.5, drawn=drawn))
         assert [file.name for file in files] == ["000.parquet", "001.parquet", "002.parquet"]
         for n in range(4):
             sources = [np.fromfile(folder / f"{n:03d}-{source}.bin", ROW) for source in range(2)]
             assert all((rows["k"] % 2 == source).all() for source, rows in enumerate(sources))
             whole, keys = n in (0, 3), np.concatenate(sources)["k"]
-            assert len(keys) == (500 if whole else 250) and (len(set(keys)) < len(keys)) == (zipf and not whole)
+            assert len(keys) == (500 if whole else 250) and (len(set(keys)) < len(keys)) == (repeats and not whole)
             if n < 3:
                 table = pq.read_table(files[n]).to_pylist()
                 as_bytes = sorted((int(k), int(v), p.decode()) for rows in sources for k, v, p in rows)
@@ -237,5 +317,5 @@ def test_the_load_and_the_first_batch_are_in_no_median() -> None:
     assert batches["wall_s"] == [1, 2, 1, 2] and batches["load_s"] == [9, 9] and batches["all_written_mb"] == [3, 3]
     assert batches["checkpoint_s"] == [0.5, 0.5] and batches["cpu_us_per_row"] == [2e5] * 4
     assert moves == {"restore 2 to 1, s": [3, 3], "restore 2 to 1, cpu_s": [4, 4]}
-    asked = {question.metric for question in questions() if question.section != "moves"}
+    asked = {question.metric for question in questions() if question.section != "flink, moves"}
     assert asked <= batches.keys() | {"load_cpu_s", "load_mb"}

@@ -145,7 +145,7 @@ RUN = {
     "python -m benchmarks.savepoints": BENCHMARK,
     "python -m benchmarks.state_table": BENCHMARK,
     "python -m benchmarks.state_table --spark": BENCHMARK,
-    "python -m benchmarks.suite --markdown": BENCHMARK,
+    "python -m benchmarks.suite --docs": BENCHMARK,
     "python -m benchmarks.validation": BENCHMARK,
     "python -m benchmarks.vectorised": BENCHMARK,
     "python -m cairn.command.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",

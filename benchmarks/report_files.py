@@ -1,0 +1,117 @@
+"""A report on the disk and in the docs: on what machine it was made, its JSON, its table and its plot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.report import Part
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+_BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+
+
+def describe_machine() -> dict[str, Any]:
+    """The machine, the versions, and how busy it was before anything started."""
+    model = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [int(line.split()[1]) // 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = ("pyspark", "rocksdict", "pyarrow", "pandas", "numpy")
+    return {
+        "cpu": {"model": model[0] if model else platform.processor(), "count": os.cpu_count()},
+        "memory_mib": memory[0] if memory else None,
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "java": java[0] if java else None,
+        "commit": commit.stdout.strip() or None,
+        "versions": {name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def _lines(path: str) -> list[str]:
+    file = Path(path)
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """When and on what machine a report was begun."""
+
+    at: datetime = field(default_factory=lambda: datetime.now(tz=UTC))
+    at_s: float = field(default_factory=time.monotonic)
+    machine: dict[str, Any] = field(default_factory=describe_machine)
+
+    def finish(self, parts: Sequence[Part], out: Path, *, scale: str, judged: bool) -> int:
+        """Writes the report and prints its table. 0 if everything was measured and no two engines differ, else 1."""
+        made = self.write(parts, out, scale=scale, judged=judged)
+        print(f"\n{report.as_table(made)}\n\n{out} has every sample, the settings and the profiles")
+        return 0 if report.passed(made) else 1
+
+    def write(self, parts: Sequence[Part], out: Path, *, scale: str, judged: bool) -> dict[str, Any]:
+        """Writes the report so far to ``out``, whole or not at all."""
+        made = report.build_report(
+            report.joined([run for part in parts for run in part.runs]),
+            [question for part in parts for question in part.questions],
+            [check for part in parts for check in part.checks],
+            scale=scale,
+            judged=judged,
+            started=self.at.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - self.at_s,
+            environment=self.machine,
+        )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = out.with_suffix(".partial")
+        partial.write_text(json.dumps(made, indent=1) + "\n")
+        partial.replace(out)
+        return made
+
+
+def into_docs(made: dict[str, Any], docs: Path = DOCS) -> None:
+    """Puts the table between the marks of ``benchmarks.md``, every sample into ``benchmarks.json`` and the ratios into ``benchmarks.png``."""
+    from benchmarks.report_plot import draw_ratios
+
+    page = docs / "benchmarks.md"
+    before, rest = page.read_text().split(_BEGIN)
+    _, after = rest.split(_END)
+    page.write_text(f"{before}{_BEGIN}{report.as_markdown(made)}\n\n{_END}{after}")
+    # Without the profiles, which are long.
+    runs = [{name: value for name, value in run.items() if name != "texts"} for run in made["runs"]]
+    (docs / "benchmarks.json").write_text(_compact({**made, "runs": runs}) + "\n")
+    draw_ratios(made["lines"], docs / "benchmarks.png")
+
+
+def _compact(made: dict[str, Any]) -> str:
+    """As JSON, a run and a line of the table each on a line of its own, numbers with five digits."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.5g}")
+        if isinstance(value, dict):
+            return {name: rounded(one) for name, one in value.items()}
+        return [rounded(one) for one in value] if isinstance(value, list) else value
+
+    parts = []
+    for name, value in rounded(made).items():
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join(json.dumps(one) for one in value) + "\n]"
+        else:
+            text = json.dumps(value)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}"
