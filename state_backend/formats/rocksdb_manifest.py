@@ -1,4 +1,5 @@
-"""RocksDB's own MANIFEST, as far as it says which SST holds which keys, and how to leave some SSTs out of it.
+"""RocksDB's own MANIFEST, as far as it says which SST holds which keys, how to leave some SSTs out of it, and how to add those of
+another store.
 
     log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; fewer than 7 bytes at the end are zeros
              kind: 1 a whole record, 2 its first, 3 a middle, 4 its last piece
@@ -14,8 +15,8 @@ Source: RocksDB's ``db/log_format.h`` and ``db/version_edit.cc``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import google_crc32c
 
@@ -25,45 +26,94 @@ _BLOCK_BYTES = 32 * 1024
 _HEADER = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _IGNORABLE = 1 << 13
-_DELETED_FILE, _NEW_FILE = 6, 103
+_NEXT_FILE, _LAST_SEQUENCE, _DELETED_FILE, _NEW_FILE = 3, 4, 6, 103
 # Not 200 to 202: a store has one column family here.
-_NUMBERS = (2, 3, 4, 9, 10, 203, 300)
+_NUMBERS = (2, _NEXT_FILE, _LAST_SEQUENCE, 9, 10, 203, 300)
 _TEXTS = (1,)
-_FIELDS_END, _SEQUENCE_BYTES = 1, 8
+_FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstSpan:
-    """A live SST: its number (of ``000012.sst``), its level, and the least and the greatest key in it, range deletions included."""
+    """A live SST: its number (of ``000012.sst``), its level, and the least and the greatest key in it, range deletions included.
+    ``epoch``: which of two files of level 0 is the newer one, 0 if the log does not say. ``described``: all else that the log says of it
+    behind its number, without the field that ends it."""
 
     number: int
     level: int
     smallest: bytes
     largest: bytes
+    epoch: int
+    described: bytes = field(repr=False)
 
 
-def live_spans(log: bytes, name: str) -> list[SstSpan]:
-    """The SSTs that the store consists of, by number.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """What a log comes to: the SSTs that the store consists of, by number; the next number that it gives to a file; the greatest
+    sequence number that any of its entries may have."""
+
+    spans: tuple[SstSpan, ...]
+    next_file: int
+    last_sequence: int
+
+
+def store_of(log: bytes, name: str) -> Store:
+    """The store that the log describes.
 
     Raises: CorruptFile, with ``name``, for a log that can't be followed.
     """
     live: dict[int, SstSpan] = {}
+    numbers = {_NEXT_FILE: 0, _LAST_SEQUENCE: 0}
     try:
         for record in _records(log):
             for edit in _edits(record):
                 if isinstance(edit, SstSpan):
                     live[edit.number] = edit
+                elif edit[0] == _DELETED_FILE:
+                    live.pop(edit[1], None)
                 else:
-                    live.pop(edit, None)
+                    numbers[edit[0]] = edit[1]
     except (IndexError, ValueError, struct.error) as error:
         raise CorruptFile(f"{name}: not a MANIFEST that can be followed: {error}") from error
-    return [span for _, span in sorted(live.items())]
+    return Store(
+        spans=tuple(span for _, span in sorted(live.items())),
+        next_file=max([numbers[_NEXT_FILE], *(number + 1 for number in live)]),
+        last_sequence=numbers[_LAST_SEQUENCE],
+    )
 
 
 def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
     """The log with one more record, which deletes these files."""
     edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)
     return log + _framed(edit, len(log)) if spans else log
+
+
+def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes, list[dict[int, int]]]:
+    """The log of ``base`` with one more record, which adds all SSTs of the other stores; and for each of these, old numbers and new
+    ones. Each SST keeps its level. No two stores may reach into each other's keys, neither with entries nor with range deletions.
+
+    Sequence numbers of different stores then say nothing of each other, and need not: they are compared between entries of one key, all
+    of which are of one store. What is written next gets a greater one than any file has. Epochs are made unique: a merge of some files
+    has the least epoch of these, and RocksDB refuses two files of one epoch in level 0 with keys between each other's.
+
+    Source: RocksDB's import of column families, ``db/import_column_family_job.cc``.
+    Raises: ValueError if a file has no epoch.
+    """
+    if not all(span.epoch for store in (base, *others) for span in store.spans):
+        raise ValueError("a file has no epoch")
+    number, epoch = base.next_file, max((span.epoch for span in base.spans), default=0)
+    added, renumbered = b"", []
+    for store in others:
+        renumbered.append({span.number: number + n for n, span in enumerate(store.spans)})
+        for span in store.spans:
+            epoch_field = _varint(epoch + span.epoch)
+            added += _varint(_NEW_FILE) + _varint(span.level) + _varint(renumbered[-1][span.number]) + span.described
+            added += _varint(_EPOCH) + _varint(len(epoch_field)) + epoch_field + _varint(_FIELDS_END)
+        number += len(store.spans)
+        epoch += max((span.epoch for span in store.spans), default=0)
+    last_sequence = max(store.last_sequence for store in (base, *others))
+    edit = _varint(_NEXT_FILE) + _varint(number) + _varint(_LAST_SEQUENCE) + _varint(last_sequence) + added
+    return log + _framed(edit, len(log)), renumbered
 
 
 def _records(log: bytes) -> Iterator[bytes]:
@@ -104,34 +154,50 @@ def _masked_crc(kind: int, payload: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _edits(record: bytes) -> Iterator[SstSpan | int]:
-    """The files that a version edit adds, and the numbers of those that it deletes; all else is passed by."""
+def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
+    """The files that a version edit adds, and as (tag, number) the files that it deletes, the next file and the last sequence number; all
+    else is passed by."""
     at = 0
     while at < len(record):
         tag, at = _number(record, at)
         if tag in _NUMBERS:
-            _, at = _number(record, at)
+            number, at = _number(record, at)
+            if tag in (_NEXT_FILE, _LAST_SEQUENCE):
+                yield tag, number
         elif tag in _TEXTS or tag & _IGNORABLE:
             _, at = _text(record, at)
         elif tag == _DELETED_FILE:
             _, at = _number(record, at)
             number, at = _number(record, at)
-            yield number
+            yield tag, number
         elif tag == _NEW_FILE:
             level, at = _number(record, at)
             number, at = _number(record, at)
+            begin = at
             _, at = _number(record, at)
             smallest, at = _text(record, at)
             largest, at = _text(record, at)
             for _ in range(2):
                 _, at = _number(record, at)
+            described, epoch = record[begin:at], 0
             while True:
-                field, at = _number(record, at)
-                if field == _FIELDS_END:
+                begin = at
+                tag, at = _number(record, at)
+                if tag == _FIELDS_END:
                     break
-                _, at = _text(record, at)
-            smallest, largest = smallest[:-_SEQUENCE_BYTES], largest[:-_SEQUENCE_BYTES]
-            yield SstSpan(number=number, level=level, smallest=smallest, largest=largest)
+                text, at = _text(record, at)
+                if tag == _EPOCH:
+                    epoch, _ = _number(text, 0)
+                else:
+                    described += record[begin:at]
+            yield SstSpan(
+                number=number,
+                level=level,
+                smallest=smallest[:-_SEQUENCE_BYTES],
+                largest=largest[:-_SEQUENCE_BYTES],
+                epoch=epoch,
+                described=described,
+            )
         else:
             raise ValueError(f"a version edit has the tag {tag}")
 

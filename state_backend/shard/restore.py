@@ -1,7 +1,8 @@
 """From manifests to an open shard, into any parallelism.
 
 Source: the plan follows Flink's incremental restore: one overlapping handle is opened and clipped to the range; of several
-the best is opened, and the entries of the others that belong to the range are written to files that it takes in. Every
+the best is opened, together with the files of all others that can lie beside its own (``join_files``). The entries of those that can't,
+as far as they belong to the range, are written to files that it takes in. Every
 file is verified against its handle while it is fetched: a damaged SST opens without complaint, and its iterators end early.
 Changelog segments are replayed last, each key group's from the handle that had it, and of each only what belongs to the range.
 """
@@ -20,6 +21,7 @@ from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
 from state_backend.formats import changelog
 from state_backend.ports.storage import Storage
 from state_backend.shard.file_cache import FileCache
+from state_backend.shard.join_files import join_manifests
 from state_backend.shard.transfer import download_all
 from state_backend.state.layout import key_group_bounds
 from state_backend.values.errors import CorruptFile, CorruptRecord, InvariantViolated, NotFound
@@ -32,11 +34,13 @@ _CURRENT = re.compile(rb"MANIFEST-[0-9]+\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """Open ``first`` (None: start empty), clip it if ``clip``, then copy the range from each of ``others``."""
+    """Open ``first`` (None: start empty), together with what can lie beside it of those ``others`` that are ``worth_joining``. Clip it if
+    ``clip``, or if one of these reaches out of the range. Then copy the range from the rest of the others."""
 
     first: ShardManifest | None
     clip: bool
     others: tuple[ShardManifest, ...]
+    worth_joining: tuple[ShardManifest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,9 @@ class RestoredShard:
 def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> RestorePlan:
     """Which manifests a shard restores from, and how.
 
-    The best to open is the one that brings most of the range; of equals, the one of which most is wanted.
+    The best to open is the one that brings most of the range; of equals, the one of which most is wanted. Of another one the files are
+    worth having if at least half of its key groups are wanted: all that is opened is shared by the next checkpoint, and downloaded by
+    restores to come.
     """
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:
@@ -66,8 +72,13 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     first, wanted = max(
         overlapping, key=lambda o: (len(o[1]), len(o[1]) / len(o[0].key_groups), -o[0].key_groups.first)
     )
-    others = tuple(m for m, _ in overlapping if m is not first)
-    return RestorePlan(first=first, clip=wanted != first.key_groups, others=others)
+    others = [(m, i) for m, i in overlapping if m is not first]
+    return RestorePlan(
+        first=first,
+        clip=wanted != first.key_groups,
+        others=tuple(m for m, _ in others),
+        worth_joining=tuple(m for m, i in others if 2 * len(i) >= len(m.key_groups)),
+    )
 
 
 def restore_shard(
@@ -90,17 +101,21 @@ def restore_shard(
         return RestoredShard(
             store=store, base=None, key_group_states=(), opened=(), opened_inline=frozenset(), downloaded_bytes=0
         )
+    opened, joined = join_manifests(plan.first, plan.worth_joining)
     try:
-        downloaded_bytes, cached_bytes = fetch(plan.first, storage, directory, cache)
+        downloaded_bytes, cached_bytes = fetch(opened, storage, directory, cache)
         store = RocksStore(directory, options)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     try:
-        if plan.clip:
+        if plan.clip or any(m.key_groups.intersect(target) != m.key_groups for m in joined):
             _clip(store, target)
-        _replay(plan.first, directory, store, target)
-        for n, other in enumerate(plan.others):
+        replayed = 0
+        for source_manifest in (plan.first, *joined):
+            _replay(source_manifest, directory, store, target, replayed)
+            replayed += len(source_manifest.segments)
+        for n, other in enumerate(m for m in plan.others if m not in joined):
             beside = directory.with_name(f"{directory.name}.from-{n}")
             try:
                 fetched = fetch(other, storage, beside, cache)
@@ -118,8 +133,8 @@ def restore_shard(
         store=store,
         base=plan.first if plan.first.key_groups == target else None,
         key_group_states=states,
-        opened=plan.first.files,
-        opened_inline=frozenset(f.name for f in plan.first.inline_files if f.name.endswith(SST_SUFFIX)),
+        opened=opened.files,
+        opened_inline=frozenset(f.name for f in opened.inline_files if f.name.endswith(SST_SUFFIX)),
         downloaded_bytes=downloaded_bytes,
         cached_bytes=cached_bytes,
     )
@@ -160,9 +175,11 @@ def _segment(directory: Path, number: int) -> Path:
     return directory / f"segment-{number}"
 
 
-def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange) -> None:
+def _replay(
+    manifest: ShardManifest, directory: Path, store: RocksStore, target: KeyGroupRange, replayed: int = 0
+) -> None:
     """Writes the changes of the manifest's segments into the store, in the order of the segments. Key groups that the target does not
-    have are left out.
+    have are left out. ``replayed``: how many segments of other shards lie in the folder before these.
 
     Raises: CorruptFile if a segment is damaged or has another count of changes than its manifest says.
     """
@@ -171,7 +188,7 @@ def _replay(manifest: ShardManifest, directory: Path, store: RocksStore, target:
         return
     low, high = key_group_bounds(owned.first, owned.last)
     for number, segment in enumerate(manifest.segments):
-        path = _segment(directory, number)
+        path = _segment(directory, replayed + number)
         name = segment.handle.path if segment.handle is not None else f"segment {number} of shard {manifest.shard}"
         changes = 0
         with path.open("rb") if segment.data is None else io.BytesIO(segment.data) as file:
