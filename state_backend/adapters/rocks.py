@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import rocksdict
 from rocksdict import Rdict
@@ -35,7 +35,9 @@ SST_SUFFIX = ".sst"
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 # Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
 # itself meanwhile, so that its reads stay fast.
-_RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
+RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
+# After so many keys in a row that nobody wants, a scan looks for the next one that is wanted.
+_UNWANTED_KEYS = 32
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
 _FILES_OF_A_SHARD = 64
@@ -46,6 +48,7 @@ _TABLE_PROPERTIES = re.compile(r"(# entries|# deletions|# range deletions|raw ke
 class EngineOptions:
     """Memory, files and upkeep of one shard's RocksDB.
 
+    compression: of what is written from now on; files of either kind are read whatever it says.
     most_sorted_runs: a capture that finds more merges the newest ones.
     most_obsolete_percent: of the live state's bytes; a shard whose files hold more is rewritten when its turn comes.
     consolidation_bytes: what all shards together may rewrite for that reason in one interval.
@@ -60,6 +63,7 @@ class EngineOptions:
     target_file_bytes: int = 64 * MIB
     bloom_bits_per_key: int = 10
     background_jobs: int = 2
+    compression: Literal["lz4", "zstd"] = "lz4"
     most_sorted_runs: int = 12
     most_obsolete_percent: int = 80
     consolidation_bytes: int = 16 * GIB
@@ -68,6 +72,8 @@ class EngineOptions:
     metadata_dir: str | None = "/dev/shm"
 
     def __post_init__(self) -> None:
+        if self.compression not in ("lz4", "zstd"):
+            raise UsageError(f"compression={self.compression!r}: expected 'lz4' or 'zstd'")
         if self.most_sorted_runs < 2 or self.most_obsolete_percent < 1:
             raise UsageError(
                 f"most_sorted_runs={self.most_sorted_runs} and most_obsolete_percent={self.most_obsolete_percent}: "
@@ -95,10 +101,15 @@ class EngineOptions:
         options.create_if_missing(True)
         options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
         options.set_universal_compaction_options(universal)
-        options.set_level_zero_file_num_compaction_trigger(_RUNS_WITHIN_INTERVAL)
-        options.set_level_zero_slowdown_writes_trigger(2 * _RUNS_WITHIN_INTERVAL)
-        options.set_level_zero_stop_writes_trigger(4 * _RUNS_WITHIN_INTERVAL)
-        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_level_zero_file_num_compaction_trigger(RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_slowdown_writes_trigger(2 * RUNS_WITHIN_INTERVAL)
+        options.set_level_zero_stop_writes_trigger(4 * RUNS_WITHIN_INTERVAL)
+        if self.compression == "zstd":
+            # Level 3, RocksDB's default, compacted 15 % slower and saved 1.4 % more.
+            options.set_compression_type(rocksdict.DBCompressionType.zstd())
+            options.set_compression_options(-14, 1, 0, 0)
+        else:
+            options.set_compression_type(rocksdict.DBCompressionType.lz4())
         options.set_block_based_table_factory(table)
         options.set_write_buffer_size(self.write_buffer_bytes)
         options.set_target_file_size_base(self.target_file_bytes)
@@ -203,7 +214,10 @@ class RocksStore:
     def write_columns(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """The same, of a key the value at its place."""
         batch = rocksdict.WriteBatch(raw_mode=True)
-        if None in values:
+        deletions = values.count(None)
+        if deletions == len(values):
+            deque(map(batch.delete, keys), maxlen=0)
+        elif deletions:
             for key, value in zip(keys, values, strict=True):
                 if value is None:
                     batch.delete(key)
@@ -254,6 +268,33 @@ class RocksStore:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return chunk, True
 
+    def scan_keys(self, start: bytes, end: bytes, rows: int = _SCAN_ROWS) -> tuple[list[bytes], bool]:
+        """As ``scan_chunk``, the stored keys only, which takes half the time."""
+        read = _before(end)
+        try:
+            keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
+            if len(keys) == rows:
+                return keys, False
+            # That iterator ends at a damaged block as it does behind the last key. One that goes on from there tells which it was.
+            last = self._db.iter(read)
+            last.seek(keys[-1] if keys else start)
+            if keys:
+                last.next()
+            if last.valid():
+                return keys, False
+            last.status()
+        except Exception as error:
+            raise _translated(error, f"can't read the state in {self.directory}") from error
+        return keys, True
+
+    def keys_between(self, start: bytes, end: bytes) -> list[bytes]:
+        """All stored keys with start <= key < end, ascending."""
+        keys, ended = self.scan_keys(start, end)
+        while not ended:
+            some, ended = self.scan_keys(keys[-1] + b"\x00", end)
+            keys += some
+        return keys
+
     def scan_prefixes(self, prefixes: Sequence[bytes], rows: int) -> list[list[tuple[bytes, bytes]]]:
         """The first entries, at most ``rows``, under each of these prefixes; fastest if they ascend."""
         found: list[list[tuple[bytes, bytes]]] = []
@@ -272,26 +313,46 @@ class RocksStore:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return found
 
-    def read_span(self, start: bytes, end: bytes | None) -> tuple[list[bytes], list[bytes]]:
-        """All stored keys with start <= key < end (None: to the last), ascending, and what lies under them."""
-        read = rocksdict.ReadOptions()
-        if end is not None:
-            read.set_iterate_upper_bound(end)
-        keys: list[bytes] = []
-        values: list[bytes] = []
+    def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
+        """What lies under each of these stored keys, which ascend; None for nothing. All keys from the first to the last are
+        passed by, which is faster than to look for each where they are a good part. Of the first keys only, at least of one, if their
+        entries take ``most_bytes`` or more."""
+        if not wanted:
+            return []
+        entries: list[bytes | None] = []
+        add, left_bytes, bounded = entries.append, most_bytes, most_bytes < sys.maxsize
+        read = _before(wanted[-1] + b"\x00")
         try:
             iterator = self._db.iter(read)
-            iterator.seek(start)
-            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
-            add_key, add_value = keys.append, values.append
-            while valid():
-                add_key(key())
-                add_value(value())
+            seek, key, value, next_ = iterator.seek, iterator.key, iterator.value, iterator.next
+            seek(wanted[0])
+            found = key()
+            for at in wanted:
+                if found != at:
+                    unwanted = 0
+                    while found is not None and found < at:
+                        unwanted += 1
+                        if unwanted % _UNWANTED_KEYS:
+                            next_()
+                        else:
+                            seek(at)
+                        found = key()
+                    if found != at:
+                        add(entries[-1] if entries and wanted[len(entries) - 1] == at else None)
+                        continue
+                entry = value()
+                add(entry)
+                if bounded:
+                    left_bytes -= len(entry)
+                    if left_bytes <= 0:
+                        return entries
                 next_()
-            iterator.status()
+                found = key()
+            if found is None:
+                iterator.status()
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error
-        return keys, values
+        return entries
 
     def read_prefixes(self, prefixes: Sequence[bytes], rows: int | None) -> tuple[list[bytes], list[bytes], list[int]]:
         """The stored keys under each of these ascending prefixes, at most ``rows`` of each, what lies under them, and how many each
@@ -302,39 +363,54 @@ class RocksStore:
         most = sys.maxsize if rows is None else rows
         try:
             iterator = self._db.iter(rocksdict.ReadOptions())
-            seek, valid, key, value, next_ = iterator.seek, iterator.valid, iterator.key, iterator.value, iterator.next
+            seek, key, value, next_ = iterator.seek, iterator.key, iterator.value, iterator.next
             add_key, add_value = keys.append, values.append
+            at: bytes | None = b""
             for prefix in prefixes:
-                begin = len(keys)
-                seek(prefix)
-                rows_left = most
-                while rows_left and valid() and (at := key()).startswith(prefix):
+                begin, rows_left = len(keys), most
+                # Behind one prefix mostly the next one follows.
+                if at is not None and at < prefix:
+                    seek(prefix)
+                    at = key()
+                while at is not None and at.startswith(prefix) and rows_left:
                     add_key(at)
                     add_value(value())
                     next_()
+                    at = key()
                     rows_left -= 1
                 counts.append(len(keys) - begin)
-                iterator.status()
+                if at is None:
+                    iterator.status()
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error
         return keys, values, counts
 
-    def read_columns(self, start: bytes, rows: int) -> tuple[list[bytes], list[bytes]]:
-        """The first ``rows`` stored keys from ``start`` on, ascending, and what lies under them; fewer only at the end. For whoever
-        takes them as columns: half the time of a scan that is taken apart."""
+    def read_columns(
+        self, start: bytes, rows: int, *, end: bytes | None = None, most_bytes: int = sys.maxsize
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The first ``rows`` stored keys from ``start`` on and before ``end`` (None: to the last), ascending, and what lies under them.
+        Fewer only at the end, or once keys and values have ``most_bytes``. For whoever takes them as columns: half the time of a scan that
+        is taken apart."""
         keys: list[bytes] = []
         values: list[bytes] = []
+        read = rocksdict.ReadOptions()
+        if end is not None:
+            read.set_iterate_upper_bound(end)
         try:
-            iterator = self._db.iter(rocksdict.ReadOptions())
+            iterator = self._db.iter(read)
             iterator.seek(start)
-            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
+            key, value, next_ = iterator.key, iterator.value, iterator.next
             add_key, add_value = keys.append, values.append
             for _ in range(rows):
-                if not valid():
+                if (at := key()) is None:  # behind the last: one call less per entry than to ask before
                     iterator.status()
                     break
-                add_key(key())
-                add_value(value())
+                entry = value()
+                add_key(at)
+                add_value(entry)
+                most_bytes -= len(at) + len(entry)
+                if most_bytes <= 0:
+                    break
                 next_()
         except Exception as error:
             raise _translated(error, f"can't read the state in {self.directory}") from error
@@ -541,6 +617,13 @@ class RocksStore:
         if self._metadata is not None:
             self._metadata.give_back()
             self._metadata = None
+
+
+def _before(end: bytes) -> rocksdict.ReadOptions:
+    """For iterators, which end before ``end``. Whoever uses one holds these as long: they own the bound, and an iterator does not hold them."""
+    read = rocksdict.ReadOptions()
+    read.set_iterate_upper_bound(end)
+    return read
 
 
 def _link_or_copy(source: Path, destination: Path) -> None:

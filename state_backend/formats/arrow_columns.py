@@ -57,6 +57,7 @@ _ATOMIC = {
 }
 _DTYPES = {"boolean": "?", "float": "<f4", "double": "<f8", "date": "<i4", "timestamp": "<i8", "timestamp_ntz": "<i8"}
 _DTYPES |= {name: f"<i{bits // 8}" for name, bits in INTEGER_BITS.items()}
+_PACKED_BYTES = 64
 _EPOCH = datetime(1970, 1, 1)
 _US = timedelta(microseconds=1)
 _TIMES_US = ((datetime.min - _EPOCH) // _US, (datetime.max - _EPOCH) // _US)
@@ -251,9 +252,9 @@ def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.A
 
 def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
     """``ArrowInvalid`` from 2 GiB on, where the offsets of Arrow's plain binary type end."""
-    return pa.Array.from_buffers(
-        pa.binary(), len(offsets) - 1, [None, pa.array(offsets).cast(pa.int32()).buffers()[1], data]
-    )
+    if offsets.dtype != np.int32:
+        offsets = pa.array(offsets).cast(pa.int32()).to_numpy()
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
 def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
@@ -276,10 +277,21 @@ def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArra
     """Row by row the pieces one behind the other; arrays are binary and without null. Neighbours that the same rows have are
     packed by NumPy as one structured array, the rest is joined by Arrow."""
     joined: list[pa.Array] = []
+    # To pack takes a third of the time.
+    pieces = [piece if isinstance(piece, Fixed) else _of_one_width(piece) for piece in pieces]
     for _, run in groupby(pieces, lambda piece: id(piece.keep) if isinstance(piece, Fixed) else None):
         neighbours = list(run)
         joined += [_packed(count, neighbours)] if isinstance(neighbours[0], Fixed) else neighbours
     return joined[0] if len(joined) == 1 else pc.binary_join_element_wise(*joined, b"")
+
+
+def _of_one_width(column: pa.Array) -> Fixed | pa.Array:
+    """The same as ``Fixed`` if all rows have as many bytes, at most 64 and not none."""
+    offsets, raw = binary_views(column)
+    width = int(offsets[1] - offsets[0]) if len(column) else 0
+    if not 0 < width <= _PACKED_BYTES or (np.diff(offsets) != width).any():
+        return column
+    return Fixed(np.ndarray((len(column),), f"V{width}", raw.data, int(offsets[0])))
 
 
 def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
@@ -289,7 +301,9 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
         packed[str(i)] = piece.values
     keep = pieces[0].keep
     if keep is None:
-        return binary_column(np.arange(count + 1) * dtype.itemsize, pa.py_buffer(packed))
+        small = count * dtype.itemsize < 1 << 31
+        offsets = np.arange(count + 1, dtype=np.int32 if small else np.int64) * dtype.itemsize
+        return binary_column(offsets, pa.py_buffer(packed))
     ends = np.cumsum(keep) * dtype.itemsize
     return binary_column(np.concatenate(([0], ends)), pa.py_buffer(packed[keep]))
 

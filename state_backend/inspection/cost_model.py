@@ -338,7 +338,7 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     stored = usage.state_bytes + older
     files = _uploaded_files(usage) + (usage.changed_shards if usage.filed else 0)
     live = usage.live_files * usage.shards + (usage.shards if usage.filed else 0)
-    saved = _savepoint_requests(usage)
+    saved = savepoint_requests(usage)
     savepoints = 0.0 if usage.savepoint_every is None else MONTH / usage.savepoint_every
     # A native savepoint is compacted.
     savepoint_bytes = usage.keys * usage.bytes_per_key * usage.savepoints_kept if savepoints else 0.0
@@ -373,12 +373,18 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
     )
 
 
-def _savepoint_requests(usage: Usage) -> Requests:
-    """A native one: every shard is read and written whole, then `savepoint.json`. Not counted by a test."""
+def savepoint_requests(usage: Usage) -> Requests:
+    """Of a native one: a lease, given back in the end, a look at whether the checkpoint is still retained, every shard read and written
+    whole, and `savepoint.json`. Without finding the checkpoint, and without renewals of the lease every five minutes."""
     each = usage.state_bytes / usage.shards
     files = max(1, math.ceil(each / _TARGET_FILE_BYTES))
-    written = usage.shards * (files * _pieces(each / files) + int(usage.filed)) + 1
-    return Requests(read=3 + usage.shards * (usage.live_files + int(usage.filed)), write=written, list=2)
+    return Requests(
+        read=4 + usage.shards * (usage.live_files + int(usage.filed)),
+        write=2 + usage.shards * files * _pieces(each / files),
+        list=2,
+        look=2,
+        delete=1,
+    )
 
 
 def _stops(usage: Usage, held: Held, requests: Mapping[Phase, Requests], seconds: float) -> Sequence[str]:

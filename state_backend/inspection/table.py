@@ -31,7 +31,7 @@ from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.canonical_tables import read_tables
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.key_columns import KeyColumns
-from state_backend.formats.rocksdb_manifest import SstSpan, live_spans, without
+from state_backend.formats.rocksdb_manifest import SstSpan, store_of, without
 from state_backend.formats.types import parse_struct
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import stored_batches
@@ -285,7 +285,7 @@ def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
     """The manifest without the SSTs that hold nothing of the spans. If RocksDB's own MANIFEST can't be followed, all stay."""
     (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
     try:
-        files = live_spans(log.data, f"{log.name} of shard {manifest.shard}")
+        files = store_of(log.data, f"{log.name} of shard {manifest.shard}").spans
     except CorruptFile:
         return manifest
     spare = [file for file in files if not any(_touches(file, span) for span in spans)]

@@ -8,7 +8,6 @@ would never be found again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats import paths
-from state_backend.formats.arrow_columns import Array, binary_views
+from state_backend.formats.arrow_columns import Array
 from state_backend.formats.canonical_tables import MAX_FILE_BYTES, CanonicalFiles, read_tables
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import StructType
@@ -74,15 +73,26 @@ def write_canonical(
 
 
 def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Stored keys that begin so, and their entries, prefix by prefix, at most about 64 MiB at a time. The first batch is
-    small, since it tells how large entries are."""
-    entries = chain.from_iterable(store.scan(start, layout.after(start)) for start in prefixes)
-    wanted = min(1024, _BATCH_ROWS)
-    while pairs := list(islice(entries, wanted)):
-        keys, values = (pa.array(column, pa.binary()) for column in zip(*pairs, strict=True))
-        size_bytes = sum(int(binary_views(column)[0][-1]) for column in (keys, values))
-        wanted = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(pairs) // size_bytes))
-        yield keys, values
+    """Stored keys that begin so, and their entries, prefix by prefix, at most about 64 MiB at a time, and one entry at least."""
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    left_bytes = _BATCH_BYTES
+    for start in prefixes:
+        from_, end, whole = start, layout.after(start), False
+        while not whole:
+            rows = _BATCH_ROWS - len(keys)
+            more = store.read_columns(from_, rows, end=end, most_bytes=left_bytes)
+            read_bytes = sum(map(len, more[0])) + sum(map(len, more[1]))
+            left_bytes -= read_bytes
+            keys += more[0]
+            values += more[1]
+            if whole := len(more[0]) < rows and left_bytes > 0:
+                continue
+            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+            from_ = keys[-1] + b"\0"
+            keys, values, left_bytes = [], [], _BATCH_BYTES
+    if keys:
+        yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 
 
 def read_canonical(

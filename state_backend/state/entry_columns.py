@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import Array, Fixed, binary_views, concatenate, cut
+from state_backend.formats.arrow_columns import Array, Fixed, Mask, binary_views, concatenate, cut, gather, valid_rows
 from state_backend.formats.hash_columns import xxh64
 from state_backend.state import layout
 from state_backend.values.errors import CorruptFile
 
 Groups = npt.NDArray[np.uint16]
+# Key group and state id.
+PREFIX_BYTES = 3
 
 
 def stored_keys(key_groups: Groups, state_id: int, keys: pa.Array, suffix: bytes = b"") -> list[bytes]:
@@ -31,6 +32,15 @@ def parts_of(stored: pa.Array) -> tuple[Groups, npt.NDArray[np.uint8], pa.Array]
     starts = offsets[:-1]
     groups = (raw[starts].astype(np.uint16) * 256 + raw[starts + 1]).astype(np.uint16)
     return groups, raw[starts + 2], pc.binary_slice(stored, 3, int(np.diff(offsets).max()))
+
+
+def indexed_entries(expiry_keys: pa.Array) -> tuple[Groups, Array, npt.NDArray[np.uint8], pa.Array]:
+    """Key groups, times as they are packed, state ids and the rest of each of these ``layout.expiry_key``."""
+    offsets, raw = binary_views(expiry_keys)
+    starts = offsets[:-1]
+    groups = gather(raw, starts, np.dtype(">u2")).astype(np.uint16)
+    rests = cut(expiry_keys.buffers()[2], starts + 12, offsets[1:])
+    return groups, gather(raw, starts + 3, np.dtype(">u8")), raw[starts + 11], rests
 
 
 def expiry_keys(key_groups: Groups, times_ms: Array, state_id: int, rests: pa.Array) -> list[bytes]:
@@ -50,6 +60,14 @@ def timer_index_keys(key_groups: Groups, times_ms: Array, keys: pa.Array) -> lis
     pieces = [_prefixes(key_groups, layout.TIMER_INDEX), packed_times(times_ms), keys]
     located: list[bytes] = concatenate(len(keys), pieces).to_pylist()
     return located
+
+
+def indexed_timers(index_keys: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Encoded keys, and times in milliseconds, of these ``layout.timer_index_key``."""
+    offsets, raw = binary_views(index_keys)
+    packed = gather(raw, offsets[:-1] + PREFIX_BYTES, np.dtype(">u8")).astype(np.uint64)
+    times_ms = (packed ^ np.uint64(1 << 63)).view(np.int64)
+    return cut(index_keys.buffers()[2], offsets[:-1] + PREFIX_BYTES + 8, offsets[1:]), times_ms
 
 
 def packed_times(times_ms: Array) -> Fixed:
@@ -74,16 +92,20 @@ def changes_by_key_group(
     change = np.zeros(len(rests), np.uint64)
     for entries, there, combine in ((old, gone, np.subtract), (new, come, np.add)):
         if there.all():
-            change = combine(change, xxh64(joined(rests, entries), seed))
+            change = combine(change, xxh64(_behind(rests, entries), seed))
         elif there.any():
             mask = pa.array(there)
-            change[there] = combine(change[there], xxh64(joined(rests.filter(mask), entries.filter(mask)), seed))
+            change[there] = combine(change[there], xxh64(_behind(rests.filter(mask), entries.filter(mask)), seed))
     starts = np.concatenate([[0], np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1])
     counts = np.add.reduceat(come.astype(np.int64) - gone, starts)
     digests = np.add.reduceat(change, starts)
     key_sizes = 3 + np.diff(binary_views(rests)[0]).astype(np.int64)
     sizes = np.add.reduceat(_entry_bytes(name, key_sizes, new) - _entry_bytes(name, key_sizes, old), starts)
     yield from zip(key_groups[starts].tolist(), digests.tolist(), counts.tolist(), sizes.tolist(), strict=True)
+
+
+def _behind(rests: pa.Array, entries: pa.Array) -> pa.Array:
+    return concatenate(len(rests), [rests, entries])
 
 
 def _entry_bytes(name: str, key_sizes: npt.NDArray[np.int64], entries: pa.Array) -> npt.NDArray[np.int64]:
@@ -130,16 +152,30 @@ def split_timers(timers: pa.Array) -> tuple[pa.Array, Array]:
     return cut(timers.buffers()[2], offsets[:-1], offsets[1:] - 8), (times ^ np.uint64(1 << 63)).view(np.int64)
 
 
-def is_expiring(entries: pa.Array) -> Any:
+def is_expiring(entries: pa.Array) -> Mask:
     """Which entries have an expiry; not those that are null."""
-    marker = pc.equal(pc.binary_slice(entries, 0, 1), pa.scalar(bytes([layout.EXPIRING]), pa.binary()))
-    return pc.fill_null(marker, False).to_numpy(zero_copy_only=False)
+    offsets, raw = binary_views(entries)
+    if not len(raw):
+        return np.zeros(len(entries), np.bool_)
+    starts = offsets[:-1]
+    expiring: Mask = (raw[np.minimum(starts, len(raw) - 1)] == layout.EXPIRING) & (offsets[1:] > starts)
+    if entries.null_count:
+        expiring &= valid_rows(entries)
+    return expiring
 
 
-def expiries(entries: pa.Array) -> Any:
-    """The expiry of each entry, in milliseconds. Every entry must have one (`is_expiring`)."""
-    packed = pc.binary_slice(entries, 1, 9).cast(pa.binary(8))
-    return np.frombuffer(packed.buffers()[1], "<i8", len(packed), packed.offset * 8)
+def expiries(entries: pa.Array) -> npt.NDArray[np.int64]:
+    """The expiry of each entry, in milliseconds. Every entry must have one (`is_expiring`). Raises: CorruptFile for an entry that ends
+    within it."""
+    offsets, raw = binary_views(entries)
+    if len(entries) and np.diff(offsets).min() < 9:
+        raise CorruptFile("an entry with an expiry is cut off")
+    return gather(raw, offsets[:-1] + 1, np.dtype("<i8")).astype(np.int64)
+
+
+def bytes_in(column: pa.Array) -> int:
+    """The bytes of all rows of a binary column, in which null rows have none."""
+    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
 
 
 def without_expiry(entries: pa.Array) -> pa.Array:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from state_backend.formats.arrow_columns import Fixed, concatenate
 from state_backend.state import layout
-from state_backend.state.entry_columns import parts_of
+from state_backend.state.entry_columns import Groups, indexed_entries, stored_keys
 from state_backend.state.list_columns import ListColumns
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_columns import EntryColumns
@@ -15,33 +20,48 @@ from state_backend.values.errors import InvariantViolated
 _ENTRIES = 32_768
 
 
+class _Span(NamedTuple):
+    """All keys of the expiry index from ``start`` on and before ``end``, which are of one key group."""
+
+    keys: list[bytes]
+    start: bytes
+    end: bytes
+
+
 def expire(shard: ShardState) -> int:
     """Physically deletes every entry whose time is up, and returns how many. Runs at the end of an interval, always, so that what is
     in the files depends on the intervals alone."""
     shard.flush()
-    expired = 0
-    waiting: list[bytes] = []
+    expired = held = 0
+    waiting: list[_Span] = []
     for key_group in shard.key_groups():
         start = layout.prefix(key_group, layout.EXPIRY_INDEX)
         end = start + layout.pack_time(shard.now_ms + 1)
         ended = False
         while not ended:
-            found, ended = shard.store.scan_chunk(start, end)
-            if not ended:
-                start = found[-1][0] + b"\x00"
-            waiting += [key[:2] + key[11:] for key, _ in found]
-            if len(waiting) >= _ENTRIES:
+            keys, ended = shard.store.scan_keys(start, end, _ENTRIES)
+            next_ = end if ended else keys[-1] + b"\x00"
+            if keys:
+                waiting.append(_Span(keys, start, next_))
+                held += len(keys)
+            start = next_
+            if held >= _ENTRIES:
                 expired += _remove(shard, waiting)
-                waiting = []
+                waiting, held = [], 0
     return expired + _remove(shard, waiting)
 
 
-def _remove(shard: ShardState, stored: list[bytes]) -> int:
-    """Deletes these entries of any states, which have an expiry."""
-    if not stored:
+def _remove(shard: ShardState, spans: list[_Span]) -> int:
+    """Deletes what these keys of the expiry index name, and them."""
+    if not spans:
         return 0
-    stored.sort(key=lambda key: (key[2], key))
-    groups, state_ids, rests = parts_of(pa.array(stored, pa.binary()))
+    groups, times, state_ids, rests = indexed_entries(
+        pa.array(chain.from_iterable(span.keys for span in spans), pa.binary())
+    )
+    other_time = (times[1:] != times[:-1]) & (groups[1:] == groups[:-1])
+    if (state_ids[1:] != state_ids[:-1]).any() or other_time.any():
+        order = _in_order(groups, state_ids, rests)
+        groups, state_ids, rests = groups[order], state_ids[order], rests.take(pa.array(order))
     for state_id in np.unique(state_ids).tolist():
         descriptor = shard.descriptor_of(state_id)
         if descriptor is None:
@@ -49,16 +69,29 @@ def _remove(shard: ShardState, stored: list[bytes]) -> int:
         begin, end = np.searchsorted(state_ids, [state_id, state_id + 1]).tolist()
         entries = ExpiredEntries(shard, descriptor.name, state_id)
         entries.begin(groups[begin:end], rests[begin:end])
-        entries.remove(stored[begin:end])
+        entries.remove()
         if descriptor.kind == "list":
             ListColumns(shard, descriptor).trim(groups[begin:end], rests[begin:end])
-    return len(stored)
+    for span in spans:
+        shard.delete_many(*span)
+    return len(groups)
+
+
+def _in_order(groups: Groups, state_ids: np.ndarray, rests: pa.Array) -> np.ndarray:
+    """What sorts entries by state, key group and key."""
+    pieces = [Fixed(state_ids), Fixed(groups.astype(">u2")), rests]
+    order: np.ndarray = pc.array_sort_indices(concatenate(len(rests), pieces)).to_numpy()
+    return order
 
 
 class ExpiredEntries(EntryColumns):
-    """Entries that are to go; each is an owner of its own."""
+    """Entries that are to go; each is an owner of its own. Whoever removes them deletes what the expiry index has of them."""
 
-    def remove(self, located: list[bytes]) -> None:
-        """Deletes what lies under these stored keys, all of the entries."""
-        owners = np.arange(len(located))
+    def remove(self) -> None:
+        """Deletes them all."""
+        owners = np.arange(len(self._keys))
+        located = stored_keys(self._groups, self._state_id, self._keys)
         self._replace(owners, self._keys, self._read(owners, located), pa.nulls(len(located), pa.binary()), located)
+
+    def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
+        pass

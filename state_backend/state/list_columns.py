@@ -83,12 +83,11 @@ class ListColumns(StateColumns):
         # The last elements of the state may have gone just now, and left their positions.
         first, next_ = self._positions(lists, empty=False)
         moving = np.flatnonzero(first == gone[starts])
-        now = first.copy()
         # Of each list the elements that are gone here one after the other, then what was gone before.
-        runs = np.append(starts, len(gone))
-        for i in moving.tolist():
-            mine = gone[runs[i] : runs[i + 1]]
-            now[i] += int((mine == first[i] + np.arange(len(mine))).cumprod().sum())
+        counts = np.diff(np.append(starts, len(gone)))
+        nth = np.arange(len(gone)) - np.repeat(starts, counts)
+        follows = gone == np.repeat(first, counts) + nth
+        now = first + np.minimum.reduceat(np.where(follows, np.repeat(counts, counts), nth), starts)
         moving = moving[now[moving] < next_[moving]]
         while len(moving):
             there = self._read_elements(moving, now[moving]).is_valid().to_numpy(zero_copy_only=False)

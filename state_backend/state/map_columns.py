@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from state_backend.formats.arrow_columns import concatenate
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
-from state_backend.state.entry_columns import joined
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_columns import Mask, Places, StateColumns, in_order, last_of_each, offsets_of
+from state_backend.state.state_columns import Mask, Places, StateColumns, offsets_of
 from state_backend.values.records import StateDescriptor
 
 
@@ -29,8 +30,8 @@ class MapColumns(StateColumns):
     def get(self, owners: Places, user_keys: Sequence[pa.Array]) -> tuple[pa.Table, Mask]:
         """A row for each of these entries, in this order, and which of them there are. Raises: StateTypeError, here and below, for
         columns that do not fit."""
-        order = in_order(owners)
         encoded = self._user_keys.encode(user_keys)
+        order = _in_order(owners, encoded)
         if order is not None:
             owners, encoded = owners[order], encoded.take(pa.array(order))
         rows = self._visible(self._read(owners, self._located(owners, self._rests(owners, encoded))))
@@ -81,16 +82,37 @@ class MapColumns(StateColumns):
             self._replace(owners, rests, old, pa.nulls(len(old), pa.binary()), self._located(owners, rests))
 
     def _rests(self, owners: Places, encoded: pa.Array) -> pa.Array:
-        return joined(self._keys.take(pa.array(owners)), encoded)
+        return concatenate(len(owners), [self._keys.take(pa.array(owners)), encoded])
 
     def _set(self, owners: Places, encoded: pa.Array, new: pa.Array) -> None:
-        order = in_order(owners)
+        order = _in_order(owners, encoded)
         if order is not None:
             at = pa.array(order)
             owners, encoded, new = owners[order], encoded.take(at), new.take(at)
+        last = np.append((owners[1:] != owners[:-1]) | _differ(encoded), True)
+        if not last.all():
+            kept = pa.array(last)
+            owners, encoded, new = owners[last], encoded.filter(kept), new.filter(kept)
         rests = self._rests(owners, encoded)
-        if (kept := last_of_each(rests)) is not None:
-            rests, last = kept
-            owners, new = owners[last], new.take(pa.array(last))
         located = self._located(owners, rests)
         self._replace(owners, rests, self._read(owners, located), new, located)
+
+
+def _in_order(owners: Places, encoded: pa.Array) -> Places | None:
+    """What sorts entries by owner and user key, those of one in their order; None where they are."""
+    same_owner = owners[1:] == owners[:-1]
+    descends = pc.less(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
+    if not ((owners[1:] < owners[:-1]) | (same_owner & descends)).any():
+        return None
+    # User keys are often few.
+    coded = encoded.dictionary_encode()
+    ascending = pc.array_sort_indices(coded.dictionary).to_numpy()
+    rank = np.empty(len(ascending), np.int64)
+    rank[ascending] = np.arange(len(ascending))
+    return np.lexsort((rank[coded.indices.to_numpy()], owners))
+
+
+def _differ(encoded: pa.Array) -> Mask:
+    """Of each row but the first whether it is another one than the row before."""
+    differ: Mask = pc.not_equal(encoded[1:], encoded[:-1]).to_numpy(zero_copy_only=False)
+    return differ

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from heapq import merge
 from itertools import compress, islice, pairwise
+from operator import le, ne
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -38,7 +39,7 @@ PREFETCH_BYTES, GATHERED_BYTES, PART_BYTES = 16 * MIB, 32 * MIB, 32 * MIB
 # Bytes of one write batch. RocksDB holds a batch twice until it is written.
 _WRITE_BYTES = 8 * MIB
 # What Python needs for one changed entry, or for one that was read, beside the entry.
-_CHANGE_BYTES, _READ_BYTES = 400, 200
+CHANGE_BYTES, _READ_BYTES = 400, 200
 # Timers that fire in one round; timers of one key that are read ahead where the processor lists timers.
 _DUE_TIMERS, _LISTED_TIMERS = 4096, 16
 # Rows of the first chunk of a scan of one key's entries; each further chunk has 8 times as many, up to the most. A map with more unwritten
@@ -48,6 +49,8 @@ _GET_ROWS = 1024
 # From so many rows on, calls into Arrow and NumPy cost less than a loop. For entries larger than MAX_COLUMN_BYTES their copies cost
 # more than the loop.
 MIN_COLUMN_ROWS, MAX_COLUMN_BYTES = 64, 4096
+# A deleted range costs every reader a little, in every file that has one.
+RANGE_KEYS = 64
 # Passing by an entry in a scan costs about a quarter of looking one up. For fewer than MIN_SCAN_ROWS wanted entries it does not pay to
 # begin a scan.
 SCAN_SHARE = 4
@@ -118,7 +121,7 @@ class ShardState:
         # What the batch read or wrote, as it is now, and of what it wrote, how it was: UNREAD where nobody looked.
         self.cache: dict[bytes, bytes | None] = {}
         self.before: dict[bytes, bytes | None] = {}
-        self._unaccounted: dict[bytes, bytes | None] = {}
+        self.unaccounted: dict[bytes, bytes | None] = {}
         # Of what was read on demand or changed since the last flush.
         self.gathered_bytes = 0
         self._prefetch_stride = Stride(size_bytes=PREFETCH_BYTES, most=1 << 20)
@@ -246,7 +249,7 @@ class ShardState:
         dense = []
         for start, end in pairwise(starts):
             entries = self._counts.get((int(key_groups[start]), name), 0)
-            if end - start >= MIN_SCAN_ROWS and (end - start) * SCAN_SHARE >= entries:
+            if end - start >= MIN_SCAN_ROWS and (end - start) * SCAN_SHARE >= entries and ascend(wanted[start:end]):
                 dense.append((start, end))
         found: list[bytes | None] = []
         left_bytes = sys.maxsize if most_bytes is None else most_bytes
@@ -258,29 +261,12 @@ class ShardState:
             if len(found) < start or left_bytes <= 0:
                 break
             if start < end:
-                some = self._scan_some(wanted[start:end], left_bytes)
+                some = self.store.read_wanted(wanted[start:end], left_bytes)
                 found += some
                 left_bytes -= sum(map(len, filter(None, some)))
                 if len(found) < end or left_bytes <= 0:
                     break
         return found
-
-    def _scan_some(self, wanted: Sequence[bytes], most_bytes: int) -> list[bytes | None]:
-        """What the store holds under the first of these ascending keys, about so many bytes of it, by a scan."""
-        held: dict[bytes, bytes] = {}
-        start, end, size_bytes = wanted[0], wanted[-1] + b"\x00", 0
-        while True:
-            chunk, ended = self.store.scan_chunk(start, end)
-            held |= chunk
-            if ended:
-                return [held.get(key) for key in wanted]
-            start = chunk[-1][0] + b"\x00"
-            # Of large entries, those in between are not kept.
-            there = bisect_left(wanted, start)
-            held = {key: held[key] for key in wanted[:there] if key in held}
-            size_bytes = sum(map(len, held.values()))
-            if there and size_bytes >= most_bytes:
-                return [held.get(key) for key in wanted[:there]]
 
     def flush(self) -> None:
         """Writes the gathered changes to the store and forgets what was read."""
@@ -295,14 +281,14 @@ class ShardState:
             self.flush()
 
     def _write_changes(self) -> None:
-        if not self.before and not self._unaccounted:
+        if not self.before and not self.unaccounted:
             return
         for keys, old in self._parts():
             self._write_part(keys, old)
-        if self._unaccounted:
-            self._put_sorted(self._unaccounted)
+        if self.unaccounted:
+            self._put_sorted(self.unaccounted)
         self.before.clear()
-        self._unaccounted.clear()
+        self.unaccounted.clear()
         self._changed_maps.clear()
         self._listed.clear()
 
@@ -311,7 +297,7 @@ class ShardState:
         cache, before, stride = self.cache, self.before, self._change_stride
         keys = sorted(before)
         if self.gathered_bytes <= GATHERED_BYTES and UNREAD not in before.values():
-            yield keys, [before[key] for key in keys]
+            yield keys, list(map(before.__getitem__, keys))
             return
         begin = end = size_bytes = 0
         old: list[bytes | None] = []
@@ -333,8 +319,8 @@ class ShardState:
         yield keys[begin:], old
 
     def _write_part(self, keys: list[bytes], old: list[bytes | None]) -> None:
-        new = [self.cache[key] for key in keys]
-        kept = [a != b for a, b in zip(old, new, strict=True)]
+        new = list(map(self.cache.__getitem__, keys))
+        kept = list(map(ne, old, new))
         if not all(kept):
             keys, old, new = list(compress(keys, kept)), list(compress(old, kept)), list(compress(new, kept))
         if not keys:
@@ -397,10 +383,13 @@ class ShardState:
             index[layout.timer_index_key(keys[at])] = new[at]
         return index
 
-    def put_many(self, keys: Sequence[bytes], entries: Sequence[bytes | None]) -> None:
-        """Writes entries past the gathered changes, None to delete: for whoever reads, accounts and indexes by itself."""
-        entry_bytes = sum(map(len, filter(None, entries)))
-        self.changed_bytes += sum(map(len, keys)) + entry_bytes
+    def put_many(
+        self, keys: Sequence[bytes], entries: Sequence[bytes | None], sizes: tuple[int, int] | None = None
+    ) -> None:
+        """Writes entries past the gathered changes, None to delete: for whoever reads, accounts and indexes by itself. ``sizes``: bytes of
+        all keys, and of all entries, if they are known."""
+        key_bytes, entry_bytes = sizes or (sum(map(len, keys)), sum(map(len, filter(None, entries))))
+        self.changed_bytes += key_bytes + entry_bytes
         if entry_bytes <= _WRITE_BYTES:
             self.store.write_columns(keys, entries)
             return
@@ -410,6 +399,15 @@ class ShardState:
             if size_bytes >= _WRITE_BYTES or end == len(entries):
                 self.store.write_columns(keys[begin:end], entries[begin:end])
                 begin, size_bytes = end, 0
+
+    def delete_many(self, keys: Sequence[bytes], start: bytes, end: bytes) -> None:
+        """Deletes these keys past the gathered changes: all that the store has from ``start`` on and before ``end``. Many of them
+        as one range, which is one record in the files and not one for each."""
+        if len(keys) < RANGE_KEYS:
+            self.put_many(keys, [None] * len(keys))
+        else:
+            self.changed_bytes += sum(map(len, keys))
+            self.store.delete_range(start, end)
 
     def put_positions(self, keys: Sequence[bytes], positions: Sequence[bytes]) -> None:
         """Writes the positions of lists that have none yet."""
@@ -482,7 +480,7 @@ class ShardState:
         if stored_key not in self.before:
             self.before[stored_key] = cache.get(stored_key, UNREAD)
         cache[stored_key] = entry
-        self.gathered_bytes += _CHANGE_BYTES + (len(entry) if entry else 0)
+        self.gathered_bytes += CHANGE_BYTES + (len(entry) if entry else 0)
 
     def write_new(self, stored_key: bytes, entry: bytes) -> None:
         """The same where the store is known to hold nothing, unless this batch wrote it."""
@@ -497,7 +495,7 @@ class ShardState:
             change_bytes -= layout.record_bytes(stored_key, before) if before is not None else 0
             self.resize(int.from_bytes(stored_key[:2], "big"), change_bytes)
         self.cache[stored_key] = data
-        self._unaccounted[stored_key] = data
+        self.unaccounted[stored_key] = data
 
     def visible(self, entry: bytes | None) -> bytes | None:
         """The row in an entry, or None if there is none or it has expired."""
@@ -648,7 +646,7 @@ class ShardState:
                     before.setdefault(stored_key, held)
                     cache[stored_key] = None
                     self._changed_maps.setdefault(stored_key[:-8], set()).add(stored_key)
-                    self.gathered_bytes += _CHANGE_BYTES
+                    self.gathered_bytes += CHANGE_BYTES
             if len(registered) + len(deleted) > most_noted:
                 # Of timers before this one none comes again.
                 last = round_[-1].stored_key[-8:]
@@ -696,8 +694,8 @@ class ShardState:
                     continue
                 change -= layout.entry_hash(seed, stored_key[3:], entry)
                 if entry[0] == layout.EXPIRING:
-                    self._unaccounted[_expiry_key(stored_key, entry)] = None
-                if len(self._unaccounted) + len(self.before) > _FLUSH_ENTRIES:
+                    self.unaccounted[_expiry_key(stored_key, entry)] = None
+                if len(self.unaccounted) + len(self.before) > _FLUSH_ENTRIES:
                     self.flush()
             self.account(key_group, descriptor.name, change, -self._counts[key_group, descriptor.name], -size_bytes)
             self.store.delete_range(start, end)
@@ -705,6 +703,11 @@ class ShardState:
 
 
 _NO_CHANGES: set[bytes] = set()
+
+
+def ascend(keys: Sequence[bytes]) -> bool:
+    """Whether no key is less than the one before it."""
+    return all(map(le, keys, islice(keys, 1, None)))
 
 
 def _overlaid(

@@ -14,18 +14,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.formats.arrow_columns import binary_views, cut
+from state_backend.formats.arrow_columns import Fixed, binary_views, concatenate, cut
 from state_backend.formats.evolution_columns import columns_reader
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout, shard_state
 from state_backend.state.entry_columns import (
+    PREFIX_BYTES,
     Groups,
+    bytes_in,
     changes_by_key_group,
     expiries,
     expiry_keys,
     is_expiring,
-    joined,
     stored_keys,
     without_expiry,
 )
@@ -70,7 +71,7 @@ class EntryColumns:
 
     def _read(self, owners: Places, located: Sequence[bytes], *, empty: bool = True) -> pa.Array:
         """What the store holds under these stored keys, null for nothing. ``owners`` ascend. Where the wanted entries are a good part
-        of a key group's, all that lie from its first owner to its last are read in passing: that is about twice as fast. ``empty``: a state without
+        of a key group's, all that lie from the first to the last are passed by: that is several times as fast. ``empty``: a state without
         entries has nothing at all, so that nothing need be read."""
         if not len(located) or (empty and not self._shard.entries(self._name)):
             return pa.nulls(len(located), pa.binary())
@@ -84,29 +85,19 @@ class EntryColumns:
     def _look_up(self, owners: Places, located: Sequence[bytes]) -> pa.Array:
         groups = self._groups[owners]
         starts = np.concatenate(([0], np.flatnonzero(groups[1:] != groups[:-1]) + 1))
-        scanned = np.zeros(len(located), np.bool_)
-        keys: list[bytes] = []
-        entries: list[bytes] = []
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(located)], strict=True):
-            group = int(groups[start])
-            if end - start < shard_state.MIN_SCAN_ROWS or (end - start) * shard_state.SCAN_SHARE < self._shard.entries(
-                self._name, group
-            ):
+        ends = [*starts[1:].tolist(), len(located)]
+        found: list[bytes | None] = []
+        for start, end in zip(starts.tolist(), ends, strict=True):
+            entries = self._shard.entries(self._name, int(groups[start]))
+            wanted = located[start:end]
+            if len(wanted) < shard_state.MIN_SCAN_ROWS or len(wanted) * shard_state.SCAN_SHARE < entries:
                 continue
-            first, last = self._prefixes(owners[[start, end - 1]])
-            some_keys, some_entries = self._shard.store.read_span(first, layout.after(last))
-            keys += some_keys
-            entries += some_entries
-            scanned[start:end] = True
-        if not scanned.any():
-            return pa.array(self._get(located), pa.binary())
-        places = pc.index_in(pa.array(located, pa.binary()), value_set=pa.array(keys, pa.binary()))
-        found = pa.array(entries, pa.binary()).take(places)
-        if scanned.all():
-            return found
-        apart = np.flatnonzero(~scanned)
-        looked_up = pa.array(self._get([located[at] for at in apart.tolist()]), pa.binary())
-        return pc.replace_with_mask(found, pa.array(~scanned), looked_up)
+            if not shard_state.ascend(wanted):
+                continue
+            found += self._get(located[len(found) : start])
+            found += self._shard.store.read_wanted(wanted)
+        found += self._get(located[len(found) :])
+        return pa.array(found, pa.binary())
 
     def _get(self, located: Sequence[bytes]) -> list[bytes | None]:
         found: list[bytes | None] = []
@@ -127,8 +118,7 @@ class EntryColumns:
     def _replace(self, owners: Places, rests: pa.Array, old: pa.Array, new: pa.Array, located: list[bytes]) -> Mask:
         """Writes entries, null to remove, with digests, counts and index; true where there was a change. ``rests``: stored keys
         without key group and state id, none twice; ``old``: what the store has."""
-        same = pc.or_(pc.fill_null(pc.equal(old, new), False), pc.and_(old.is_null(), new.is_null()))
-        changed: Mask = pc.invert(same).to_numpy(zero_copy_only=False)
+        changed = _differ(old, new)
         if not changed.any():
             return changed
         self._seen.clear()
@@ -139,7 +129,8 @@ class EntryColumns:
             located = [located[i] for i in np.flatnonzero(changed).tolist()]
         for group, *changes in changes_by_key_group(self._name, groups, rests, old, new):
             self._shard.account(group, self._name, *changes)
-        self._shard.put_many(located, new.to_pylist())
+        sizes = PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)
+        self._shard.put_many(located, new.to_pylist(), sizes)
         self._index(groups, rests, old, new)
         return changed
 
@@ -182,10 +173,20 @@ class StateColumns(EntryColumns):
         if self._ttl_ms is None:
             return encoded
         expiry_ms = layout.later(self._shard.now_ms, self._ttl_ms)
-        return joined(pa.scalar(layout.with_expiry(b"", expiry_ms), pa.binary()), encoded)
+        return concatenate(len(encoded), [Fixed(np.void(layout.with_expiry(b"", expiry_ms))), encoded])
 
     def _table(self, rows: pa.Array) -> pa.Table:
         return pa.Table.from_batches([self._decode(rows)])
+
+
+def _differ(old: pa.Array, new: pa.Array) -> Mask:
+    """Where entries are not the same; null is none."""
+    for some, others in ((old, new), (new, old)):
+        if some.null_count == len(some) and not others.null_count:
+            return np.ones(len(old), np.bool_)
+    same = pc.or_(pc.fill_null(pc.equal(old, new), False), pc.and_(old.is_null(), new.is_null()))
+    differ: Mask = pc.invert(same).to_numpy(zero_copy_only=False)
+    return differ
 
 
 def offsets_of(owners: Places, wanted: Places) -> npt.NDArray[np.int64]:
@@ -196,19 +197,6 @@ def offsets_of(owners: Places, wanted: Places) -> npt.NDArray[np.int64]:
 def in_order(owners: Places) -> Any:
     """What sorts rows by owner, those of one in their order; None where they are."""
     return None if (owners[1:] >= owners[:-1]).all() else np.argsort(owners, kind="stable")
-
-
-def last_of_each(rests: pa.Array) -> tuple[pa.Array, Places] | None:
-    """Stored keys without repetition, and where each is found last; None if none is there twice."""
-    encoded = rests.dictionary_encode()
-    if len(encoded.dictionary) == len(rests):
-        return None
-    last = np.zeros(len(encoded.dictionary), np.int64)
-    # Where an index repeats, the last assignment counts.
-    last[encoded.indices.to_numpy()] = np.arange(len(rests))
-    # In the order of the places, so that owners go on ascending.
-    last.sort()
-    return rests.take(pa.array(last)), last
 
 
 def _behind(keys: list[bytes], lengths: npt.NDArray[np.int64]) -> pa.Array:

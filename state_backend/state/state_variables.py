@@ -9,10 +9,11 @@ from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import EvolvingRowCodec
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
-from state_backend.state.shard_state import GATHERED_BYTES, UNREAD, ShardState, Stride
+from state_backend.state.shard_state import CHANGE_BYTES, GATHERED_BYTES, UNREAD, ShardState, Stride
 from state_backend.values.errors import UsageError
 from state_backend.values.records import StateDescriptor, StateKind
 
+_NO_LIST = layout.pack_positions(0, 0)
 _READ_AHEAD, _READ_AHEAD_BYTES = 256, 16 * 1024 * 1024
 
 
@@ -85,9 +86,9 @@ class ValueState(_KeyedState):
         if self._ttl_ms is not None:
             row = shard.entry_of(row, self._ttl_ms)
         key = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
-        if key not in shard.before:
-            shard.before[key] = shard.cache.get(key, UNREAD)
-        shard.cache[key] = row
+        cache = shard.cache
+        shard.before.setdefault(key, cache.get(key, UNREAD))
+        cache[key] = row
         shard.gathered_bytes += len(row)
         if shard.gathered_bytes > GATHERED_BYTES:
             shard.flush()
@@ -139,16 +140,31 @@ class ListState(_KeyedState):
         self._clear(base, len(rows))
         self._write(base, 0, 0, next_, rows)
 
-    def append_value(self, new_value: Any) -> None:
+    def append_value(self, newState: Any) -> None:  # PySpark's name: it may be passed by name
         """Adds an element at the end; costs the same however long the list is."""
-        # As `_write` does it for several.
-        row = self._encode(new_value)
-        base, shard = self._stored_key(), self._shard
-        first, next_ = self._positions(base)
-        element = base + layout.LIST_ELEMENT + layout.pack_position(next_)
-        shard.write_new(element, row if self._ttl_ms is None else shard.entry_of(row, self._ttl_ms))
-        shard.write_unaccounted(base + layout.LIST_META, layout.pack_positions(first, next_ + 1))
-        shard.relieve()
+        # As `_write` does it for several, with the shard's `read`, `write_new` and `write_unaccounted` written out.
+        row = self._encode(newState)
+        shard = self._shard
+        if self._ttl_ms is not None:
+            row = shard.entry_of(row, self._ttl_ms)
+        base = self._prefix + shard.key if shard.key_group == self._group else self._stored_key()
+        meta = base + layout.LIST_META
+        cache, before, unaccounted = shard.cache, shard.before, shard.unaccounted
+        packed = (cache[meta] if meta in cache else shard.read(meta)) or _NO_LIST
+        # The second of the positions is where the element goes, in the bytes that its key ends with.
+        position = packed[8:]
+        element = base + layout.LIST_ELEMENT + position
+        if element not in before:
+            before[element] = cache.get(element)
+        cache[element] = row
+        packed = packed[:8] + (int.from_bytes(position, "big") + 1).to_bytes(8, "big")
+        if meta in unaccounted and unaccounted[meta] is not None:
+            cache[meta] = unaccounted[meta] = packed
+        else:
+            shard.write_unaccounted(meta, packed)
+        shard.gathered_bytes += CHANGE_BYTES + len(row)
+        if shard.gathered_bytes > GATHERED_BYTES:
+            shard.flush()
 
     def append_list(self, new_values: Sequence[Any]) -> None:
         """Adds elements at the end, in their order."""

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from state_backend.formats.arrow_columns import concatenate
 from state_backend.state import layout
-from state_backend.state.entry_columns import Groups, packed_times, split_timers, timer_index_keys
+from state_backend.state.entry_columns import (
+    PREFIX_BYTES,
+    Groups,
+    bytes_in,
+    indexed_timers,
+    packed_times,
+    split_timers,
+    timer_index_keys,
+)
 from state_backend.state.shard_state import ShardState
-from state_backend.state.state_columns import EntryColumns, Places, in_order, last_of_each, offsets_of
+from state_backend.state.state_columns import EntryColumns, Places, offsets_of
 
 Times = npt.NDArray[np.int64]
+# Keys of an index, ascending, and from where to where it has no others.
+Span = tuple[list[bytes], bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,7 @@ class TimerColumns(EntryColumns):
         """As `EntryColumns.begin`."""
         super().begin(key_groups, keys)
         self._apart = self._deleted = False
+        self._indexed = True
 
     def register(self, owners: Places, times_ms: Times) -> None:
         """A timer is unique per key and time: again is no change."""
@@ -60,61 +72,77 @@ class TimerColumns(EntryColumns):
         """All timers up to this time, some ``most`` of them at once, or as many as one key has. A key comes once; a timer that is
         registered meanwhile does not come. Those that were given are deleted when the next ones are asked for."""
         waiting: list[DueTimers] = []
+        fired: list[Span] = []
         for group in self._shard.key_groups_of(self._name):
             # All that are due in a key group are read before its first one is given.
-            for part in _parts(self._due_of_group(group, now_ms), most):
+            if (found := self._due_of_group(group, now_ms)) is None:
+                continue
+            due, index = found
+            fired.append(index)
+            for part in _parts(due, most):
                 waiting.append(part)
                 if sum(len(due.times_ms) for due in waiting) >= most:
-                    yield from self._fired(_together(waiting))
-                    waiting = []
+                    yield from self._fired(_together(waiting), fired)
+                    waiting, fired = [], []
         if waiting:
-            yield from self._fired(_together(waiting))
+            yield from self._fired(_together(waiting), fired)
 
-    def _fired(self, due: DueTimers) -> Iterator[DueTimers]:
+    def _fired(self, due: DueTimers, index: Sequence[Span]) -> Iterator[DueTimers]:
+        # Before the handler, which may register timers that are due already.
+        for span in index:
+            self._shard.delete_many(*span)
         self.begin(due.key_groups, due.keys)
         yield due
         owners, deleted = np.repeat(np.arange(len(due.keys)), np.diff(due.offsets)), self._deleted
         self.begin(due.key_groups, due.keys)
-        # All are there, unless the handler deleted some.
+        # All are there, and none in the index, unless the handler deleted some, which it may have registered again.
+        self._indexed = deleted
         self._set(owners, due.times_ms, pa.nulls(1, pa.binary()), None if deleted else pa.array([b""], pa.binary()))
 
-    def _due_of_group(self, group: int, now_ms: int) -> DueTimers | None:
+    def _due_of_group(self, group: int, now_ms: int) -> tuple[DueTimers, Span] | None:
         start = layout.prefix(group, layout.TIMER_INDEX)
         end = start + layout.pack_time(now_ms + 1) if now_ms < layout.MAX_TIME_MS else layout.after(start)
-        found, _ = self._shard.store.read_span(start, end)
+        assert end is not None
+        found = self._shard.store.keys_between(start, end)
         if not found:
             return None
-        # Prefix, time, key: turned round, `split_timers` reads it.
-        timers = pa.array([key[11:] + key[3:11] for key in found], pa.binary())
-        order = pa.compute.array_sort_indices(timers)
-        keys, times_ms = split_timers(timers.take(order))
-        runs = pa.compute.run_end_encode(keys, run_end_type=pa.int64())
-        ends = runs.run_ends.to_numpy()
-        return DueTimers(
-            key_groups=np.full(len(ends), group, np.uint16),
-            keys=runs.values,
-            times_ms=times_ms,
-            offsets=np.append(0, ends).astype(np.int64),
+        keys, times_ms = indexed_timers(pa.array(found, pa.binary()))
+        encoded = keys.dictionary_encode()
+        ascending = pc.array_sort_indices(encoded.dictionary)
+        rank = np.empty(len(ascending), np.int64)
+        rank[ascending.to_numpy()] = np.arange(len(ascending))
+        owners = rank[encoded.indices.to_numpy()]
+        # The index is in the order of time.
+        order = np.argsort(owners, kind="stable")
+        due = DueTimers(
+            key_groups=np.full(len(rank), group, np.uint16),
+            keys=encoded.dictionary.take(ascending),
+            times_ms=times_ms[order],
+            offsets=np.append(0, np.cumsum(np.bincount(owners))).astype(np.int64),
         )
+        return due, (found, start, end)
 
     def _set(self, owners: Places, times_ms: Times, new: pa.Array, old: pa.Array | None = None) -> None:
         """``new``, ``old``: of every timer the same; without ``old`` it is read."""
         self._lay_apart()
-        order = in_order(owners)
-        if order is not None:
+        same_owner = owners[1:] == owners[:-1]
+        if ((owners[1:] < owners[:-1]) | (same_owner & (times_ms[1:] <= times_ms[:-1]))).any():
+            order = np.lexsort((times_ms, owners))
             owners, times_ms = owners[order], times_ms[order]
+            first = np.append(True, (owners[1:] != owners[:-1]) | (times_ms[1:] != times_ms[:-1]))
+            owners, times_ms = owners[first], times_ms[first]
         rests = concatenate(len(owners), [self._keys.take(pa.array(owners)), packed_times(times_ms)])
-        if (kept := last_of_each(rests)) is not None:
-            rests, owners = kept[0], owners[kept[1]]
         located = self._located(owners, rests)
         same = pa.array(np.zeros(len(owners), np.int64))
         before = self._read(owners, located) if old is None else old.take(same)
         self._replace(owners, rests, before, new.take(same), located)
 
     def _index(self, groups: Groups, rests: pa.Array, old: pa.Array, new: pa.Array) -> None:
+        if not self._indexed:
+            return
         keys, times_ms = split_timers(rests)
         indexed = timer_index_keys(groups, times_ms, keys)
-        self._shard.put_many(indexed, new.to_pylist())
+        self._shard.put_many(indexed, new.to_pylist(), (PREFIX_BYTES * len(rests) + bytes_in(rests), bytes_in(new)))
 
     def _lay_apart(self) -> None:
         if not self._apart:
@@ -123,10 +151,8 @@ class TimerColumns(EntryColumns):
             self._apart = True
 
 
-def _parts(due: DueTimers | None, most: int) -> Iterator[DueTimers]:
+def _parts(due: DueTimers, most: int) -> Iterator[DueTimers]:
     """Whole keys, until they have ``most`` timers."""
-    if due is None:
-        return
     begin, keys = 0, len(due.keys)
     while begin < keys:
         end = int(np.searchsorted(due.offsets, due.offsets[begin] + most, "left"))

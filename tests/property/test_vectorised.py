@@ -96,6 +96,10 @@ class Rows(StatefulProcessor):
         self._lists[0].appendList([(None, expiry_ms, None) if self._wider else (expiry_ms, None)])
         # Fires in a later interval, also where it is due already.
         self._handle.registerTimer(expiry_ms + (HOUR_MS if expiry_ms % 2 else 5 * HOUR_MS))
+        if expiry_ms % 3 == 0:
+            # Goes all the same, when the handler is done.
+            self._handle.deleteTimer(expiry_ms)
+            self._handle.registerTimer(expiry_ms)
         yield Row(user=key[0], said=f"fired {expiry_ms} of {len(list(self._lists[0].get()))}")
 
 
@@ -172,6 +176,10 @@ class Columns(ArrowProcessor):
             batch.key_of_row, self._table(pa.table({"n": times, "s": pa.nulls(len(times), pa.string())}))
         )
         self._handle.registerTimer(batch.key_of_row, times + np.where(times % 2, HOUR_MS, 5 * HOUR_MS))
+        again = times % 3 == 0
+        if again.any():
+            self._handle.deleteTimer(batch.key_of_row[again], times[again])
+            self._handle.registerTimer(batch.key_of_row[again], times[again])
         nth = np.arange(len(times)) - np.repeat(batch.row_offsets[:-1], np.diff(batch.row_offsets))
         said = [f"fired {t} of {n}" for t, n in zip(times, before[batch.key_of_row] + nth + 1, strict=True)]
         users = batch.keys["user"].take(pa.array(batch.key_of_row))
@@ -257,8 +265,8 @@ def intervals(draw: Any) -> tuple[str, list[tuple[Any, ...]], bool, int]:
     dense=st.booleans(),
 )
 def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool) -> None:
-    before = shard_state.MIN_SCAN_ROWS
-    shard_state.MIN_SCAN_ROWS = 1 if dense else 1_000
+    before = shard_state.MIN_SCAN_ROWS, shard_state.RANGE_KEYS
+    shard_state.MIN_SCAN_ROWS = shard_state.RANGE_KEYS = 1 if dense else 1_000
     ttls = TTLS if mode == "processing" else (None,)
     try:
         by_row, mixed = (PipelineTester(pipeline("row", mode, ttls, False, 1), input_schema=INPUT) for _ in range(2))
@@ -278,4 +286,4 @@ def test_columns_leave_what_rows_leave(steps: list[Any], mode: str, dense: bool)
             for what, of_rows, of_columns in zip(("output", "stored", "digest", "counts"), *found, strict=True):
                 assert of_rows == of_columns, what
     finally:
-        shard_state.MIN_SCAN_ROWS = before
+        shard_state.MIN_SCAN_ROWS, shard_state.RANGE_KEYS = before

@@ -6,6 +6,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cairn.runtime import processor_handle
 from cairn.runtime.keyed_runner import KeyedRunner
 from cairn.runtime.output_file import LocalParquet
 from cairn.runtime.output_rows import OutputRows
-from cairn.runtime.pandas_frames import OutputFrames
+from cairn.runtime.pandas_frames import OutputFrames, frame_slices
 from cairn.runtime.processor_handle import DeclaringHandle, HandleState, ProcessorHandle, row_maker
 from cairn.runtime.routing import INPUT
 from cairn.runtime.user_code import UserCode
@@ -550,6 +551,23 @@ def rows_to(tmp_path: Path) -> OutputRows:
     return OutputRows(LocalParquet(OUTPUT, tmp_path / "rows.parquet"))
 
 
+def test_what_a_handler_does_to_a_frame_no_other_key_sees() -> None:
+    columns = {"n": pa.array([1, 2, 3, 4]), "m": pa.array([5, 6, 7, 8]), "s": pa.array(["a", "b", "c", None])}
+    slices = frame_slices("UTC")(pa.StructArray.from_arrays([*columns.values()], [*columns]))
+    (first,), (second,) = slices(0, 2), slices(2, 4)
+    pd.testing.assert_frame_equal(first, pd.DataFrame({"n": [1, 2], "m": [5, 6], "s": ["a", "b"]}))
+    first.index.name = first.columns.name = "named"
+    first.loc[0, "n"] = 9
+    first["m"] += 1
+    first["s"].values[:] = "z"
+    first["more"] = 1
+    expected = pd.DataFrame({"n": [3, 4], "m": [7, 8], "s": ["c", None]})
+    pd.testing.assert_frame_equal(second, expected)
+    (third,) = slices(2, 4)
+    pd.testing.assert_frame_equal(third, expected)
+    assert first["n"].tolist() == [9, 2]
+
+
 def frames_to(tmp_path: Path) -> OutputFrames:
     schema = StructType([StructField("k", StringType()), StructField("n", LongType())])
     return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"), schema, "UTC")
@@ -568,6 +586,22 @@ def test_rows_go_out_by_name(tmp_path: Path) -> None:
         {"k": "c", "n": None},
         {"k": None, "n": 3},
     ]
+
+
+def test_texts_have_dictionaries_in_an_output_file_and_numbers_have_none(tmp_path: Path) -> None:
+    fields = [("day", pa.date32()), ("a.b", pa.string()), ("d", pa.decimal128(9, 2)), ("raw", pa.binary())]
+    nested = pa.struct([("n", pa.int64())])
+    for name, schema in (("flat", pa.schema(fields)), ("nested", pa.schema([*fields, ("s", nested)]))):
+        file = LocalParquet(schema, tmp_path / name)
+        row = {"day": DAY.start.date(), "a.b": "x", "d": Decimal("1.50"), "raw": b"", "s": {"n": 1}}
+        file.write(pa.RecordBatch.from_pylist([row] * 3, schema))
+        file.finish(MemoryStorage(), name)
+        group = pq.ParquetFile(tmp_path / name).metadata.row_group(0)
+        columns = map(group.column, range(group.num_columns))
+        found = {c.path_in_schema: "RLE_DICTIONARY" in c.encodings for c in columns}
+        known = {"day": False, "a.b": True, "d": False, "raw": True}
+        # Of a nested column the leaves would have to be named.
+        assert found == (known if name == "flat" else dict.fromkeys([*known, "s.n"], True))
 
 
 @pytest.mark.parametrize(

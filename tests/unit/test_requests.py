@@ -6,15 +6,37 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from cairn.operations import take_savepoint as operation
+from cairn.shard_jobs import take_savepoint as shard_job
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.open_storage import open_storage
+from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.inspection.cost_model import Held, Requests, estimate, interval_requests, plan_held, usage_of
+from state_backend.inspection.cost_model import (
+    Held,
+    Requests,
+    Usage,
+    estimate,
+    interval_requests,
+    plan_held,
+    savepoint_requests,
+    usage_of,
+)
+from state_backend.ports.storage import Storage
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.in_process import run_here
 from tests.support.request_counts import Counts, count
+from tests.support.savepoints import SmallPipeline
 
 # Of which so many are lists.
 COMMITS = {
@@ -27,6 +49,7 @@ KIND = {
     "upload": "write",
     "list": "list",
     "read": "read",
+    "download": "read",
     "stat": "look",
     "delete": "delete",
 }
@@ -80,6 +103,41 @@ def assert_the_model_says_so(storage: MemoryStorage, counts: Counts, shards: int
     found = estimate(history.usage)
     # Manifests are most of so small a state, and the record has some of it.
     assert intervals < 4 or 0.5 <= len(files) / found.objects * found.checkpoints / 3 <= 2
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_savepoint_asks_what_the_model_says(tmp_path: Path, shards: int) -> None:
+    pipeline = SmallPipeline(tmp_path, parallelism=shards)
+    opened: list[FaultyStorage] = []
+
+    def counted(url: str) -> Storage:
+        opened.append(FaultyStorage(open_storage(url), {}))
+        return opened[-1]
+
+    with (
+        mock.patch.object(operation, "open_storage", counted),
+        mock.patch.object(shard_job, "open_storage", counted),
+        mock.patch.object(operation, "run_on_shards", run_here),
+    ):
+        options: Any = SimpleNamespace(engine=EngineOptions())
+        assert pipeline.record is not None
+        none: Any = None
+        operation.take_savepoint(none, options, pipeline.url, pipeline.record, str(tmp_path / "to"))
+    of_kind = dict.fromkeys(("write", "list", "read", "look", "delete"), 0)
+    for storage in opened:
+        for name, _ in storage.calls:
+            of_kind[KIND[name]] += 1
+    of_kind["look"] += of_kind["delete"]  # on a server
+    usage = Usage(
+        keys=10,
+        bytes_per_key=50,
+        changed=0,
+        shards=shards,
+        every=timedelta(days=1),
+        live_files=1,
+        manifests_filed=False,
+    )
+    assert savepoint_requests(usage) == Requests(**of_kind)
 
 
 def test_the_counts_as_printed() -> None:

@@ -24,7 +24,7 @@ from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import rocksdb_manifest
 from state_backend.formats.arrow_columns import arrow_type
 from state_backend.formats.key_codec import KeyCodec
-from state_backend.formats.rocksdb_manifest import live_spans, without
+from state_backend.formats.rocksdb_manifest import store_of, without
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -306,7 +306,7 @@ def test_without_the_files_that_hold_nothing_of_a_span_the_span_is_the_same(tmp_
                 store.merge_newest(2)
         ssts, small = store.capture(tmp_path / "image")
         image = tmp_path / "image" / next(f.name for f in small if f.name.startswith("MANIFEST-"))
-        spans = live_spans(image.read_bytes(), "it")
+        spans = store_of(image.read_bytes(), "it").spans
         assert {f"{s.number:06d}.sst" for s in spans} == {f.name for f in ssts}
         pruned = 0
         for group in range(8):
@@ -330,20 +330,20 @@ def test_a_record_that_crosses_blocks_of_the_manifest_is_one_record(tmp_path: Pa
         _, small = store.capture(tmp_path / "image")
     image = next(f for f in small if f.name.startswith("MANIFEST-"))
     log = image.read_bytes()
-    (span,) = live_spans(log, "it")
+    (span,) = store_of(log, "it").spans
     fits = (32 * 1024 - len(log) - 7) // 3  # deletions, of three bytes each
     tails = set()
     for times in (*range(fits - 5, fits + 5), 40_000):
         longer = without(log, [span] * times)
         tails.add(-len(longer) % (32 * 1024))
-        assert len(longer) > 32_700 and live_spans(longer, "it") == []
+        assert len(longer) > 32_700 and store_of(longer, "it").spans == ()
         longer = without(longer, [span])
-        assert live_spans(longer, "it") == []
+        assert store_of(longer, "it").spans == ()
     assert tails & {*range(1, 7)}  # too little for a header: the next record begins in the next block
     # RocksDB follows such a log too: here with an edit of 100,000 bytes that it ignores before the one that counts.
     ignored = b"\xff\x40" + b"\xa0\x8d\x06" + bytes(100_000)
     image.write_bytes(without(log + rocksdb_manifest._framed(ignored, len(log)), [span]))
-    assert live_spans(image.read_bytes(), "it") == []
+    assert store_of(image.read_bytes(), "it").spans == ()
     with RocksStore(tmp_path / "image") as store:
         assert list(store.scan(b"", None)) == []
 
@@ -354,7 +354,7 @@ def test_a_manifest_that_cannot_be_followed_costs_all_files_of_the_shard(tmp_pat
     (manifest,) = chain.chain.manifests
     (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
     with pytest.raises(CorruptFile, match="MANIFEST"):
-        live_spans(log.data[:20] + b"\xff" + log.data[21:], "the MANIFEST")
+        store_of(log.data[:20] + b"\xff" + log.data[21:], "the MANIFEST")
     object.__setattr__(log, "data", log.data[:-1])
     assert needed_for(manifest, [(b"\xff\xff", None)]) is manifest
 

@@ -65,10 +65,10 @@ class KeyedRunner:
 
     def process(self, rows: KeyedInput) -> None:
         """Calls ``handleInputRows`` key by key. Raises: ProcessorError from its code."""
-        set_key, output, add = self._state.set_key, self._output, self._output.add
+        state, output, add = self._state, self._output, self._output.add
         handler, timer_values = self._processor.handleInputRows, self._timer_values
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
-            set_key(key_group, encoded_key)
+            state.key_group, state.key = key_group, encoded_key  # `set_key`, written out: this runs once per key
             call = "handleInputRows"
             try:
                 if kind == INITIAL:

@@ -23,7 +23,9 @@ class LocalParquet:
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Appends rows; the first call makes the file."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._local, self.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._local, self.schema, compression="zstd", use_dictionary=_with_dictionary(self.schema)
+            )
         self._writer.write(rows)
         self.rows += rows.num_rows
 
@@ -33,3 +35,11 @@ class LocalParquet:
             return None
         self._writer.close()
         return OutputFile(handle=storage.upload(path, self._local), rows=self.rows, late=late)
+
+
+def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
+    """Columns that a dictionary of their values makes smaller: texts. One of numbers costs more time than to write them, and most often more
+    bytes: Parquet gives it up in the middle of a column of which no two values are equal."""
+    if any(map(pa.types.is_nested, schema.types)):
+        return True  # their leaves would have to be named
+    return [f.name for f in schema if not pa.types.is_primitive(f.type) and not pa.types.is_decimal(f.type)]

@@ -68,9 +68,8 @@ class RowListState(state_variables.ListState, spark_api.ListState):
         """As Spark's: replaces the list; an empty one is refused."""
         state_variables.ListState.put(self, _not_empty(self._name, newState))
 
-    def appendValue(self, newState: Any) -> None:
-        """As Spark's."""
-        self.append_value(newState)
+    # As Spark's; not one call more for each element.
+    appendValue = state_variables.ListState.append_value
 
     def appendList(self, newState: Any) -> None:
         """As Spark's: an empty list is refused."""

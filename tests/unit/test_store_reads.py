@@ -1,0 +1,88 @@
+"""What the store reads by scans: the same as one key at a time, and a damaged file is never taken for the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.adapters.rocks import RocksStore
+from state_backend.values.errors import CorruptFile
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scans_find_what_single_reads_find(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    held: dict[bytes, bytes] = {}
+    with RocksStore(tmp_path / "db") as store:
+        for _ in range(10):
+            for key in [random_.randbytes(random_.choice([1, 2, 2, 3])) for _ in range(random_.choice([3, 800]))]:
+                if random_.random() < 0.7:
+                    held[key] = random_.randbytes(random_.choice([0, 1, 9]))
+                    store.write([(key, held[key])])
+                else:
+                    held.pop(key, None)
+                    store.write([(key, None)])
+            start, end = sorted([random_.randbytes(1), random_.randbytes(2)])
+            if random_.random() < 0.3:
+                store.delete_range(start, end)
+                held = {key: value for key, value in held.items() if not start <= key < end}
+            if random_.random() < 0.5:
+                store.sorted_runs()
+            there = sorted(held)
+            some = {random_.randbytes(2) for _ in range(random_.choice([0, 1, 500]))}
+            wanted = sorted([*some, *random_.choices([*there, b"a"], k=random_.choice([0, 1, 500]))])
+            expected = [held.get(key) for key in wanted]
+            assert store.read_wanted(wanted) == store.get_many(wanted) == expected
+            most_bytes = random_.randint(1, 100)
+            few = store.read_wanted(wanted, most_bytes)
+            # Of a key that comes again the entry is in memory once.
+            sizes = [
+                0 if again == key else len(value or b"")
+                for again, key, value in zip([b"", *wanted], wanted, few, strict=False)
+            ]
+            assert few == expected[: len(few)]
+            assert len(few) == len(wanted) or sum(sizes) >= most_bytes > sum(sizes[:-1])
+            within = [key for key in there if start <= key < end]
+            assert store.keys_between(start, end) == within
+            for rows in (1, max(1, len(within))):
+                keys, ended = store.scan_keys(start, end, rows)
+                assert keys == within[:rows]
+                assert not ended or len(keys) == len(within)
+            prefixes = sorted({bytes([random_.randrange(256)]) for _ in range(random_.choice([1, 40]))})
+            for most in (None, 2):
+                keys, values, counts = store.read_prefixes(prefixes, most)
+                below = [[key for key in there if key.startswith(prefix)][:most] for prefix in prefixes]
+                assert keys == [*chain.from_iterable(below)]
+                assert values == [held[key] for key in keys]
+                assert counts == [len(part) for part in below]
+
+
+_KEYS = [n.to_bytes(4, "big") for n in range(0, 40_000, 2)]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.read_wanted(_KEYS),
+        lambda store: store.keys_between(b"", b"\xff"),
+        lambda store: store.scan_keys(b"", b"\xff", len(_KEYS) + 1),
+        lambda store: store.read_prefixes([b"\0"], None),
+        lambda store: list(store.scan(b"", None)),
+    ],
+    ids=["wanted", "keys", "many keys", "prefixes", "scan"],
+)
+def test_a_damaged_block_is_not_the_end(tmp_path: Path, read: Callable[[Any], Any]) -> None:
+    with RocksStore(tmp_path / "db") as store:
+        store.write([(key, key * 3) for key in _KEYS])
+        store.sorted_runs()
+    (victim,) = (tmp_path / "db").glob("*.sst")
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 3] ^= 1
+    victim.write_bytes(data)
+    with RocksStore(tmp_path / "db") as store, pytest.raises(CorruptFile, match="block checksum mismatch"):
+        read(store)
