@@ -179,6 +179,29 @@ def test_a_sink_that_fails_stops_it_behind_its_own_interval(tmp_path: Path) -> N
     assert called == [1, 2, 2, 3]
 
 
+@pytest.mark.parametrize("stop", [OSError("no"), SystemExit("killed")], ids=["fails", "is stopped"])
+@pytest.mark.parametrize("following", [0, 1])
+def test_a_retry_calls_the_sink_for_what_an_earlier_try_committed(
+    tmp_path: Path, stop: BaseException, following: int
+) -> None:
+    """Also if there is nothing left to compute; and as long as the sink fails, so does the retry, and nothing is computed behind it."""
+    called: list[int] = []
+
+    def sink(spark: Any, paths: list[str], interval: Interval, checkpoint_id: int) -> None:
+        called.append(checkpoint_id)
+        if checkpoint_id == 2 and called.count(2) <= 2:
+            raise stop
+
+    piped, days = pipeline_of(sink=sink), WEEK[: 2 + following]
+    for tries in (1, 2):
+        with pytest.raises((SinkFailed, SystemExit)):
+            run_all(tmp_path, days, piped)
+        assert called == [1, *[2] * tries] and coordinator_of(piped, str(tmp_path)).log().head_id == 2
+    assert ran(run_all(tmp_path, days, piped)) == [False, False, *[True] * following]
+    assert called == [1, 2, 2, 2, *[3] * following] and coordinator_of(piped, str(tmp_path)).unpublished() == []
+    assert ran(run_all(tmp_path, days, piped)) == [False] * len(days) and called.count(2) == 3
+
+
 def test_a_clean_up_that_fails_keeps_the_next_interval_from_being_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

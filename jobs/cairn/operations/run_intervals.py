@@ -288,6 +288,7 @@ class _Range:
         """Each interval's outcome, and the seconds that it took."""
         there = _results(self._pipeline, self._root, intervals)
         permissions = self._first
+        waiting: set[int] | None = None
         for n, interval in enumerate(intervals):
             started = time.monotonic()
             result, read = there.get(interval), None
@@ -299,6 +300,14 @@ class _Range:
                     result, would_be_made_of(self._spark, self._pipeline, interval, read, permissions)
                 )
             if isinstance(decision, Keep):
+                if waiting is None:
+                    self._finishing.wait()
+                    waiting = {checkpoint_id for _, checkpoint_id in self._coordinator.unpublished()}
+                if decision.checkpoint in waiting:
+                    # The try that committed it was stopped before its sink was called, or by its sink. Nothing may come behind it that
+                    # publishes it.
+                    self._finishing.wait()
+                    self._finish(decision.checkpoint)
                 why = f"stays checkpoint {decision.checkpoint}: {decision.why}"
                 kept = Outcome(
                     interval=interval,
@@ -347,12 +356,15 @@ class _Range:
         self._finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
         committed = self._coordinator.commit(attempt)
         record = committed.record or self._coordinator.record(committed.id)
-        finish = partial(finish_commit, self._spark, self._pipeline, self._coordinator, committed.id, self._root)
         if self._pipeline.sink is None:
-            self._finishing.begin(finish)
+            self._finishing.begin(partial(self._finish, committed.id))
         else:
-            finish()  # a sink is the user's: it is called where it always is, and before the next interval is begun
+            # A sink is the user's: it is called where it always is, and before the next interval is begun.
+            self._finish(committed.id)
         return record
+
+    def _finish(self, checkpoint_id: int) -> None:
+        finish_commit(self._spark, self._pipeline, self._coordinator, checkpoint_id, self._root)
 
     # --- the source ------------------------------------------------------------------------------------------------------------
 
