@@ -70,11 +70,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """An in-process Spark with two cores."""
+    """An in-process Spark with two cores, and a folder of its own."""
     from cairn.spark_session import connect
 
     # Its connections are closed when Python ends, after pytest has taken the log's stream away.
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    session = connect("local[2]", "cairn tests")
-    yield session
-    session.stop()
+    with tempfile.TemporaryDirectory(prefix="cairn-spark-", ignore_cleanup_errors=True) as folder:
+        session = connect("local[2]", "cairn tests", conf={"spark.local.dir": folder})
+        yield session
+        session.stop()

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 log = logging.getLogger("cairn")
 
@@ -107,6 +107,42 @@ def connect(
     if not where.startswith("local"):
         _send_runtime(session)
     return session
+
+
+def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row]:
+    """Collects what ``made`` makes, whose shuffle files are deleted as soon as it has run.
+
+    By default Spark deletes them when Java's collector finds that nothing refers to them: a range of large intervals in one session
+    fills the disk before that. Only for this one query, since who collects a ``DataFrame`` twice needs them.
+    Source: SPARK-47764, SPARK-52777. A Spark before 4.1 has no such setting for sessions of its own, and ignores it.
+    """
+    remote = type(spark).__module__.startswith("pyspark.sql.connect")
+    # A session of its own looks at it where a query is made, a server where it is run.
+    with _set(spark, f"spark.sql.{'connect' if remote else 'classic'}.shuffleDependency.fileCleanup.enabled", "true"):
+        frame: Any = made()
+        found: list[Row] | None = frame.collect() if remote else None
+    if found is None:
+        found = frame.collect()
+    return found
+
+
+@contextmanager
+def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Within, this setting is that. A server that lets nobody set it goes on as it is."""
+    try:
+        before = spark.conf.get(name, None)
+        spark.conf.set(name, value)
+    except Exception as error:
+        log.debug("%s is not set: %s", name, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
 
 
 def _send_runtime(session: SparkSession) -> None:

@@ -66,8 +66,15 @@ PIPELINE = Pipeline(name="greeting", start=datetime(2024, 1, 1, tzinfo=UTC), sou
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
-    with SparkConnectServer(ROOT, log_dir=tmp_path_factory.mktemp("spark-logs"), token=TOKEN) as running:
+def local_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's Spark keeps its files."""
+    return tmp_path_factory.mktemp("spark-local")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, local_dir: Path) -> Iterator[SparkConnectServer]:
+    conf = {"spark.local.dir": str(local_dir)}
+    with SparkConnectServer(ROOT, log_dir=tmp_path_factory.mktemp("spark-logs"), token=TOKEN, conf=conf) as running:
         yield running
 
 
@@ -149,9 +156,11 @@ def write_pipeline(folder: Path, version: str, greeting: str) -> None:
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
 
 
-def test_an_edited_processor_counts_from_the_next_interval_on(server: SparkConnectServer, tmp_path: Path) -> None:
+def test_an_edited_processor_counts_from_the_next_interval_on(
+    server: SparkConnectServer, local_dir: Path, tmp_path: Path
+) -> None:
     """The server goes on running, and its workers have imported nothing of the user's: the processor's file, and one that
-    it imports, are edited between intervals, and each time the hash in the record changes with them."""
+    it imports, are edited between intervals, and each time the hash in the record changes with them. Shuffle files don't pile up."""
     coordinator = Coordinator(open_storage(str(tmp_path / "root" / "greeting")), "greeting")
     hashes, texts = [], []
     for day, (version, greeting) in enumerate(
@@ -168,6 +177,8 @@ def test_an_edited_processor_counts_from_the_next_interval_on(server: SparkConne
     assert texts == [["hello one 1"] * 2, ["hello two 2"] * 2, ["servus two 3"] * 2, ["servus two 4"] * 2]
     assert len(set(hashes)) == 3
     assert hashes[2] == hashes[3]
+    wait_until(lambda: not any(local_dir.rglob("shuffle_*")), 10, "no shuffle file is left")
+    assert any(local_dir.rglob("blockmgr-*"))
 
 
 def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnectServer, tmp_path: Path) -> None:

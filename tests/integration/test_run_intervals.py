@@ -17,8 +17,10 @@ from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
+from cairn.spark_session import collect_once
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.ranges import files, made, ran
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +55,7 @@ def days() -> Iterator[None]:
 
 def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkSession, tmp_path: Path) -> None:
     alone, together = tmp_path / "alone", tmp_path / "together"
+    of_others = shuffle_files(spark)
     for interval in WEEK:
         run_interval(spark, PIPELINE, interval, str(alone))
     ASKED.clear()
@@ -68,6 +71,7 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkS
     assert ASKED == WEEK  # once each
     published = {path for path in files(together) if "/published/" in path}
     assert len(published) == 5
+    wait_until(lambda: not shuffle_files(spark) - of_others, 10, "no interval leaves shuffle files")
 
     # Again: nothing is computed, nothing is written, and a plan says so before.
     there = files(together)
@@ -75,6 +79,21 @@ def test_each_is_what_it_would_be_alone_and_stays_when_asked_again(spark: SparkS
     again = run_intervals(spark, PIPELINE, WEEK, str(together))
     assert not any(ran(again)) and files(together) == there
     assert again[0].why == "stays checkpoint 1: the same code made it from the same input"
+
+
+def shuffle_files(spark: SparkSession) -> set[Path]:
+    folder = spark.conf.get("spark.local.dir")
+    assert folder is not None
+    return {*Path(folder).rglob("shuffle_*")}
+
+
+def test_only_the_own_query_loses_its_shuffle_files(spark: SparkSession) -> None:
+    """A source may collect what it has made twice, and is not asked to compute it twice."""
+    rows, of_others = spark.range(100).repartition(2), shuffle_files(spark)
+    assert len(collect_once(spark, lambda: rows.where("id > 9"))) == 90
+    assert len(rows.collect()) == len(rows.collect()) == 100
+    assert shuffle_files(spark) - of_others
+    assert spark.conf.get("spark.sql.classic.shuffleDependency.fileCleanup.enabled", None) is None
 
 
 def test_the_command_line_runs_a_range(spark: SparkSession, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from cairn.runtime.arrange_rows import Arrangement
 from cairn.runtime.first_cause import first_cause
 from cairn.runtime.routing import PART, ticks
 from cairn.shard_jobs.shipping import ship, unship
+from cairn.spark_session import collect_once
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare import OfShard, by_shard
 from state_backend.values.errors import DamagedCopy, InvariantViolated
@@ -107,7 +108,7 @@ def run_on_shards(
         try:
             with first_cause():
                 # Made anew for each try: a plan that has failed answers with that failure ever after.
-                found = rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW).collect()
+                found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW))
             break
         except DamagedCopy as error:
             # On a cluster Spark runs the shard again by itself; a local master runs each task once. The damaged copies of the shard that
