@@ -32,6 +32,8 @@ from state_backend.values.errors import CorruptFile, InvariantViolated, StorageU
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 SST_SUFFIX = ".sst"
+# What RocksDB reads and unpacks for one key, before compression.
+BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
 # Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
 # itself meanwhile, so that its reads stay fast.
@@ -91,7 +93,7 @@ class EngineOptions:
         table = rocksdict.BlockBasedOptions()
         table.set_bloom_filter(self.bloom_bits_per_key, False)
         table.set_block_cache(rocksdict.Cache(self.block_cache_bytes))
-        table.set_block_size(16 * 1024)
+        table.set_block_size(BLOCK_BYTES)
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO
