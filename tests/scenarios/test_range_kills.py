@@ -20,6 +20,7 @@ import pytest
 from cairn.operations.run_interval import coordinator_of
 from local_stack.spark_server import SparkConnectServer
 from state_backend.checkpoint.sweep import sweep
+from tests.support.counting import day
 from tests.support.layout import REPOSITORY
 from tests.support.range_driver import pipeline, run_days
 
@@ -70,16 +71,26 @@ def run_and_kill(root: Path, number: int, after_s: float | None) -> tuple[int, l
     return process.returncode, lines
 
 
+@pytest.mark.parametrize("with_sink", [False, True])
 @pytest.mark.parametrize("seed", [1, 2] if LONG else [1])
-def test_a_range_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: Path, seed: int) -> None:
+def test_a_range_that_is_killed_comes_to_the_same(
+    undisturbed: Path, tmp_path: Path, seed: int, with_sink: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what its sink has of every day."""
+    root, to = tmp_path / "root", tmp_path / "sink"
+    to.mkdir()
+    if with_sink:
+        monkeypatch.setenv("CAIRN_TEST_SINK", str(to))
     chosen, number = random.Random(seed), 0
     for number in range(1, KILLS + 1):
-        code, _ = run_and_kill(tmp_path, number, chosen.uniform(0.0, 0.6))
+        code, _ = run_and_kill(root, number, chosen.uniform(0.0, 0.6))
         if code == 0:
             break
-    code, lines = run_and_kill(tmp_path, number + 1, None)
+    code, lines = run_and_kill(root, number + 1, None)
     assert code == 0 and len(lines) == DAYS
-    check_as_undisturbed(tmp_path, undisturbed)
+    check_as_undisturbed(root, undisturbed)
+    days = [f"{day(n).start:%Y-%m-%d}" for n in range(DAYS)] if with_sink else []
+    assert {file.name: file.read_text() for file in to.iterdir()} == {d: str(n) for n, d in enumerate(days, 1)}
 
 
 def check_as_undisturbed(root: Path, undisturbed: Path) -> None:

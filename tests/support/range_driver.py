@@ -2,15 +2,18 @@
 
     python -m tests.support.range_driver ROOT DAYS TRY [SPARK]
 
-It prints ``ready`` when it begins, and a line for each day that it has committed.
+With CAIRN_TEST_SINK, a folder, the pipeline has a sink that writes there. It prints ``ready`` when it begins, and a line for each day that it has committed.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cairn import testing
@@ -34,8 +37,13 @@ def read(spark: Any, interval: Interval) -> Any:
     return LocalRows(rows, parse_ddl_locally(INPUT_SCHEMA), zone_of("UTC"), "the input"), position
 
 
+def sink(spark: Any, paths: Sequence[str], interval: Interval, checkpoint_id: int) -> None:
+    """A file for each interval, with the number of the checkpoint that has its newest output."""
+    Path(os.environ["CAIRN_TEST_SINK"], f"{interval.start:%Y-%m-%d}").write_text(str(checkpoint_id))
+
+
 def pipeline() -> Pipeline:
-    made = counting(source=read)
+    made = counting(source=read, sink=sink if "CAIRN_TEST_SINK" in os.environ else None)
     return replace(made, engine=replace(made.engine, cache_dir=None))
 
 
