@@ -10,8 +10,8 @@ hot: one key with all rows of an interval, by the row API and by ``RunningAggreg
 large: values of 50 MB.
 shards: a thousand shards over a million keys.
 
-State larger than memory: longer payloads (``--payload``), and memory that this program takes away (``--hold-gib``). The disk needs about five
-times the state: the storage, the host's cache, and Spark's shuffle files.
+State larger than memory: longer payloads (``--payload``), and memory that this program takes away (``--hold-gib``). The disk needs about three
+times the state: the storage, the host's cache, and Spark's shuffle files of an interval.
 
 Each size is a process and a Spark of its own, with two cores and a driver's heap of 4 GB. Prints JSON: seconds by the clock and of CPU (Python
 and JVM), the peak resident memory of a shard's Python worker, and, each second, the memory of all processes and the bytes on the disk.
@@ -423,10 +423,7 @@ def main() -> None:
     if options.run is not None:
         with tempfile.TemporaryDirectory(prefix="cairn-size-", dir=options.work) as folder:
             os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-            # Spark deletes the shuffle files of an interval when Java's collector finds that nothing refers to them, which a heap of
-            # 4 GB seldom needs: five million wide rows leave 3 GB each time.
-            settings = f"--conf spark.local.dir={folder} --conf spark.cleaner.periodicGC.interval=20s"
-            os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory 4g {settings} pyspark-shell"
+            os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory 4g --conf spark.local.dir={folder} pyspark-shell"
             print(json.dumps(runs_of(options)[options.run](Path(folder))))
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
