@@ -114,7 +114,7 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
 
     By default Spark deletes them when Java's collector finds that nothing refers to them: a range of large intervals in one session
     fills the disk before that. Only for this one query, since who collects a ``DataFrame`` twice needs them.
-    Source: SPARK-47764, SPARK-52777. A Spark before 4.1 has no such setting for sessions of its own, and ignores it.
+    Source: SPARK-47764, SPARK-52777.
     """
     remote = type(spark).__module__.startswith("pyspark.sql.connect")
     # A session of its own looks at it where a query is made, a server where it is run.
