@@ -11,7 +11,8 @@ seconds since the epoch are asked for; in frames any instant, which comes in the
 an instant as key where there are timers, whose handlers get it by TZ and put it out in the session's zone.
 
 What differs by design is not generated, and each of it stands in docs/processors.md: floats that are keys and -0.0 or NaN, null
-keys and nulls among integers in frames and their cells, the order of a map's entries, the fold of a repeated hour.
+keys and nulls among integers in frames and their cells, the order of a map's entries, the fold of a repeated hour, naive instants in
+yielded rows.
 """
 
 from __future__ import annotations
@@ -138,8 +139,10 @@ def plain(value: Any) -> Any:
 class Machine(StatefulProcessor):
     """Evaluates the expression that each row carries, with the states v, l and m in scope."""
 
-    def __init__(self, x: str, y: str, user_key: str, timed: bool, expiring: bool, instants: bool) -> None:
-        self.x, self.y, self.user_key = x, y, user_key
+    def __init__(
+        self, keys: tuple[str, str], x: str, y: str, user_key: str, timed: bool, expiring: bool, instants: bool
+    ) -> None:
+        self.keys, self.x, self.y, self.user_key = keys, x, y, user_key
         self.timed, self.expiring, self.instants = timed, expiring, instants
 
     def init(self, handle: Any) -> None:
@@ -186,7 +189,12 @@ class Machine(StatefulProcessor):
         yield from self.fired(key, at, result)
 
     def fired(self, key: Any, at: int, result: str) -> Iterator[Any]:
-        yield Row(k0=key[0], k1=key[1], n=None, op=f"timer {at}", result=result, x=None, y=None)
+        # A timer's handler gets instants naive, by TZ. Put out so, Spark takes them for UTC, and Cairn for wall time.
+        k0, k1 = (
+            value.astimezone(UTC) if kind == "timestamp" and value is not None else value
+            for kind, value in zip(self.keys, key, strict=True)
+        )
+        yield Row(k0=k0, k1=k1, n=None, op=f"timer {at}", result=result, x=None, y=None)
 
 
 class FrameMachine(Machine):
@@ -293,6 +301,7 @@ def make_case(seed: int, zone: str, process_zone: str) -> Case:
     machine = FrameMachine if frames else Machine
     processor = partial(
         machine,
+        keys=(k0, k1),
         x=x,
         y=y,
         user_key=user_key,
