@@ -16,12 +16,19 @@ from selenium.webdriver.chrome.service import Service
 T = TypeVar("T")
 
 
+def programs() -> tuple[str, str] | None:
+    """Where the browser and its driver are; None where either is missing."""
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    return None if program is None or driver is None else (program, driver)
+
+
 @contextmanager
 def browser(width: int = 1280, height: int = 900) -> Iterator[Chrome]:
     """Skips where there is none."""
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if program is None or driver is None:
+    there = programs()
+    if there is None:
         pytest.skip("there is no browser here: apt-get install chromium chromium-driver")
+    program, driver = there
     options = ChromeOptions()
     options.binary_location = program
     # As root, as CI is, chromium has no sandbox; nothing but the tests' own pages is opened.
