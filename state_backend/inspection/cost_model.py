@@ -59,8 +59,10 @@ class Measured:
     block_us: float = 25
     # The largest state of *At size* that the machine's memory held.
     in_memory_bytes: float = 9.5e9
-    # The largest of *At size* up to 5,000,000 keys a shard.
+    # The largest of *At size* up to 5,000,000 keys a shard: of 100 bytes, and of 570.
     worker_mib: int = 529
+    wide_worker_mib: int = 892
+    narrow_bytes: int = 200
     keys_per_shard: int = 5_000_000
     # Log, commit and clean-up; a checkpoint's bytes to its compacted ones, at worst.
     shards: int = 1_000
@@ -379,7 +381,7 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
         # A record, two files of what is settled and a publishing mark stay of every interval.
         growth_objects=month * (4 + usage.changed_shards),
         seconds=seconds,
-        worker_mib=MEASURED.worker_mib,
+        worker_mib=MEASURED.worker_mib if usage.bytes_per_key <= MEASURED.narrow_bytes else MEASURED.wide_worker_mib,
         disk_bytes=usage.keys * usage.bytes_per_key / usage.shards * MEASURED.disk_to_live,
         dollars={**dollars, "all": sum(dollars.values())},
         stops=tuple(_stops(usage, held, requests, seconds)),
