@@ -417,6 +417,16 @@ def test_a_compaction_that_does_not_end_well(tmp_path: Path, says: dict[str, int
         store.close()
 
 
+def test_a_store_that_is_open_already_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    options = EngineOptions(metadata_dir=None)
+    first = RocksStore(tmp_path / "db", options)
+    try:
+        with pytest.raises(StorageUnavailable, match=r"can't open the state in .*/db: IO error: .*lock"):
+            RocksStore(tmp_path / "db", options)
+    finally:
+        first.close()
+
+
 def test_a_full_local_disk_is_not_taken_for_the_storage() -> None:
     error = rocks._translated(Exception("IO error: No space left on device: /tmp/x"), "can't write the state in /tmp/x")
     assert isinstance(error, StorageUnavailable)

@@ -35,6 +35,7 @@ from state_backend.inspection.verify import offering_sound
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows
 from state_backend.state.entries import decode_entry
+from state_backend.state.entry_columns import expiries
 from state_backend.state.state_variables import ListState, ValueState
 from state_backend.values.errors import CheckpointDropped, CorruptFile, StateGapError, StateSchemaError, UsageError
 from state_backend.values.key_groups import range_of, shard_of
@@ -433,6 +434,12 @@ def test_entries_that_no_state_writes_are_told(state: StateDescriptor, entries: 
     stored = pa.array([b"\x00\x00" + bytes([state.state_id]) + STORED + rest for rest in entries], pa.binary())
     with pytest.raises(CorruptFile, match=f"state '{state.name}': {says}"):
         StateRows(state, KEY).table(stored, pa.array(entries.values(), pa.binary()))
+
+
+def test_an_entry_that_ends_within_its_expiry_is_told() -> None:
+    """To who reads or writes many keys at a time."""
+    with pytest.raises(CorruptFile, match="an entry with an expiry is cut off"):
+        expiries(pa.array([b"\x02" + bytes(8), b"\x02short"], pa.binary()))
 
 
 @pytest.mark.parametrize(
