@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -128,21 +128,24 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
 
 @contextmanager
 def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Within, this setting is that. A server that lets nobody set it goes on as it is."""
+    """Within, this setting is that. A server that lets nobody set it goes on as it is.
+
+    After a failure it stays: a server that is gone would be asked for half a minute, and its answer would hide what failed.
+    """
+    before, allowed = None, True
     try:
         before = spark.conf.get(name, None)
         spark.conf.set(name, value)
     except Exception as error:
+        if name not in str(error):
+            raise
         log.debug("%s is not set: %s", name, error)
-        yield
-        return
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, before)
+        allowed = False
+    yield
+    if allowed:
+        # What ran within has succeeded, also if the server is gone since.
+        with suppress(Exception):
+            spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
 
 def _send_runtime(session: SparkSession) -> None:

@@ -28,6 +28,7 @@ from cairn.spark_session import (
     _properties,
     _session_url,
     check_running,
+    collect_once,
     connect,
     explain,
     interrupt_former,
@@ -36,6 +37,53 @@ from cairn.spark_session import (
 from state_backend.values.errors import ProcessorError, SourceError, StorageUnavailable, UsageError
 from tests.support.checkpoints import day
 from tests.support.counting import counting
+
+CLEAN_UP = "spark.sql.classic.shuffleDependency.fileCleanup.enabled"
+
+
+class Settings:
+    """A session's settings. ``says``: why none can be changed."""
+
+    def __init__(self, before: str | None = None, says: str | None = None) -> None:
+        self.held, self.says = {} if before is None else {CLEAN_UP: before}, says
+        self.conf = self
+
+    def get(self, name: str, default: str | None) -> str | None:
+        return self.held.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        if self.says is not None:
+            raise RuntimeError(self.says)
+        self.held[name] = value
+
+    def unset(self, name: str) -> None:
+        del self.held[name]
+
+
+@pytest.mark.parametrize("before", [None, "false"])
+def test_shuffle_files_of_one_query_are_deleted(before: str | None) -> None:
+    """It is planned with the setting, and runs without. One that fails leaves it, rather than ask a server that may be gone."""
+    session: Any = Settings(before)
+    there, seen = dict(session.held), list[Any]()
+
+    def query() -> Any:
+        seen.append(session.held.get(CLEAN_UP))
+        return SimpleNamespace(collect=lambda: seen.append(session.held.get(CLEAN_UP)) or ["row"])
+
+    assert cast(Any, collect_once(session, query)) == ["row"]
+    assert seen == ["true", before] and session.held == there
+    with pytest.raises(ZeroDivisionError) as raised:
+        collect_once(session, lambda: cast(Any, 1 / 0))
+    assert session.held == {CLEAN_UP: "true"} and raised.value.__context__ is None
+
+
+def test_who_may_not_delete_shuffle_files_runs_without() -> None:
+    refused: Any = Settings(says=f'[CANNOT_MODIFY_CONFIG] "{CLEAN_UP}"')
+    frame: Any = SimpleNamespace(collect=lambda: ["row"])
+    assert cast(Any, collect_once(refused, lambda: frame)) == ["row"] and not refused.held
+    lost: Any = Settings(says="StatusCode.UNAVAILABLE: failed to connect to all addresses")
+    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
+        collect_once(lost, lambda: frame)
 
 
 @pytest.mark.parametrize(
