@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.command.airflow_rest import AirflowRest, Backfill, RestError
-from local_stack.owned_process import OwnedProcesses, Server, free_port
+from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.postgres import Postgres, PostgresUnavailable
 
 __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
@@ -194,7 +194,7 @@ class AirflowServer(Server):
         self._postgres = Postgres(
             database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
         )
-        self.port = free_port(port)
+        self.port = claim_port(port)
         self.client = AirflowClient(f"http://127.0.0.1:{self.port}")
         self.processes = OwnedProcesses(log_dir or home / "logs" / "components")
         self.env = {
@@ -249,6 +249,11 @@ class AirflowServer(Server):
                 raise TimeoutError(f"Airflow found no DAG {dag_id} in {timeout_s} s; logs: {self.processes.log_dir}")
             time.sleep(0.5)
 
+    @property
+    def task_logs(self) -> Path:
+        """The folder of the tasks' logs."""
+        return Path(self.env.get("AIRFLOW__LOGGING__BASE_LOG_FOLDER", self.home / "logs"))
+
     def pids(self) -> Iterator[int]:
         """All of its processes and the database's, as long as they live."""
         yield from self.processes.pids()
@@ -279,6 +284,11 @@ class AirflowServer(Server):
 def parse_time(text: str | None) -> datetime | None:
     """A timestamp of the API."""
     return None if text is None else datetime.fromisoformat(text)
+
+
+def task_log(folder: Path, dag_id: str, run_id: str, task_id: str, try_number: int) -> Path:
+    """Return the path of a try's log, as Airflow's default ``log_filename_template`` lays it out."""
+    return folder / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}" / f"attempt={try_number}.log"
 
 
 def _run(dag_id: str, run_id: str) -> str:

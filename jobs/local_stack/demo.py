@@ -16,12 +16,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time
+from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time, task_log
 from local_stack.owned_process import OwnedProcesses, command_line
 from local_stack.spark_server import SparkConnectServer
 
@@ -57,7 +58,7 @@ def main() -> int:
         say("interrupted; everything that was started is stopped")
         return 130
     except (RuntimeError, OSError) as error:
-        say(f"failed: {error}")
+        say(f"failed: {error}; logs: {_short(DATA / 'logs')}")
         return 1
 
 
@@ -124,7 +125,7 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     failed = watch(airflow, killer, last_day, began)
     say()
     if failed is not None:
-        report_failure(client, failed)
+        report_failure(client, airflow.task_logs, failed)
         return 1
     report(client, last_day, began)
     if not killer.done:
@@ -207,8 +208,11 @@ class DriverKiller:
             except ProcessLookupError:
                 return
             try:
-                # The handle is to one process for ever. What it was when looked at is looked at again.
-                if self._is_driver(command_line(pid)):
+                # Another process may have got the pid before `pidfd_open`, so the handle's process is checked again. The driver may
+                # end before the signal; then a later one is killed.
+                with suppress(ProcessLookupError):
+                    if not self._is_driver(command_line(pid)):
+                        return
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     self.done = True
                     say(
@@ -223,7 +227,11 @@ class DriverKiller:
 
 
 def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:
-    """Shows the progress until all days have ended; the first failed run, if one failed."""
+    """Show the progress until all days have ended.
+
+    Returns:
+        The first run that failed, or that did not end within 300 s after the run before; None if all days succeeded.
+    """
     client, finished, retried = airflow.client, set[str](), set[tuple[str, int]]()
     total, ended_s = (last_day - FIRST_DAY).days + 1, time.monotonic()
     next_poll_s = 0.0
@@ -234,7 +242,8 @@ def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, bega
             continue
         next_poll_s = time.monotonic() + 1
         airflow.processes.check_alive()
-        for run in demo_runs(client, last_day):
+        runs = demo_runs(client, last_day)
+        for run in runs:
             run_id, day = run["dag_run_id"], run["logical_date"][:10]
             if run_id in finished or run["state"] == "queued":
                 continue
@@ -251,7 +260,8 @@ def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, bega
             took_s, ended_s = time.monotonic() - ended_s, time.monotonic()
             say(f"{day}  checkpoint {done.get('checkpoint')}, {done.get('input_rows')} flights, {took_s:.1f} s")
         if time.monotonic() - ended_s > 300:
-            raise TimeoutError(f"no day has ended for 300 s; see {client.url} and {_short(DATA / 'logs')}")
+            say("no day has ended for 300 s")
+            return next(run for run in runs if run["dag_run_id"] not in finished)
     return None
 
 
@@ -321,14 +331,32 @@ def _point(meaning: str, path: Path) -> None:
     print(f"  {meaning:<64} {_short(path)}")
 
 
-def report_failure(client: AirflowClient, run: dict[str, Any]) -> None:
-    """The task that failed, and the end of its log."""
-    for task in client.task_instances(DAG, run["dag_run_id"]):
-        if task["state"] == "failed":
-            say(
-                f"{run['logical_date'][:10]}: task {task['task_id']} failed (try {task['try_number']}); the end of its log:"
-            )
-            print("\n".join(client.log(DAG, run["dag_run_id"], task["task_id"], task["try_number"])[-40:]))
+def report_failure(client: AirflowClient, task_logs: Path, run: dict[str, Any]) -> None:
+    """Print the log's end of each task that failed or did not end; then the task, its error and the path of its log."""
+    run_id, day = run["dag_run_id"], run["logical_date"][:10]
+    tasks = client.task_instances(DAG, run_id)
+    shown = [task for task in tasks if task["state"] == "failed"] or [
+        task for task in tasks if task["try_number"] and task["state"] not in ("success", "skipped")
+    ]
+    for task in shown:
+        name, number = task["task_id"], task["try_number"]
+        lines = client.log(DAG, run_id, name, number)
+        print("\n".join(lines[-40:]))
+        error = last_error(lines) or f"its log has no error; see {_short(DATA / 'logs' / 'scheduler.log')}"
+        say(f"failed: {day}, task {name} ({task['state']}, try {number}): {error}")
+        print(f"  log: {task_log(task_logs, DAG, run_id, name, number)}")
+    if not shown:
+        say(f"failed: {day}: no task of the run has started; see {_short(DATA / 'logs' / 'scheduler.log')}")
+
+
+def last_error(lines: Sequence[str]) -> str | None:
+    """Return the last error in a task's log as one line; None if the log has no error."""
+    for line in reversed(lines):
+        level, _, event = line.partition(" ")
+        if level in ("ERROR", "CRITICAL"):
+            # The first line of an exception names only the event; the exception itself stands below.
+            return (line.splitlines()[1:] or [event])[-1].strip()
+    return None
 
 
 def _short(path: Path) -> Path:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from cairn_operators.die_with_parent import die_with_parent
 # Every process below one that we start inherits this variable. So it can be found, and told from anybody else's, even if
 # it made a session of its own, as Spark's drivers do.
 OWNER_VARIABLE = "CAIRN_OWNER"
+_claimed_ports: set[int] = set()
 
 
 class Server(ABC):
@@ -142,8 +144,22 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
+def claim_port(preferred: int = 0) -> int:
+    """Choose a port of the loopback interface and keep other Cairn processes away from it until this process ends.
+
+    A server binds its port seconds after its parent chose the port. Without a claim two demos that start together would
+    choose the same port: the second server would fail to start, or its parent would talk to the server of the first demo.
+
+    Args:
+        preferred: The port to take if it is free and unclaimed; 0 for any.
+    """
+    while not _claim(port := free_port(preferred)):
+        preferred = 0
+    return port
+
+
 def free_port(preferred: int = 0) -> int:
-    """A port that nobody listens on: the preferred one, else any."""
+    """Choose a port of the loopback interface that is free now: ``preferred`` if possible, else any."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -152,3 +168,18 @@ def free_port(preferred: int = 0) -> int:
             return free_port()
         port: int = probe.getsockname()[1]
         return port
+
+
+def _claim(port: int) -> bool:
+    """Bind a name that one process of the machine can have, and that the kernel frees when this process ends."""
+    if port in _claimed_ports or not sys.platform.startswith("linux"):  # abstract socket names exist on Linux alone
+        return True
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0cairn-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()  # The descriptor stays open: the claim lasts as long as this process.
+    _claimed_ports.add(port)
+    return True

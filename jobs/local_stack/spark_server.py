@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cairn.command.spark_server import answers, server_command, server_environment
-from local_stack.owned_process import OwnedProcesses, Server, free_port
+from local_stack.owned_process import OwnedProcesses, Server, claim_port
 
 _NAME = "spark-connect"
 
@@ -36,7 +36,7 @@ class SparkConnectServer(Server):
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.repo_root = repo_root
-        self.port = free_port(port)
+        self.port = claim_port(port)
         self.cores = cores
         self.token = token
         self.master = master or f"local[{cores}]"

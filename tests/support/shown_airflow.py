@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_stack.owned_process import OwnedProcesses, free_port
+from local_stack.owned_process import OwnedProcesses, claim_port
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.checkpoints import day
 from tests.support.layout import REPOSITORY
@@ -108,7 +108,7 @@ def shown_airflow(
     (dags / "shown_dags.py").write_text((REPOSITORY / "tests/support/shown_dags.py").read_text())
     passwords = home / "passwords.json"
     passwords.write_text(json.dumps({name: name for name in USERS}))
-    port = free_port(port)
+    port = claim_port(port)
     url = f"http://127.0.0.1:{port}"
     with black_hole() as hole:
         env = {

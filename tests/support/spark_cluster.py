@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from local_stack.owned_process import OwnedProcesses, command_line, free_port
+from local_stack.owned_process import OwnedProcesses, claim_port, command_line
 from tests.support.waiting import wait_until
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -31,7 +31,7 @@ class Cluster:
         self.cores = cores
         self.temp = {host: temp.get(host, folder / f"temp-{host}") for host in HOSTS}
         self.processes = OwnedProcesses(folder / "logs")
-        self.port = free_port(0)
+        self.port = claim_port(0)
         self.url = f"spark://127.0.0.1:{self.port}"
         self.events = folder / "events"
         self.events.mkdir()
@@ -61,7 +61,7 @@ class Cluster:
         }
 
     def start(self) -> None:
-        ports = ("--port", str(self.port), "--webui-port", str(free_port(0)))
+        ports = ("--port", str(self.port), "--webui-port", str(claim_port(0)))
         self._start("master", "Master", "127.0.0.1", "--host", "127.0.0.1", *ports)
         for host in HOSTS:
             self.start_worker(host)
@@ -69,7 +69,7 @@ class Cluster:
     def start_worker(self, host: str) -> None:
         """A worker for the host, which has none or whose worker was ended."""
         work = ("--work-dir", str(self.folder / f"work-{host}"))
-        size = ("--cores", str(self.cores), "--memory", "2g", "--webui-port", str(free_port(0)))
+        size = ("--cores", str(self.cores), "--memory", "2g", "--webui-port", str(claim_port(0)))
         self._start("worker", "Worker", host, self.url, "--host", host, *size, *work)
 
     def _start(self, name: str, role: str, host: str, *arguments: str) -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
 
 from local_stack import demo
+from local_stack.owned_process import claim_port, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,6 +75,82 @@ def test_the_demo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(demo, "run_demo", lambda days: pytest.fail("it starts all the same"))
     assert demo.main() == 1
     assert "need a writable /dev/shm. Mount one (mount -t tmpfs tmpfs /dev/shm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("states", "log", "last_lines"),
+    [
+        (
+            {"process": "success", "validate": "failed"},
+            [
+                "INFO    restored",
+                "ERROR   Task failed with exception\n    A: cause\n    B: keys are missing",
+                "INFO    ::endgroup::",
+            ],
+            ["failed: 2013-01-03, task validate (failed, try 2): B: keys are missing", "  log: {validate}"],
+        ),
+        (
+            {"process": "up_for_retry", "checkpoint": None},
+            ["ERROR   the disk is full"],
+            ["failed: 2013-01-03, task process (up_for_retry, try 2): the disk is full", "  log: {process}"],
+        ),
+        (
+            {"process": "failed"},
+            [],
+            [
+                "failed: 2013-01-03, task process (failed, try 2): its log has no error; see data/demo/logs/scheduler.log",
+                "  log: {process}",
+            ],
+        ),
+        (
+            {"process": None},
+            [],
+            ["failed: 2013-01-03: no task of the run has started; see data/demo/logs/scheduler.log"],
+        ),
+    ],
+)
+def test_a_failed_demo_ends_with_the_task_the_error_and_the_log(
+    states: dict[str, str | None],
+    log: list[str],
+    last_lines: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its last line was the last of the task's log, which is "::endgroup::" as a rule."""
+
+    class Client:
+        def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, object]]:
+            return [{"task_id": n, "state": s, "try_number": 0 if s is None else 2} for n, s in states.items()]
+
+        def log(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
+            return log
+
+    run = {"dag_run_id": "backfill__2013-01-04", "logical_date": "2013-01-03T00:00:00Z"}
+    demo.report_failure(Client(), tmp_path, run)  # type: ignore[arg-type]
+    shown = capsys.readouterr().out.splitlines()[-len(last_lines) :]
+    folder = tmp_path / "dag_id=aircraft" / "run_id=backfill__2013-01-04"
+    logs = {name: folder / f"task_id={name}" / "attempt=2.log" for name in states}
+    assert [line.split(" s  ")[-1] for line in shown] == [line.format(**logs) for line in last_lines]
+
+
+def test_two_processes_never_choose_one_port() -> None:
+    """Two demos that were started together chose the same ports, seconds before their servers bound them."""
+    preferred = free_port()
+    claim = f"from local_stack.owned_process import claim_port; print(claim_port({preferred}), flush=True); input()"
+    with ExitStack() as stack:
+        others = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", claim], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for _ in range(4)
+        ]
+        ports = [int(other.stdout.readline()) for other in others if other.stdout]
+        assert len(set(ports)) == 4 and preferred in ports
+        for other in others:
+            other.communicate("\n")
+    assert claim_port(preferred) == preferred, "a process that ended keeps its claim"
 
 
 def test_the_wheel_has_every_package() -> None:
