@@ -18,7 +18,10 @@ endif
 endif
 endif
 
-.PHONY: help setup java demo bench soak test test-fast lint ui spark clean
+.PHONY: help setup java demo bench soak test test-fast lint ui spark clean clean-all
+
+# A user's state, and Airflow's runs and connections: nothing can make these again.
+KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key
 
 help:  ## what can be typed here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -75,5 +78,16 @@ ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8
 spark: setup  ## a Spark Connect server on sc://127.0.0.1:15002, until Ctrl-C (SPARK_PORT=15002)
 	@$(VENV)/bin/cairn spark --port $(or $(SPARK_PORT),15002)
 
-clean:  ## removes what set-up, demo and tests made, the virtual environment too
-	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+clean:  ## removes what set-up, demo and tests make again; your state and Airflow's database stay
+	@rm -rf $(VENV) logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rmdir data 2>/dev/null || true  # only if it is empty
+	@left="$$(ls -d $(KEPT_BY_CLEAN) 2>/dev/null | tr '\n' ' ')"; test -z "$$left" || echo "kept: $${left}('make clean-all' removes these too)"
+
+clean-all:  ## removes your state and Airflow's database too, after you confirm (YES=1: without asking)
+	@left="$$(ls -d $(KEPT_BY_CLEAN) 2>/dev/null | tr '\n' ' ')"; \
+	if [ -n "$$left" ] && [ "$(YES)" != 1 ]; then \
+	  printf 'This deletes %sfor good. Type yes to go on: ' "$$left"; read -r answer || answer=; \
+	  [ "$$answer" = yes ] || { echo "nothing was deleted; 'make clean-all YES=1' does not ask"; exit 1; }; \
+	fi
+	@$(MAKE) --no-print-directory clean >/dev/null
+	@rm -rf $(KEPT_BY_CLEAN)

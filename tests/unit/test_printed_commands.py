@@ -118,7 +118,8 @@ RUN = {
     "make bench": BENCHMARK,
     'make bench BENCH_ARGS="--only row,list"': BENCHMARK,
     "make bench SCALE=small": BENCHMARK,
-    "make clean": HERE + "test_make_clean_leaves_what_is_in_the_repository",
+    "make clean": HERE + "test_make_clean_asks_before_it_deletes_what_nothing_makes_again",
+    "make clean-all": HERE + "test_make_clean_asks_before_it_deletes_what_nothing_makes_again",
     "make demo": "tests/integration/test_first_hour.py::test_the_demo_ends_well",
     "make help": HERE + "test_make_help_lists_what_can_be_made",
     "make java": HERE + "test_make_java_finds_a_runtime",
@@ -361,21 +362,30 @@ def test_make_java_finds_a_runtime() -> None:
     assert shutil.which("java") or "JAVA_HOME" in os.environ
 
 
-def test_make_clean_leaves_what_is_in_the_repository(tmp_path: Path) -> None:
-    """What set-up, demo and tests make is what git ignores; all of that goes, and nothing else."""
-    kept = ["Makefile", "jobs/pipelines/clicks.py"]
-    made = [
-        ".venv/bin/python",
-        "data/state/x",
-        "logs/x",
-        "airflow.db",
-        "airflow.postgres/x",
-        ".jwt-secret",
-        "a.egg-info/x",
-    ]
-    for name in [*kept, *made]:
+def test_make_clean_asks_before_it_deletes_what_nothing_makes_again(tmp_path: Path) -> None:
+    """`make clean` deleted data/, where docs/first-pipeline.md keeps its state, without asking."""
+    repository = {"Makefile", "jobs/pipelines/clicks.py"}
+    of_the_user = {"data/state/x", "airflow.db", "airflow.postgres/x", ".jwt-secret"}
+    made_again = {".venv/bin/python", "data/demo/x", "data/flights/x", "logs/x", "a.egg-info/x"}
+    for name in repository | of_the_user | made_again:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     shutil.copy(REPOSITORY / "Makefile", tmp_path / "Makefile")
-    run_printed("make clean", tmp_path)
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+
+    def left() -> set[str]:
+        return {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+
+    told = run_printed("make clean", tmp_path)
+    assert left() == repository | of_the_user
+    assert told == "kept: .jwt-secret airflow.db airflow.postgres data ('make clean-all' removes these too)\n"
+    for answer, shown in [("no", "nothing was deleted"), ("", "YES=1")]:
+        refused = run_printed(f"make clean-all <<< '{answer}' && echo deleted || true", tmp_path)
+        assert shown in refused and "deleted\n" not in refused.splitlines(keepends=True)
+        assert left() == repository | of_the_user
+    assert "This deletes .jwt-secret airflow.db airflow.postgres data for good" in run_printed(
+        "make clean-all <<< yes", tmp_path
+    )
+    assert left() == repository
+    (tmp_path / "data").mkdir()
+    run_printed("make clean-all YES=1", tmp_path)
+    assert left() == repository and not (tmp_path / "data").exists()
