@@ -172,6 +172,19 @@ def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
     return {**value, "run_id": xcom.run_id} if isinstance(value, dict) else None
 
 
+def runs_there(dag_id: str | None, run_ids: Collection[str]) -> set[str]:
+    """Return those of the run ids that Airflow has for the DAG: runs are deleted, and `cairn run` makes checkpoints without any."""
+    if dag_id is None or not run_ids:
+        return set()
+    with create_session() as session:
+        return set(session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id, DagRun.run_id.in_(run_ids))))
+
+
+def airflow_url(request_url: str) -> str:
+    """Return the URL of this Airflow: ``[api] base_url``, else the URL that the page was asked by."""
+    return (conf.get("api", "base_url", fallback="") or request_url).rstrip("/")
+
+
 def ui_prefix() -> str:
     """The path below which Airflow's own pages lie: empty, or like ``/airflow``."""
     from urllib.parse import urlsplit

@@ -15,6 +15,7 @@ from cairn_ui.lineage import source
 from cairn_ui.values import Reading
 from state_backend.checkpoint.log import Log
 from state_backend.inspection.describe import describe_checkpoint, describe_difference
+from state_backend.inspection.status import with_refused_bases
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.airflow_commands import backfill_command
@@ -128,8 +129,9 @@ def detail_of(
     manifests: Sequence[ShardManifest],
     written_ms: int | None,
     docs: str | None,
+    airflow: str | None = None,
 ) -> Detail:
-    """One completed checkpoint."""
+    """One completed checkpoint. ``airflow``: as for `overview`."""
     said = describe_checkpoint(reading.log, record, manifests)
     shards = _shards(said["shards"])
     sizes = [s.bytes for s in shards]
@@ -162,11 +164,11 @@ def detail_of(
         more_outputs=max(0, len(said["outputs"]) - _LISTED),
         metadata=tuple(metadata),
         totals=tuple((name.replace("_", " "), value) for name, value in said["totals"].items()),
-        actions=actions_of(ref, reading.log, record),
+        actions=actions_of(ref, reading.log, record, airflow),
     )
 
 
-def actions_of(ref: PipelineRef, log: Log, record: Record) -> tuple[Action, ...]:
+def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None = None) -> tuple[Action, ...]:
     """What can be done with a completed checkpoint. The page does none of it."""
     found = []
     target = str(record.id)
@@ -213,12 +215,25 @@ def actions_of(ref: PipelineRef, log: Log, record: Record) -> tuple[Action, ...]
     stale = log.retained[record.id].stale_by if record.id in log.retained else None
     if (stale is not None or log.quarantine_above(record.id) is not None) and ref.dag_id is not None:
         interval = record.content.interval
-        again = Rerun(first=interval.start, last=interval.start)
+        again = with_refused_bases(
+            log,
+            ref.name,
+            Rerun(first=interval.start, last=interval.start),
+            interval.end - interval.start,
+            record.content.pipeline_start_ms,
+        )
+        alone = again.first == interval.start
         found.append(
             Action(
-                title="Make its interval again",
-                why="It is no base for the next interval any more. The overview has the command for all that has to be run again.",
-                command=backfill_command(ref.dag_id, again),
+                title="Run its interval again" if alone else "Run its interval and those before it again",
+                why="The next interval can't start from it any more. "
+                + (
+                    ""
+                    if alone
+                    else "The checkpoints that it was made from can't be used either, so the command begins with theirs. "
+                )
+                + "The overview has the command for all intervals that have to be run again.",
+                command=backfill_command(ref.dag_id, again, airflow),
             )
         )
     return tuple(found)

@@ -188,8 +188,7 @@ def glance(
     reading = look.reading
     if reading is None:
         return Glance(ref=ref, problem=look.problem, read=None)
-    newest = reading.newest
-    furthest = newest.content.interval.end if newest is not None else None
+    newest = furthest(reading)
     committed = None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC)
     totals = newest.content.totals if newest is not None else None
     return Glance(
@@ -200,7 +199,7 @@ def glance(
         interval=newest.content.interval if newest is not None else None,
         committed=committed,
         age=span(None if committed is None else (now - committed).total_seconds()),
-        due=lateness(furthest, schedule, now),
+        due=lateness(newest.content.interval.end if newest is not None else None, schedule, now),
         state_bytes=totals.state_bytes if totals is not None else None,
         keys=keys_of(newest) if newest is not None else None,
         health=health_of(reading),
@@ -225,13 +224,13 @@ def keys_of(record: Record) -> int | None:
     return record.content.totals.keys if any(s.kind == "value" for s in record.content.states) else None
 
 
-def next_of(ref: PipelineRef, reading: Reading) -> Next:
+def next_of(ref: PipelineRef, reading: Reading, airflow: str | None = None) -> Next:
     """What the next interval would start from now, or why it can't, with the command that repairs it."""
     status = reading.status
     headline, _, rest = (status.problem or "").partition("\n")
     command = None
     if status.rerun is not None and ref.dag_id is not None:
-        command = backfill_command(ref.dag_id, status.rerun)
+        command = backfill_command(ref.dag_id, status.rerun, airflow)
     return Next(interval=status.next, base=status.base, headline=headline or None, rest=rest, command=command)
 
 
@@ -243,10 +242,12 @@ def overview(
     written_ms: Mapping[int, int],
     docs: Mapping[int, str],
     now: datetime,
+    airflow: str | None = None,
 ) -> Overview:
     """The first page of a pipeline. ``savepoint``: what the task that took the last one returned. ``written_ms``: of the checkpoints that
-    it names, when they were committed; ``docs``: pages of Data Docs, by id."""
-    log, newest = reading.log, latest_usable(reading) or reading.newest
+    it names, when they were committed; ``docs``: pages of Data Docs, by id. ``airflow``: the URL of Airflow in repair commands; None: the one
+    that `cairn backfill` has by default."""
+    log, newest = reading.log, furthest(reading)
     done = {c.id: c for c in log.completed()}
     validated = max((n for n in reading.validated if n in done), default=None)
     restored = max((n for n, c in done.items() if c.content.kind == "restore"), default=None)
@@ -274,7 +275,7 @@ def overview(
         _savepoint(savepoint, done),
     ]
     return Overview(
-        next=next_of(ref, reading),
+        next=next_of(ref, reading, airflow),
         pointers=tuple(pointers),
         counts=counts_of(log),
         health=health_of(reading),
@@ -286,6 +287,11 @@ def overview(
         ),
         more_quarantined=max(0, len(log.quarantined) - _REFUSALS),
     )
+
+
+def furthest(reading: Reading) -> Record | None:
+    """Return the checkpoint that both the list and the overview measure lateness by: the latest usable one, else the newest."""
+    return latest_usable(reading) or reading.newest
 
 
 def latest_usable(reading: Reading) -> Record | None:

@@ -28,7 +28,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One checkpoint. What a dropped one no longer says is None, as for a sweep."""
+    """One checkpoint. What a dropped one no longer says is None, as for a sweep. ``in_airflow``: Airflow has the run that made it."""
 
     id: int
     kind: str
@@ -38,6 +38,7 @@ class Row:
     base: int | None
     run: RunRef | None
     whole: bool
+    in_airflow: bool = False
     committed: datetime | None = None
     mode: str | None = None
     new_bytes: int | None = None

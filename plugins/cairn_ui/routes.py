@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -140,9 +141,11 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
         pages = docs.of_checkpoints(docs_root(), ref.name)
 
         def read(_: Storage) -> glance.Overview:
-            best = glance.latest_usable(reading) or reading.newest
+            best = glance.furthest(reading)
             written = _written(ref, reading.log, [best.id] if best is not None else [])
-            return glance.overview(ref, reading, schedule, savepoint, written, pages, datetime.now(UTC))
+            return glance.overview(
+                ref, reading, schedule, savepoint, written, pages, datetime.now(UTC), _airflow(request)
+            )
 
         return _asked(ref, "overview", read)
 
@@ -156,13 +159,14 @@ def of_history(request: Request, rights: Asks, key: str, before: Annotated[int |
 
     def view(reading: Reading) -> history.Page:
         ids = history.ids_of_page(reading.log.head_id, before)
-        return _asked(
+        page = _asked(
             ref,
             f"history {before}",
             lambda _: history.page_of(
                 reading, before, _written(ref, reading.log, ids), docs.of_checkpoints(docs_root(), ref.name)
             ),
         )
+        return replace(page, rows=_with_runs(ref, page.rows))
 
     return _of_pipeline(request, ref, look, "history.html", view)
 
@@ -215,10 +219,11 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
             glance.prefetch(reading.log, [number])
             record = reading.log.entry(number)
             if not isinstance(record, Record) or number not in reading.log.retained:
-                return history.row_of(reading, number)
+                return _with_runs(ref, [history.row_of(reading, number)])[0]
             page = docs.of_checkpoints(docs_root(), ref.name).get(number)
             written = _written(ref, reading.log, [number]).get(number)
-            return detail_of(ref, reading, record, manifests_of(record, storage), written, page)
+            found = detail_of(ref, reading, record, manifests_of(record, storage), written, page, _airflow(request))
+            return replace(found, row=_with_runs(ref, [found.row])[0])
 
         return _asked(ref, f"checkpoint {number}", read)
 
@@ -512,6 +517,16 @@ def _of_pipeline(
 def _page(request: Request, template: str, **values: Any) -> Response:
     html = render(template, base=_base(request), ui=airflow_side.ui_prefix(), **values)
     return HTMLResponse(html, headers=HEADERS)
+
+
+def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.Row, ...]:
+    """Mark the rows whose run Airflow has: a link to another one would lead to an error page."""
+    there = airflow_side.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
+    return tuple(replace(row, in_airflow=row.run is not None and row.run.run_id in there) for row in rows)
+
+
+def _airflow(request: Request) -> str:
+    return airflow_side.airflow_url(str(request.base_url.replace(path="")))
 
 
 def _base(request: Request) -> str:

@@ -138,7 +138,8 @@ class Coordinator:
         remembers: bool = False,
     ) -> None:
         self._storage = storage
-        self._pipeline = pipeline
+        # Here, since every writer has a coordinator: a record with another name could be written and never read.
+        self._pipeline = paths.check_name(pipeline)
         self._policy = policy
         self._remembers = remembers
         self._last: Log | None = None

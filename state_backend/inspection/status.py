@@ -39,11 +39,12 @@ class Status:
         return self.problem is None and not self.unpublished
 
 
-def _from_the_first(
-    log: Log, pipeline: str, rerun: Rerun | None, length: timedelta, pipeline_start_ms: int
-) -> Rerun | None:
-    """All of what has to be run again: the first of those intervals may itself start from what is stale or refused."""
-    while rerun is not None:
+def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta, pipeline_start_ms: int) -> Rerun:
+    """Extend a re-run back to the first interval whose base is usable.
+
+    The first interval of ``rerun`` may itself start from a checkpoint that is stale or quarantined, and be refused.
+    """
+    while True:
         try:
             plan_base(log, pipeline, Interval(rerun.first, rerun.first + length), Permissions(), pipeline_start_ms)
             break
@@ -66,7 +67,9 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             found = plan_base(log, pipeline, following, Permissions(), start_ms)
             base = found.id if found is not None else None
         except CairnError as error:
-            problem, rerun = str(error), _from_the_first(log, pipeline, error.rerun, last.end - last.start, start_ms)
+            problem, rerun = str(error), error.rerun
+            if rerun is not None:
+                rerun = with_refused_bases(log, pipeline, rerun, last.end - last.start, start_ms)
     waiting = summary_so_far(log).unpublished
     unpublished = sorted((u.interval, u.id) for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None)
     return Status(

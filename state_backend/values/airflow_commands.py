@@ -18,9 +18,18 @@ from datetime import datetime
 from state_backend.values.intervals import format_instant
 from state_backend.values.rerun import Rerun
 
+DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
+"""The Airflow that `cairn backfill` calls if neither ``--airflow`` nor CAIRN_AIRFLOW names one."""
 
-def backfill_command(dag_id: str, again: Rerun) -> str:
-    """The command that runs these intervals, also those that have run, one after the other."""
+
+def backfill_command(dag_id: str, again: Rerun, airflow: str | None = None) -> str:
+    """The command that runs these intervals, also those that have run, one after the other.
+
+    Args:
+        dag_id: The DAG of the pipeline.
+        again: The intervals.
+        airflow: The URL of Airflow; the command names the URL unless it is `DEFAULT_AIRFLOW`.
+    """
     words = [
         "cairn",
         "backfill",
@@ -33,6 +42,8 @@ def backfill_command(dag_id: str, again: Rerun) -> str:
     ]
     if again.replace_overlapping:
         words.append("--replace-overlapping")
+    if airflow is not None and airflow.rstrip("/") not in (DEFAULT_AIRFLOW, "http://localhost:8080"):
+        words += ["--airflow", airflow]
     return shlex.join(words)
 
 

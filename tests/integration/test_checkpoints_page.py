@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -129,6 +130,8 @@ def test_the_tab_of_a_dag_leads_through_all_views_and_out_to_airflow(airflow: Sh
     assert not [line for line in refused if "/cairn/" in line], refused
     vera.find_element(By.LINK_TEXT, "History").click()
     wait_for(lambda: vera.find_elements(By.CSS_SELECTOR, "table.history"))
+    instants = [element.text for element in vera.find_elements(By.TAG_NAME, "time")]
+    assert instants and all(re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]+ UTC", text) for text in instants), instants
     vera.find_element(By.CSS_SELECTOR, "tr[data-id='14'] a[data-airflow]").click()
     vera.switch_to.default_content()
     wait_for(lambda: f"/dags/rides/runs/{run_id(9)}".replace("+", "%2B") in vera.current_url.replace("%3A", ":"))

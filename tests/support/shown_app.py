@@ -68,6 +68,8 @@ def shown_app(
         mock.patch.object(rights, "DagModel", SimpleNamespace(get_team_name=lambda _: None)),
         mock.patch.object(airflow_side, "schedules_of", lambda ids: dict.fromkeys(ids, schedule)),
         mock.patch.object(airflow_side, "last_savepoint", lambda *_: {"checkpoint": 3, "savepoint": "file:///s/3"}),
+        mock.patch.object(airflow_side, "runs_there", lambda _, run_ids: {*run_ids} - {run_id(8)}),
+        mock.patch.object(airflow_side, "airflow_url", lambda _: "http://127.0.0.1:8081"),
         mock.patch.object(airflow_side, "run_of", lambda _, run_id: run if run_id == run.run_id else None),
         mock.patch.object(airflow_side, "tries_of", lambda *_: {"process": task, "checkpoint": task}),
         mock.patch.dict(routes.app.dependency_overrides, {security.get_user: user_of}),

@@ -619,3 +619,20 @@ def test_what_a_command_ends_with(monkeypatch: pytest.MonkeyPatch, error: type[E
     monkeypatch.setattr("cairn.command.cli.open_storage", fail)
     result = CliRunner().invoke(app, ["list", "--root", "/r", "--pipeline", "p"])
     assert (result.exit_code, result.stderr) == (code, f"{error.__name__}: what went wrong\n")
+
+
+@pytest.mark.parametrize("name", ["bad name", "a/../b", ""])
+def test_a_fork_to_a_name_that_no_pipeline_can_have_writes_nothing(root: Path, name: str) -> None:
+    """`--to 'bad name'` wrote state files, and the record that was to name them was refused as a damaged one."""
+    before = {path for path in root.rglob("*")}
+    refused = cairn(root, "fork", "--to", name, "--checkpoint", "7")
+    assert (refused.exit_code, {path for path in root.rglob("*")}) == (2, before), refused.stderr
+    assert "CorruptRecord" not in refused.stderr
+
+
+def test_the_form_that_a_refused_checkpoint_name_suggests_is_taken(root: Path) -> None:
+    """A day without a zone: the answer was `2013-01-03+00:00`, which is refused too."""
+    refused = cairn(root, "show", "2024-01-04")
+    assert refused.exit_code == 2 and "checkpoint '2024-01-04' has no time zone" in refused.stderr
+    suggested = refused.stderr.split()[-1]
+    assert answer(root, "show", suggested)["id"] == 7

@@ -70,6 +70,7 @@ VIEWS = {
     "/p/{rides}/": [
         "The next interval can't start",
         "cairn backfill --dag rides",
+        "--airflow http://127.0.0.1:8081",
         "full validation: 2 findings",
         "Latest validated 11",
     ],
@@ -235,6 +236,16 @@ def test_links_stay_below_the_path_that_airflow_is_served_at(pages: Any) -> None
         links = re.findall(r'(?:href|src)="([^"#][^"]*)"', proxied.get(f"/airflow{BASE}{path}").text)
         inner = [link for link in links if "/dags/" not in link]
         assert len(inner) > 5 and all(link.startswith(f"/airflow{BASE}/") for link in inner)
+
+
+def test_no_link_leads_to_a_run_that_airflow_does_not_have(pages: Any) -> None:
+    """Runs are deleted, and `cairn run` makes checkpoints without one."""
+    history = pages.get(f"{BASE}/p/{pages.keys['rides']}/history").text
+    assert f"/runs/{quote(run_id(9), safe='')}" in history and f"/runs/{quote(run_id(8), safe='')}" not in history
+    for checkpoint, day_number, linked in ((12, 9, True), (11, 8, False)):
+        page = pages.get(f"{BASE}/p/{pages.keys['rides']}/checkpoint/{checkpoint}").text
+        assert run_id(day_number) in html.unescape(page)
+        assert ("/runs/" in page) == linked
 
 
 def test_nothing_is_written(pages: Any) -> None:

@@ -22,9 +22,11 @@ from cairn_ui.values import Look, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import Log
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import StorageUnavailable
+from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.errors import StaleStateError, StorageUnavailable
+from state_backend.values.rerun import Rerun
 from tests.support.checkpoints import day, record
-from tests.support.shown_pipelines import eventful, run_id, steady
+from tests.support.shown_pipelines import ShownFolder, eventful, run_id, steady
 
 NOW = datetime(2024, 1, 10, 0, 30, tzinfo=UTC)
 RIDES = PipelineRef(name="rides", root="memory://ui", dag_id="rides", code="m:RIDES", restore_dags=("rides_restore",))
@@ -182,6 +184,13 @@ def schedule(**changes: Any) -> Schedule:
 def test_lateness(furthest: datetime | None, plan: Schedule | None, now: datetime, said: str | None) -> None:
     chip = glance.lateness(furthest, plan, now)
     assert (chip.text if chip else None) == said
+
+
+def test_the_list_and_the_overview_agree_about_lateness(rides: Reading) -> None:
+    """Day 9 is quarantined: the list counted its checkpoint and said "on time", the overview said "late"."""
+    looked = glance.glance(RIDES, Look(reading=rides), schedule(), None, None, NOW)
+    shown = glance.overview(RIDES, rides, schedule(), None, {}, {}, NOW)
+    assert looked.due == shown.due and shown.due is not None and shown.due.text == "late by 30 min"
 
 
 def test_health_tells_the_worst_first(rides: Reading) -> None:
@@ -368,6 +377,43 @@ def test_what_can_be_done_with_a_stale_one(rides: Reading, storage: Storage) -> 
     ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
     shown = detail_of(ref, rides, record, manifests_of(record, storage), None, None)
     assert [a.command.partition(" --")[0] for a in shown.actions] == ["cairn restore", "cairn backfill"]
+
+
+def test_a_stale_checkpoint_on_a_stale_base_is_repaired_by_its_command() -> None:
+    """The command was for the checkpoint's own interval, which is refused as long as its base is stale too."""
+    storage = MemoryStorage("memory://ui/rides")
+    made = ShownFolder(storage)
+    for number in range(1, 6):
+        made.day(number)
+    made.day(2, "another result")
+    reading = read(storage)
+    (newest,) = (c for c in reading.log.completed() if c.id == 5)
+    ref = PipelineRef(name="rides", root="memory://ui", dag_id="rides")
+    shown = detail_of(ref, reading, newest, manifests_of(newest, storage), None, None, "http://127.0.0.1:8081")
+    command = "cairn backfill --dag rides --from 2024-01-03T00:00:00Z --to 2024-01-05T00:00:00Z"
+    assert shown.actions[-1].title == "Run its interval and those before it again"
+    assert shown.actions[-1].command == f"{command} --airflow http://127.0.0.1:8081"
+    with pytest.raises(StaleStateError):
+        made.day(5, "alone")
+    for number in (3, 4, 5):
+        made.day(number, f"day {number} again")
+    assert read(storage).status.problem is None
+
+
+@pytest.mark.parametrize(
+    ("airflow", "option"),
+    [
+        (None, ""),
+        ("http://127.0.0.1:8080", ""),
+        ("http://localhost:8080/", ""),
+        ("http://127.0.0.1:8081", " --airflow http://127.0.0.1:8081"),
+        ("https://air.example/team", " --airflow https://air.example/team"),
+    ],
+)
+def test_a_repair_command_names_an_airflow_at_another_address(airflow: str | None, option: str) -> None:
+    again = Rerun(first=day(1).start, last=day(2).start)
+    command = "cairn backfill --dag rides --from 2024-01-01T00:00:00Z --to 2024-01-02T00:00:00Z"
+    assert backfill_command("rides", again, airflow) == command + option
 
 
 def test_the_difference_of_two(rides: Reading, storage: Storage) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from cairn.command.airflow_rest import AirflowRest
 from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.values.airflow_commands import DEFAULT_AIRFLOW
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
 
@@ -36,7 +37,7 @@ def backfill(
     timeout: Annotated[str, typer.Option(help="How long to wait for a backfill that is in the way: 90s, 30m.")] = "2m",
     airflow: Annotated[
         str, typer.Option(envvar="CAIRN_AIRFLOW", help="Airflow's address; CAIRN_AIRFLOW_TOKEN is its token.")
-    ] = "http://127.0.0.1:8080",
+    ] = DEFAULT_AIRFLOW,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
 ) -> int:
     """Runs a DAG's intervals again, in order: creates Airflow's backfill, and looks that none of its runs is missing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
@@ -11,6 +11,7 @@ from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats import paths
 from state_backend.inspection.table import StateSource
 from state_backend.values.errors import UsageError
+from state_backend.values.intervals import format_instant
 
 
 def parse_checkpoint(text: str) -> str | int | datetime:
@@ -26,7 +27,9 @@ def parse_checkpoint(text: str) -> str | int | datetime:
             f"checkpoint {text!r} is neither 'latest', an id, nor an interval end like 2013-01-02T00:00:00+00:00"
         ) from None
     if instant.tzinfo is None:
-        raise UsageError(f"checkpoint {text!r} has no time zone; write it as in {text}+00:00")
+        raise UsageError(
+            f"checkpoint {text!r} has no time zone; in UTC it is {format_instant(instant.replace(tzinfo=UTC))}"
+        )
     return instant
 
 

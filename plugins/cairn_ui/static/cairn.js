@@ -26,7 +26,7 @@
 
   function times(within) {
     const zone = stored("timezone") || "UTC";
-    const parts = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: zone };
+    const parts = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: zone, timeZoneName: "short" };
     let short, long;
     try {
       short = new Intl.DateTimeFormat("en-CA", parts);
@@ -34,7 +34,7 @@
     } catch (_) { return; }
     const text = (format, at) => {
       const of = Object.fromEntries(format.formatToParts(at).map((p) => [p.type, p.value]));
-      return `${of.year}-${of.month}-${of.day} ${of.hour}:${of.minute}${of.second ? ":" + of.second : ""}`;
+      return `${of.year}-${of.month}-${of.day} ${of.hour}:${of.minute}${of.second ? ":" + of.second : ""} ${of.timeZoneName}`;
     };
     for (const element of within.querySelectorAll("time[data-instant]")) {
       const at = new Date(element.dateTime);
