@@ -76,19 +76,16 @@ def settle(storage: Storage, log: Log) -> None:
         return
     if log.past is not None:
         head = log.entries[log.head_id]
-        settled: list[Settled | AttemptEnd] = [*(_settled_of(head) if isinstance(head, Record) else _ends_of([head]))]
+        settled: list[Settled | AttemptEnd] = [*(_settled_of(head) if isinstance(head, Record) else ends_of([head]))]
     else:
-        settled = [*_settled_of_all(log), *_ends_of(log.entries.values())]
+        settled = [*_settled_of_all(log), *ends_of(log.entries.values())]
 
     at_once(lambda file: create_settled(storage, file), settled)
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
     """Writes the file, if nobody has. Raises: UnknownOutcome if it can't be told whether it is there."""
-    if isinstance(file, AttemptEnd):
-        path = paths.attempt_end(file.attempt)
-    else:
-        path = paths.settled(file.interval, file.id, file.kind)
+    path = settled_path(file)
     try:
         storage.create(path, record_codec.encode(file))
     except AlreadyExists:
@@ -96,6 +93,13 @@ def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
     except UnknownOutcome:
         if storage.stat(path) is None:
             raise
+
+
+def settled_path(file: Settled | AttemptEnd) -> str:
+    """The path of a settled file."""
+    if isinstance(file, AttemptEnd):
+        return paths.attempt_end(file.attempt)
+    return paths.settled(file.interval, file.id, file.kind)
 
 
 def _settled_of(record: Record) -> Iterator[Settled]:
@@ -122,8 +126,8 @@ def _settled_of_all(log: Log) -> Iterator[Settled]:
             yield Settled(id=checkpoint_id, kind="replaced", interval=interval)
 
 
-def _ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
-    """Of attempts whose ``prepared.json`` may be gone."""
+def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
+    """The ends of attempts whose ``prepared.json`` may be gone."""
     for entry in entries:
         if isinstance(entry, SweepRecord):
             yield from (AttemptEnd(attempt=attempt, id=entry.id) for attempt in entry.abandoned)

@@ -10,6 +10,7 @@ has seen the newest record finds everything of the ids below it; what is named t
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import cached_property
@@ -94,6 +95,11 @@ class Past(Mapping[int, Entry]):
             )
         return entry
 
+    @property
+    def sweep_command(self) -> str:
+        """The command that sweeps the pipeline."""
+        return sweep_command(self._storage)
+
     def over(self, storage: Storage) -> Past:
         """The same of an equal storage."""
         return Past(storage, self.head_id, self.known)
@@ -172,14 +178,19 @@ class Past(Mapping[int, Entry]):
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
-        return [_fact(info.path) for info in self._storage.list(folder)]
+        return [fact for info in self._storage.list(folder) if (fact := _fact(info.path)) is not None]
 
 
-def _fact(path: str) -> Fact:
+def _fact(path: str) -> Fact | None:
+    """What a path says was settled; None for a file that no part of Cairn writes."""
     parsed = paths.parse_settled(path)
-    if parsed is None:
-        raise CorruptRecord(f"{path}: no such file belongs here; move it out of the pipeline's folder")
-    return Fact(*parsed)
+    return Fact(*parsed) if parsed is not None else None
+
+
+def sweep_command(storage: Storage) -> str:
+    """The command that sweeps the pipeline of that folder."""
+    root, _, pipeline = storage.url.rstrip("/").rpartition("/")
+    return f"cairn sweep --root {shlex.quote(root)} --pipeline {pipeline}"
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
@@ -188,7 +199,7 @@ def read_settled(storage: Storage, fact: Fact) -> Settled:
     try:
         found = record_codec.decode(storage.read(path), path, Settled)
     except NotFound:
-        raise CorruptRecord(f"{path} is missing; put it back from a copy") from None
+        raise CorruptRecord(f"{path} is missing\nWrite it anew: {sweep_command(storage)}") from None
     if (found.interval, found.id, found.kind) != fact:
         there = paths.settled(found.interval, found.id, found.kind)
         raise CorruptRecord(f"{path}: its content belongs to {there}\nPut the right one back from a copy")
