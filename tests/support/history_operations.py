@@ -329,18 +329,23 @@ def _noting_leases() -> None:
 
 
 def read_leased(work: Work) -> Any:
-    """All of a checkpoint's state, twice, with a pause."""
+    """All of a checkpoint's state, and again a while after others dropped it."""
     name = work.some_pipeline()
-    target = work.some_checkpoint(name)
-    if target is None:
+    there = sorted(work.log(name).completed(), key=lambda r: r.id)
+    if not there:
         return None
+    target = work.chosen.choice([there[0], *there])
     storage = open_storage(join_url(str(work.root), name))
     with reading(name, target.id), holding(storage, target.id, "a test"):
-        for pause_s in (work.chosen.uniform(0, 1.0), 0.0):
+        for _ in range(2):
             found = read_states(StateSource.of_record(storage.url, target), storage)
             check_rows(work.oracle(name), target.id, found, f"a read of {name}")
-            _pause(pause_s)
-    return name, target.id
+            _pause(work.chosen.uniform(0, 0.5))
+            for _ in range(15):
+                if target.id not in work.log(name).retained:
+                    break
+                _pause(0.1)
+    return name, target.id, "retained" if target.id in work.log(name).retained else "dropped"
 
 
 def export(work: Work) -> Any:
@@ -463,7 +468,7 @@ NOT_BASE = {"StateGapError", "StaleStateError", "StateUnusable", "NoSuchCheckpoi
 LOST = {"Fenced", "BaseMoved", "Swept"}
 BUSY = {"CheckpointDropped", StorageUnavailable.__name__}
 ALLOWED: dict[str, tuple[Operation, int, set[str]]] = {
-    "run_range": (run_range, 10, NOT_BASE | LOST | BUSY),
+    "run_range": (run_range, 12, NOT_BASE | LOST | BUSY),
     "process": (process, 6, NOT_BASE | LOST | BUSY),
     "commit": (commit, 8, LOST | BUSY | {"StateUnusable"}),
     "go_back": (go_back, 2, NOT_BASE | LOST | BUSY),
@@ -474,7 +479,7 @@ ALLOWED: dict[str, tuple[Operation, int, set[str]]] = {
     "try_changed": (try_changed, 3, NOT_BASE | LOST | BUSY | {"UsageError"}),
     "deploy": (deploy, 2, NOT_BASE | LOST | BUSY | {"UsageError", "NotAsTried"}),
     "remove_trials": (remove_trials, 1, BUSY),
-    "read_leased": (read_leased, 5, BUSY),
+    "read_leased": (read_leased, 6, BUSY),
     "export": (export, 2, BUSY),
     "read_output": (read_output, 3, BUSY),
     "verify": (verify, 2, set()),
