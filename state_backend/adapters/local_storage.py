@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,7 +25,7 @@ from uuid import uuid4
 
 import google_crc32c
 
-from state_backend.adapters.work_folders import FULL_DISK
+from state_backend.adapters.work_folders import FULL_DISK, touched_s
 from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path, check_prefix
 from state_backend.values.errors import (
     AlreadyExists,
@@ -295,8 +295,9 @@ class LocalStorage:
                     file.flush()
                     # File systems stamp by ticks of some ms, and reuse inodes at once: without a time of its own, a
                     # file that is deleted and written again within a tick could come back as the same generation.
-                    now_ns = time.time_ns()
-                    os.utime(file.fileno(), ns=(now_ns, now_ns))
+                    # The time stays that of the file system, less a second at most: the clock of this host may be wrong.
+                    stamped_ns = os.fstat(file.fileno()).st_mtime_ns - secrets.randbelow(1_000_000_000)
+                    os.utime(file.fileno(), ns=(stamped_ns, stamped_ns))
                     os.fsync(file.fileno())
                 yield temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
             finally:
@@ -349,11 +350,14 @@ class LocalStorage:
         if self._leftovers_removed:
             return
         self._leftovers_removed = True
-        oldest_s = time.time() - self._leftover_min_age_s
-        for temp in self._temp.glob("*.part"):
-            with suppress(OSError):  # another cleaner was faster, or it is another user's: no reason to fail a write
-                if temp.stat().st_mtime < oldest_s:
-                    temp.unlink()
+        with suppress(OSError):
+            oldest_s = touched_s(self._temp) - self._leftover_min_age_s
+            for temp in self._temp.glob("*.part"):
+                with suppress(
+                    OSError
+                ):  # another cleaner was faster, or it is another user's: no reason to fail a write
+                    if temp.stat().st_mtime < oldest_s:
+                        temp.unlink()
 
     def _walk(self, folder: str, start: str) -> Iterator[FileInfo]:
         """Files below ``folder`` ("" or ending in "/") whose next segment begins with ``start``. Symbolic links are followed, but
@@ -401,14 +405,14 @@ class LocalStorage:
 
 
 def _info(path: str, found: os.stat_result) -> FileInfo:
-    # A hard link to an old file has that file's mtime, and a copy of a folder may keep it: a sweep would take what a fork or a
-    # restore links now for a leftover. The ctime is at least the time of the link; a chown may set it too, which delays a sweep.
-    modified_ns = max(found.st_mtime_ns, found.st_ctime_ns)
+    # Only the file system sets the ctime, by its own clock. Anybody may set the mtime: a host whose clock is wrong, a copy of a
+    # folder. A hard link to an old file has that file's mtime, and a sweep would take what a fork links now for a leftover. A chown
+    # sets the ctime too, which delays a sweep.
     return FileInfo(
         path=path,
         size_bytes=found.st_size,
         generation=found.st_mtime_ns << 64 | found.st_ino,
-        modified_ms=modified_ns // 1_000_000,
+        modified_ms=found.st_ctime_ns // 1_000_000,
         crc32c=None,
     )
 

@@ -20,7 +20,6 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -62,7 +61,7 @@ def _work_folder(what: str) -> Iterator[Path]:
             yield Path(name)
         return
     with suppress(OSError):
-        remove_abandoned(parent, kernel(), time.time())
+        remove_abandoned(parent, kernel(), touched_s(parent))
     folder, lock = _make(parent, what)
     try:
         yield folder
@@ -74,7 +73,8 @@ def _work_folder(what: str) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
-    """Removes up to 16 abandoned folders of the first 1024 in ``parent``. ``now_s``: seconds since the epoch."""
+    """Removes up to 16 abandoned folders of the first 1024 in ``parent``. ``now_s``: seconds since the epoch, by the clock of the
+    file system."""
     left = _MOST_REMOVED
     with os.scandir(parent) as entries:
         for entry in islice(entries, _MOST_SEEN):
@@ -82,6 +82,12 @@ def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
                 left -= _remove_if_abandoned(Path(entry.path), kernel, now_s)
             if not left:
                 return
+
+
+def touched_s(folder: Path) -> float:
+    """The time now by the clock of the folder's file system, which a network disk takes from its server; seconds since the epoch."""
+    os.utime(folder)
+    return folder.stat().st_mtime
 
 
 def _remove_if_abandoned(folder: Path, kernel: str, now_s: float) -> bool:

@@ -35,6 +35,7 @@ from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.shard.manifest import manifest_of
@@ -129,11 +130,12 @@ def plan_sweep(
 
 
 def sweep(
-    storage: Storage, pipeline: str, *, now_ms: int, min_age: timedelta = MIN_AGE, dry_run: bool = False
+    storage: Storage, pipeline: str, *, now_ms: int | None = None, min_age: timedelta = MIN_AGE, dry_run: bool = False
 ) -> SweepResult:
     """Finishes what a clean-up left, then plans and carries out a sweep of the pipeline's folder; ``dry_run`` only plans.
 
-    ``now_ms``: milliseconds since the epoch, by the storage's clock as near as may be.
+    ``now_ms``: milliseconds since the epoch; None: by the storage's clock. A host's clock may be an hour ahead, and files in use would
+    look old enough.
     Raises: CorruptFile, CorruptRecord in doubt, having deleted nothing; UnknownOutcome if it can't tell whether its record is
     in the log: nothing is deleted, and the next sweep goes on from there.
     """
@@ -151,8 +153,10 @@ def sweep(
             storage.keep_room()
 
 
-def _sweep(storage: Storage, pipeline: str, now_ms: int, min_age: timedelta, dry_run: bool) -> SweepResult:
+def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedelta, dry_run: bool) -> SweepResult:
     cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
+    if now_ms is None:
+        now_ms = storage_now_ms(storage, dry_run=dry_run)
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
     if record is not None:
@@ -267,7 +271,7 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
+    return path in (paths.HEAD, paths.CLOCK) or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
 
 
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:

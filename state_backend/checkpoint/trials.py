@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from state_backend.adapters.open_storage import join_url, open_storage, remove_all, remove_empty
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import NotFound, UsageError
@@ -118,9 +119,12 @@ def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
     return Removed(name=trial.name, files=files, bytes=size_bytes)
 
 
-def sweep_trials(root: str, pipeline: str, *, now_ms: int, dry_run: bool = False) -> list[Removed]:
-    """Removes the pipeline's trials whose time is over. ``now_ms``: milliseconds since the epoch."""
-    over = [trial for trial in list_trials(root, pipeline) if trial.ends_ms < now_ms]
+def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run: bool = False) -> list[Removed]:
+    """Removes the pipeline's trials whose time is over. ``now_ms``: milliseconds since the epoch; None: by the storage's clock."""
+    there = list_trials(root, pipeline)
+    if there and now_ms is None:
+        now_ms = storage_now_ms(open_storage(trials_url(root, pipeline)), dry_run=dry_run)
+    over = [trial for trial in there if trial.ends_ms < (now_ms or 0)]
     return [remove_trial(root, trial, dry_run=dry_run) for trial in over]
 
 

@@ -12,6 +12,7 @@
     validated/00000000000000000042-full.json                         or -fast
     attempts/<attempt>/refused.json
     leases/00000000000000000042-900-<lease>.json                     somebody reads checkpoint 42; ends after 900 s without renewal
+    clock                                                            there for a moment: its time is the storage's
 
 and in a savepoint's own folder
 
@@ -50,6 +51,7 @@ VALIDATED = "validated/"
 LEASES = "leases/"
 MARKS = (PUBLISHED, VALIDATED, QUARANTINE)
 HEAD = "HEAD.json"
+CLOCK = "clock"
 SETTLED = "settled/"
 SETTLED_COMMITS = "settled/commits/"
 SETTLED_ATTEMPTS = "settled/attempts/"

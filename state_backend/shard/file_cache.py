@@ -32,6 +32,7 @@ from uuid import uuid4
 import google_crc32c
 
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.work_folders import touched_s
 from state_backend.values.errors import CorruptFile, DamagedCopy
 from state_backend.values.handles import Handle
 from state_backend.values.records import ShardManifest
@@ -130,7 +131,7 @@ class FileCache:
         """Removes the least recently used while there are more files or bytes than the limits, or more bytes than half of what
         the disk could give: work folders need the rest."""
         entries = []
-        now_s = time.time()
+        now_s = touched_s(self._folder)
         for path in self._folder.iterdir():
             with suppress(OSError):
                 found = path.stat(follow_symlinks=False)

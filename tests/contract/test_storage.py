@@ -289,6 +289,23 @@ def test_a_copy_is_as_old_as_its_path(storage: Storage, tmp_path: Path) -> None:
     assert abs(info.modified_ms - time.time() * 1000) < 600_000
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_no_clock_of_a_host_dates_a_file(
+    storage: Storage, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    if "memory" in request.node.callspec.id:
+        pytest.skip("its clock is that of its only process")
+    now_s, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now_s() + ahead_s)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + ahead_s * 10**9)
+    storage.create("a", b"1")
+    first = storage.stat("a")
+    assert first is not None
+    storage.replace("a", b"2", generation=first.generation)
+    for info in (first, storage.stat("a"), *storage.list("")):
+        assert info is not None and abs(info.modified_ms - now_s() * 1000) < 60_000
+
+
 @pytest.mark.parametrize("from_", [memory_below, local, gcs])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
@@ -415,13 +432,16 @@ def test_prefixes_that_leave_the_root_are_refused_at_once(storage: Storage, pref
 # --- local only -----------------------------------------------------------------------------------------------------------
 
 
-def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S24: what a killed writer left is removed; what a running one writes is not."""
     LocalStorage(tmp_path).create("a", b"1")
     old, new = tmp_path / ".tmp" / "old.part", tmp_path / ".tmp" / "new.part"
     for leftover in (old, new):
         leftover.write_bytes(b"half")
     os.utime(old, (0, 0))
+    # The clock of this host is two days ahead.
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() + 2 * 86_400)
 
     storage = LocalStorage(tmp_path)
     assert paths(storage, "") == ["a"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,7 +49,6 @@ def try_days(pipeline: Pipeline, root: Path | str, days: Sequence[int], **more: 
         str(root),
         **{
             "code": CODE,
-            "now_ms": time.time_ns() // 1_000_000,
             "on_shards": partial(testing._on_shards, pipeline.processor),
             **more,
         },

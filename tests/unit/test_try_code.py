@@ -226,10 +226,13 @@ def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_pa
         try_days(AVERAGED, tmp_path, range(2, 5), name="other")
 
 
-def test_its_time_is_over_and_a_sweep_removes_it(root: Path) -> None:
+def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = time.time_ns() // 1_000_000
-    try_days(OLD, root, [4], name="short", keep=timedelta(hours=1), now_ms=now_ms)
-    try_days(DOUBLED, root, [4], name="long", now_ms=now_ms)
+    with monkeypatch.context() as ahead:  # the clock of a host, and no matter
+        ahead.setattr(time, "time_ns", lambda: (now_ms + 30 * 86_400_000) * 1_000_000)
+        try_days(OLD, root, [4], name="short", keep=timedelta(hours=1))
+        try_days(DOUBLED, root, [4], name="long")
+        assert sweep_trials(str(root), NAME) == []
     later_ms = now_ms + 2 * 3_600_000
     assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms, dry_run=True)] == ["short"]
     # Production's own sweep sees nothing of it.

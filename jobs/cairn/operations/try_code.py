@@ -30,11 +30,13 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.checkpoint.trials import (
     check_no_trial,
     check_same_trial,
     read_trial,
     root_of_trial,
+    trials_url,
     write_trial,
 )
 from state_backend.values.errors import StateUnusable, UsageError
@@ -87,7 +89,7 @@ def try_code(
     savepoint: str | None = None,
     keep: timedelta = KEEP,
     mode: str = "incremental",
-    now_ms: int,
+    now_ms: int | None = None,
     on_plan: Any = None,
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
@@ -96,19 +98,20 @@ def try_code(
 
     root: production's. code: module:NAME of the pipeline, for people. name: of the trial; None: from its first interval and code.
     savepoint: URL of a native one that ends where the first interval starts, in place of production's state.
-    keep: how long the trial stays from the end of this call on. now_ms: milliseconds since the epoch.
+    keep: how long the trial stays from the end of this call on. now_ms: milliseconds since the epoch; None: by the storage's clock, which
+        the sweep goes by too.
     on_plan: gets the `TrialPlan` before anything is written.
     Raises: UsageError, StateUnusable, SourceError before the first row for all that production would refuse; then as `run_intervals`.
         Nothing of production is changed in any case.
     """
     check_running(spark)
     use_this_python(spark)
-    plan = plan_trial(
-        spark, pipeline, intervals, root, code=code, name=name, savepoint=savepoint, ends_ms=_later(now_ms, keep)
-    )
+    plan = plan_trial(spark, pipeline, intervals, root, code=code, name=name, savepoint=savepoint, ends_ms=0)
     if on_plan is not None:
         on_plan(plan)
-    trial, own = plan.trial, root_of_trial(root, pipeline.name, plan.trial.name)
+    if now_ms is None:
+        now_ms = storage_now_ms(open_storage(trials_url(root, pipeline.name)))
+    trial, own = replace(plan.trial, ends_ms=_later(now_ms, keep)), root_of_trial(root, pipeline.name, plan.trial.name)
     begun = time.monotonic()
     write_trial(root, trial)
     try:
