@@ -30,6 +30,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 from state_backend.checkpoint.append import append
+from state_backend.checkpoint.clean_up import delete_file
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.log import Log, read_log, read_on
@@ -69,7 +70,7 @@ _ENDINGS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
     """``abandon``: attempts to name in the log before any file goes. ``delete``: what goes, by path. ``unknown``: paths that
-    no part of this system writes; they stay."""
+    no part of this system writes, or that lie behind a symbolic link; they stay."""
 
     abandon: tuple[str, ...]
     delete: tuple[FileInfo, ...]
@@ -111,6 +112,10 @@ def plan_sweep(
     for file in files:
         attempt = _attempt_of(file.path)
         if file.path in needed:
+            continue
+        if file.behind_link:  # outside of the root, whatever it is called here
+            if not _is_log(file.path):
+                unknown.append(file.path)
             continue
         lease = paths.leased_id(file.path)
         if lease is not None:  # of a pipeline that commits no more, so that no clean-up finds it
@@ -257,7 +262,7 @@ def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
 
     def delete(file: FileInfo) -> FileInfo | None:
         try:
-            return file if storage.delete(file.path, generation=file.generation) else None
+            return file if delete_file(storage, file.path, generation=file.generation) else None
         except PreconditionFailed:  # written anew since: not what was judged
             return None
 

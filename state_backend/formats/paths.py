@@ -62,6 +62,7 @@ SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 TRIALS = ".trials"
 TRIAL_RECORDS = "trials/"
+TRIAL_ROOTS = "roots"
 
 _DAY_MS = 86_400_000
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -81,9 +82,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 def check_name(name: str) -> str:
     """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100. Raises: UsageError if not."""
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not is_name(name):
         raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
     return name
+
+
+def is_name(name: str) -> bool:
+    """True for a name that `check_name` accepts."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def record(checkpoint_id: int) -> str:
@@ -104,7 +110,7 @@ def trial(name: str) -> str:
 
 def trial_root(name: str) -> str:
     """Of the root that a trial's pipeline lies in, in the folder of the pipeline's trials. Raises: UsageError as ``check_name``."""
-    return f"roots/{check_name(name)}"
+    return f"{TRIAL_ROOTS}/{check_name(name)}"
 
 
 def prepared(attempt: str) -> str:

@@ -27,6 +27,9 @@ __all__ = ["TEMP_FOLDER", "DeletesMany", "KeepsRoom", "Storage", "check_path", "
 class Storage(Protocol):
     """Files under one root. Every path is relative, passes `check_path`, and raises UsageError if it does not.
 
+    On a disk, `read`, `stat`, `list`, `download` and the source of `copy_from` follow symbolic links below the root. Every other
+    method raises BehindLink (a PermissionRefused) where a link stands in the place of a folder: nothing outside the root is changed.
+
     Any method raises StorageUnavailable if the storage can't be reached or is full, PermissionRefused (a UsageError: only a
     person can mend it) if it refuses permission, or if the storage is read-only. UsageError if what it was opened with is wrong: a bucket that does not exist, credentials that nobody accepts.
     """
