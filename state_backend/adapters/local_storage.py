@@ -31,7 +31,7 @@ import google_crc32c
 
 from state_backend.adapters import no_follow
 from state_backend.adapters.no_follow import LinkInPath
-from state_backend.adapters.work_folders import FULL_DISK, touched_s
+from state_backend.adapters.work_folders import FULL_DISK
 from state_backend.formats.paths import TRIALS
 from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path, check_prefix
 from state_backend.values.errors import (
@@ -446,7 +446,8 @@ class LocalStorage:
             return
         self._leftovers_removed = True
         with suppress(OSError):
-            oldest_s = touched_s(self._temp) - self._leftover_min_age_s
+            os.utime(temps)
+            oldest_s = os.fstat(temps).st_mtime - self._leftover_min_age_s
             for name in no_follow.names_in(temps):
                 with suppress(OSError):  # another cleaner was faster, or it is another user's: no reason to fail a write
                     found = os.stat(name, dir_fd=temps, follow_symlinks=False)

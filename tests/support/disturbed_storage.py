@@ -99,25 +99,28 @@ class DisturbedStorage(LocalStorage):
         return self._disturbed("stat", path, lambda: super(DisturbedStorage, self).stat(path))
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        return self._disturbed("list", prefix, lambda: iter([*super(DisturbedStorage, self).list(prefix)]))
+        return self._disturbed("list", prefix, lambda: iter([*self._listed(prefix)]))
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         return self._wrote(path, lambda: super(DisturbedStorage, self).delete(path, generation=generation))
 
     # --- stale listings ---------------------------------------------------------------------------------------------------------
 
-    def _walk(self, folder: str, start: str) -> Iterator[FileInfo]:
+    def _listed(self, prefix: str) -> Iterator[FileInfo]:
         """The names are those of the host's cache of directories, each file's size and times are current."""
         stale_s = _HERE[0].disturbances.stale_s
         if not stale_s:
-            yield from super()._walk(folder, start)
-            return
+            return super().list(prefix)
+        folder, slash, start = prefix.rpartition("/")
+        return self._below(folder + slash, start, stale_s)
+
+    def _below(self, folder: str, start: str, stale_s: float) -> Iterator[FileInfo]:
         for name in self._names(folder, stale_s):
             if not name.startswith(start) or name == f"{TEMP_FOLDER}/":
                 continue
             if name.endswith("/"):
-                yield from self._walk(folder + name, "")
-            elif (info := LocalStorage.stat(self, folder + name)) is not None:
+                yield from self._below(folder + name, "", stale_s)
+            elif (info := super().stat(folder + name)) is not None:
                 yield info
 
     def _names(self, folder: str, stale_s: float) -> list[str]:

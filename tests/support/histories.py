@@ -27,6 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.sweep import sweep
 from state_backend.checkpoint.trials import sweep_trials
@@ -281,8 +282,9 @@ class History:
 
     def _check_disk(self) -> None:
         """Nothing is left of trials, and nothing on the hosts' own disks."""
-        with work_folder("last"):
-            pass
+        options = EngineOptions(cache_dir=None, metadata_dir=str(self.folder / "disk/memory"))
+        with work_folder("last") as work, RocksStore(work / "db", options):
+            pass  # who opens a store next removes what a killed process had in memory
         while len(left := [*_files_below(self.folder / "disk/tmp")]) and _removes_some(self.folder / "disk/tmp"):
             pass
         left = [p for p in [*(self.folder / "disk/tmp").rglob("*"), *(self.folder / "disk/memory").rglob("*")] if p.name]

@@ -31,13 +31,15 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
-from state_backend.checkpoint.trials import list_trials, read_trial, remove_trial, root_of_trial, sweep_trials
+from state_backend.checkpoint.trials import list_trials, read_trial, remove_trial, root_of_trial, sweep_trials, trials_url
+from state_backend.formats import paths
 from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound, StorageUnavailable
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Permissions, Record, RunRef
 from tests.support.counting import START, day
+from tests.support.disturbed_storage import note, noted
 from tests.support.history_oracle import Difference, Oracle, note_origin, read_states, same, savepoints
 from tests.support.history_pipeline import pipeline_of, shown
 from tests.support.in_process import run_here
@@ -252,7 +254,6 @@ def try_changed(work: Work) -> Any:
         code=f"code:{code}",
         name=called,
         keep=timedelta(hours=24),
-        now_ms=_now_ms(),
         on_plan=note_plan,
         on_shards=work.on_shards(pipeline),
     )
@@ -291,9 +292,11 @@ def deploy(work: Work) -> Any:
 
 def remove_trials(work: Work) -> Any:
     trials = list_trials(str(work.root), MAIN)
-    if trials:
-        return remove_trial(str(work.root), work.chosen.choice(trials)).name
-    return None
+    if not trials:
+        return None
+    trial = work.chosen.choice(trials)
+    note(work.history, work.root, f"removed/{trial.name}", b"")
+    return remove_trial(str(work.root), trial).name
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------
@@ -404,12 +407,22 @@ def sweep_some(work: Work) -> Any:
     """Sweeps a pipeline and the trials. What a long age abandons is a difference."""
     name = work.some_pipeline()
     min_age = work.chosen.choice([timedelta(seconds=work.chosen.uniform(0.3, 3)), LONG_AGO])
-    done = sweep(open_storage(join_url(str(work.root), name)), name, now_ms=_now_ms(), min_age=min_age)
+    done = sweep(open_storage(join_url(str(work.root), name)), name, min_age=min_age)
     if min_age == LONG_AGO and (done.record is not None or done.deleted_bytes):
         raise Difference(f"a sweep of {name} with age {min_age} took {done.plan.abandon} {done.plan.delete}")
     if work.chosen.random() < 0.3:
-        sweep_trials(str(work.root), MAIN, now_ms=_now_ms())
+        _sweep_trials(work)
     return name, str(min_age), done.deleted_files, done.record and done.record.abandoned
+
+
+def _sweep_trials(work: Work) -> None:
+    """None of the trials is over, so that a sweep removes only what people removed."""
+    before = {t.name: t.attempt for t in list_trials(str(work.root), MAIN)}
+    plain = LocalStorage(Path(trials_url(str(work.root), MAIN)))
+    there = {name for name in ("t0", "t1") if plain.stat(paths.trial(name)) is not None}
+    for removed in sweep_trials(str(work.root), MAIN):
+        if removed.name in there and not noted(work.history, work.root, f"removed/{removed.name}"):
+            raise Difference(f"a sweep removed trial {removed.name}, which is not over; it saw {before}")
 
 
 def clean_up(work: Work) -> Any:
@@ -482,7 +495,7 @@ ALLOWED: dict[str, tuple[Operation, int, set[str]]] = {
     "read_leased": (read_leased, 6, BUSY),
     "export": (export, 2, BUSY),
     "read_output": (read_output, 3, BUSY),
-    "verify": (verify, 2, set()),
+    "verify": (verify, 2, BUSY),
     "sweep_some": (sweep_some, 4, BUSY),
     "clean_up": (clean_up, 1, BUSY),
     "change_input": (change_input, 4, set()),
