@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from state_backend.checkpoint.append import create_settled
-from state_backend.checkpoint.leases import plan_leases
+from state_backend.checkpoint.leases import delete_lease, plan_leases
+from state_backend.checkpoint.listing import listed_files
 from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, vouched_base_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, Past, read_settled
@@ -65,7 +66,8 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     leased, ended = leased_checkpoints(storage, log)
     for lease in ended:
         with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
-            delete_file(storage, lease.path, generation=lease.generation)
+            if not lease.behind_link:
+                delete_lease(storage, lease.path, lease.generation)
     for record in leased.values():
         needed.paths.update(h.path for h in _state_files(record.content, storage, gone_before=True))
     waiting = [u for u in log.summary.unpublished if u.id in log.summary.dropping]
@@ -93,7 +95,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
 
 def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], list[FileInfo]]:
     """The dropped checkpoints that somebody still reads, by id, and the leases that have ended."""
-    leases = list(storage.list(paths.LEASES))
+    leases = listed_files(storage, paths.LEASES)
     head = storage.stat(paths.record(log.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
     dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(log).dropping}}

@@ -33,6 +33,7 @@ from state_backend.checkpoint.append import append
 from state_backend.checkpoint.clean_up import delete_file
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import last_marked
+from state_backend.checkpoint.listing import note_names
 from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
@@ -105,7 +106,7 @@ def plan_sweep(
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
-    finished = log.ended_attempts()
+    finished = log.ended_attempts({a for f in files if (a := _attempt_of(f.path)) is not None})
     alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
     outdated = _outdated_marks(files, log)
     abandon, delete, unknown = set(), [], []
@@ -186,7 +187,7 @@ def _agreed_plan(
         if log.head_id < max(known_id, last_marked(f.path for f in files)[0]):
             log = read_on(storage, log)
         try:
-            needed = _needed(log, files, storage)
+            needed = _needed(log, storage)
         except (NotFound, StorageUnavailable) as error:
             if read_log(storage, log).head_id != log.head_id:
                 continue  # a commit dropped that checkpoint or replaced that output meanwhile, and its files went
@@ -217,7 +218,7 @@ def _agreed_plan(
     raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
 
 
-def _needed(log: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
+def _needed(log: Log, storage: Storage) -> frozenset[str]:
     """Every path that a record names.
 
     Raises: NotFound if a retained checkpoint's manifest is gone, which hides what it needs.
@@ -234,7 +235,8 @@ def _needed(log: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[
     retained = [r.content for r in whole if r.id in log.retained]
     # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
     dropped = [r.content for r in whole if r.id not in log.retained]
-    if any(f.path == paths.SAVEPOINT_RECORD for f in files):
+    # By its name: a listing may miss what was written some seconds ago.
+    if storage.stat(paths.SAVEPOINT_RECORD) is not None:
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
         named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}
         retained.append(saved.content)
@@ -266,7 +268,11 @@ def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
         except PreconditionFailed:  # written anew since: not what was judged
             return None
 
-    return [file for file in at_once(delete, files) if file is not None]
+    gone = [file for file in at_once(delete, files) if file is not None]
+    leases = [f.path.removeprefix(paths.LEASES) for f in gone if paths.leased_id(f.path) is not None]
+    if leases:
+        note_names(storage, paths.LEASES, [], drop=leases)
+    return gone
 
 
 def _attempt_of(path: str) -> str | None:

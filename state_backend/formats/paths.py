@@ -4,6 +4,7 @@
     HEAD.json                                                        the log has at least this id
     settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json        what a commit did, by the day that its interval starts in
     settled/attempts/<attempt>.json                                  which record says what became of it
+    settled/names/<folder>.json                                      on disks: files that a listing of the folder must not miss
     shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest           immutable
     attempts/<attempt>/prepared.json
     output/<interval>/<attempt>/part-<shard>-<task>.parquet, late-<shard>-<task>.parquet
@@ -55,6 +56,7 @@ CLOCK = "clock"
 SETTLED = "settled/"
 SETTLED_COMMITS = "settled/commits/"
 SETTLED_ATTEMPTS = "settled/attempts/"
+NAMES = "settled/names/"
 SETTLED_DAYS = (1, 32, 1024, 32_768, 4_000_000)
 """A settled commit lies in a folder for the period in which its interval starts. Periods are as many days long as the shortest of
 these that the interval is not longer than, so that a question about some interval is answered by two or three folders a length."""
@@ -212,6 +214,11 @@ def _settled_folder(level: int, period: int) -> str:
     """By the date of the period's first day; one that begins before the year 1 has that year's first."""
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
+
+
+def names(folder: str) -> str:
+    """Of the file that names what is in a folder (``settled/commits/<period>/``, ``quarantine/``, ``leases/``)."""
+    return f"{NAMES}{folder.rstrip('/').rpartition('/')[2]}.json"
 
 
 def attempt_end(attempt: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
 
@@ -40,11 +40,13 @@ class _Process:
 class FaultyStorage:
     """Numbers the calls 0, 1, ... over all threads and raises the faults that are planned for their numbers.
 
-    After a StopHere every later call raises it too and does nothing: the dead don't clean up.
+    After a StopHere every later call raises it too and does nothing: the dead don't clean up. ``late``: as if the inner storage might
+    list what was there some seconds ago.
     """
 
-    def __init__(self, inner: Storage, plan: Mapping[int, Fault]) -> None:
+    def __init__(self, inner: Storage, plan: Mapping[int, Fault], *, late: bool = False) -> None:
         self.inner = inner
+        self.lists_what_is_there = not (late or lists_late(inner))
         self._process = _Process(plan)
 
     @property

@@ -284,7 +284,8 @@ def _expected_files(oracle: Oracle) -> tuple[set[str], set[str]]:
     needed |= {paths.attempt_end(a) for n in records if isinstance(s := records[n], SweepRecord) and n < head for a in s.abandoned}
     kept = {r.id for r in retained}
     needed |= {paths.attempt_end(r.content.attempt) for r in commits if r.id not in kept}
-    allowed = {*settled.values(), ".tmp/lock", ".tmp/room"}
+    folders = {paths.QUARANTINE, paths.LEASES, *(f"{path.rpartition('/')[0]}/" for path in settled.values())}
+    allowed = {*settled.values(), *map(paths.names, folders), ".tmp/lock", ".tmp/room"}
     allowed |= {paths.attempt_end(r.content.attempt) for r in commits}
     allowed |= {paths.attempt_end(a) for s in records.values() if isinstance(s, SweepRecord) for a in s.abandoned}
     allowed |= {paths.quarantine(n) for n in records}
