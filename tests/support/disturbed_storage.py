@@ -164,7 +164,9 @@ class DisturbedStorage(LocalStorage):
             os.kill(os.getpid(), signal.SIGSTOP)
         if number == how.kill_at:
             with (process.folder / "deaths").open("a") as file:
-                file.write(f"{process.number}: {name} {path} of {self.url}, {'after' if how.kill_after else 'before'}\n")
+                file.write(
+                    f"{process.number}: {name} {path} of {self.url}, {'after' if how.kill_after else 'before'}\n"
+                )
             if how.kill_after:
                 action()
             os.kill(os.getpid(), signal.SIGKILL)

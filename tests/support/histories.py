@@ -158,7 +158,7 @@ class History:
             told = {"outcome": type(error).__name__, "value": str(error), "trace": traceback.format_exc()}
         except Difference as error:
             told = {"outcome": "DIFFERENCE", "value": str(error), "trace": traceback.format_exc()}
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             told = {"outcome": "CRASH", "value": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         part = self.folder / f"ops/{number}-{name}.part"
         part.write_text(json.dumps(told, default=str, indent=1))
@@ -285,9 +285,11 @@ class History:
         options = EngineOptions(cache_dir=None, metadata_dir=str(self.folder / "disk/memory"))
         with work_folder("last") as work, RocksStore(work / "db", options):
             pass  # who opens a store next removes what a killed process had in memory
-        while len(left := [*_files_below(self.folder / "disk/tmp")]) and _removes_some(self.folder / "disk/tmp"):
+        while left := [*_files_below(self.folder / "disk/tmp")] and _removes_some(self.folder / "disk/tmp"):
             pass
-        left = [p for p in [*(self.folder / "disk/tmp").rglob("*"), *(self.folder / "disk/memory").rglob("*")] if p.name]
+        left = [
+            p for p in [*(self.folder / "disk/tmp").rglob("*"), *(self.folder / "disk/memory").rglob("*")] if p.name
+        ]
         left = [p for p in left if p.parent.name != "tmp"]
         trials = [*(self.folder / "root" / ".trials").rglob("*")]
         if trials:

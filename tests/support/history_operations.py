@@ -31,7 +31,14 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
-from state_backend.checkpoint.trials import list_trials, read_trial, remove_trial, root_of_trial, sweep_trials, trials_url
+from state_backend.checkpoint.trials import (
+    list_trials,
+    read_trial,
+    remove_trial,
+    root_of_trial,
+    sweep_trials,
+    trials_url,
+)
 from state_backend.formats import paths
 from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import verify_pipeline
@@ -313,7 +320,9 @@ class reading:  # noqa: N801
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if LEASED and isinstance(error, CheckpointDropped | CorruptFile | NotFound):
-            raise Difference(f"{self._what} was read by a lease, and failed: {type(error).__name__}: {error}") from error
+            raise Difference(
+                f"{self._what} was read by a lease, and failed: {type(error).__name__}: {error}"
+            ) from error
 
 
 LEASED: list[str] = []
@@ -376,7 +385,10 @@ def read_output(work: Work) -> Any:
         try:
             oracle.check_output(checkpoint_id, files, storage)
         except NotFound as error:
-            if oracle.current(work.log(name).head_id).get(oracle.commit(checkpoint_id).content.interval) == checkpoint_id:
+            if (
+                oracle.current(work.log(name).head_id).get(oracle.commit(checkpoint_id).content.interval)
+                == checkpoint_id
+            ):
                 raise Difference(f"current output of checkpoint {checkpoint_id} of {name}: {error}") from error
     return name, log.head_id
 

@@ -76,7 +76,9 @@ class Oracle:
         if checkpoint_id not in self._records:
             path = paths.record(checkpoint_id)
             there: Any = record_codec.decode((self.folder / path).read_bytes(), path, Record, SweepRecord, Tombstone)
-            candidates = (record_codec.decode(d, path, Record, SweepRecord) for d in noted(self.history, self.folder, path))
+            candidates = (
+                record_codec.decode(d, path, Record, SweepRecord) for d in noted(self.history, self.folder, path)
+            )
             found = [c for c in candidates if _author(c) == _author(there)]
             assert found, f"nobody noted {path}"
             if isinstance(there, Record | SweepRecord) and there not in found:
@@ -152,7 +154,11 @@ class Oracle:
     def check_current(self, log: Log) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Which checkpoint's output a log says is current, for each interval."""
         current = log.current_outputs()
-        same(self.current(log.head_id), {i: n for i, (n, _) in current.items()}, f"current output of {self.folder} at {log.head_id}")
+        same(
+            self.current(log.head_id),
+            {i: n for i, (n, _) in current.items()},
+            f"current output of {self.folder} at {log.head_id}",
+        )
         return current
 
     def current(self, head_id: int) -> dict[Interval, int]:
@@ -281,7 +287,12 @@ def _expected_files(oracle: Oracle) -> tuple[set[str], set[str]]:
     commits = [r for r in records.values() if isinstance(r, Record)]
     settled = {r.id: paths.settled(r.content.interval, r.id, r.content.kind) for r in commits}
     needed |= {path for n, path in settled.items() if n < head}
-    needed |= {paths.attempt_end(a) for n in records if isinstance(s := records[n], SweepRecord) and n < head for a in s.abandoned}
+    needed |= {
+        paths.attempt_end(a)
+        for n in records
+        if isinstance(s := records[n], SweepRecord) and n < head
+        for a in s.abandoned
+    }
     kept = {r.id for r in retained}
     needed |= {paths.attempt_end(r.content.attempt) for r in commits if r.id not in kept}
     folders = {paths.QUARANTINE, paths.LEASES, *(f"{path.rpartition('/')[0]}/" for path in settled.values())}

@@ -180,7 +180,9 @@ def shown(users: Mapping[str, User], day: int) -> dict[str, Counter[Any]]:
     return {
         "total": Counter((name, user.total, user.rows) for name, user in users.items()),
         "origins": Counter((name, n, origin) for name, user in users.items() for n, origin in enumerate(user.origins)),
-        "items": Counter((name, item, seen[0]) for name, user in users.items() for item, seen in _alive(user, day).items()),
+        "items": Counter(
+            (name, item, seen[0]) for name, user in users.items() for item, seen in _alive(user, day).items()
+        ),
         "$timers": Counter((name, user.idle_at) for name, user in users.items() if user.idle_at is not None),
     }
 
