@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -309,20 +310,17 @@ def remove_trials(work: Work) -> Any:
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
-class reading:  # noqa: N801
-    """A block that reads a checkpoint by a lease. Raises: Difference if a file was missing or damaged while the lease was there."""
-
-    def __init__(self, name: str, checkpoint_id: int) -> None:
-        self._what = f"checkpoint {checkpoint_id} of {name}"
-
-    def __enter__(self) -> None:
-        LEASED.clear()
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if LEASED and isinstance(error, CheckpointDropped | CorruptFile | NotFound):
-            raise Difference(
-                f"{self._what} was read by a lease, and failed: {type(error).__name__}: {error}"
-            ) from error
+@contextmanager
+def reading(name: str, checkpoint_id: int) -> Iterator[None]:
+    """Around what reads a checkpoint by a lease. Raises: Difference if a file was missing or damaged while the lease was there."""
+    LEASED.clear()
+    try:
+        yield
+    except (CheckpointDropped, CorruptFile, NotFound) as error:
+        if not LEASED:
+            raise
+        what = f"checkpoint {checkpoint_id} of {name} was read by a lease, and failed"
+        raise Difference(f"{what}: {type(error).__name__}: {error}") from error
 
 
 LEASED: list[str] = []
@@ -352,11 +350,11 @@ def read_leased(work: Work) -> Any:
         for _ in range(2):
             found = read_states(StateSource.of_record(storage.url, target), storage)
             check_rows(work.oracle(name), target.id, found, f"a read of {name}")
-            _pause(work.chosen.uniform(0, 0.5))
+            time.sleep(work.chosen.uniform(0, 0.5))
             for _ in range(15):
                 if target.id not in work.log(name).retained:
                     break
-                _pause(0.1)
+                time.sleep(0.1)
     return name, target.id, "retained" if target.id in work.log(name).retained else "dropped"
 
 
@@ -449,18 +447,6 @@ def change_input(work: Work) -> Any:
     part.write_text(str(int(file.read_text()) + 1 if file.exists() else 2))
     part.replace(file)
     return file.name
-
-
-def _now_ms() -> int:
-    import time
-
-    return time.time_ns() // 1_000_000
-
-
-def _pause(seconds: float) -> None:
-    import time
-
-    time.sleep(seconds)
 
 
 def prepare_process() -> None:

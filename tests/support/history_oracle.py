@@ -24,7 +24,7 @@ from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
-from state_backend.values.records import OutputFile, Prepared, Record, Savepoint, SweepRecord, Tombstone, Trial
+from state_backend.values.records import OutputFile, Prepared, Record, Savepoint, SweepRecord, Tombstone
 from tests.support import commit_world
 from tests.support.disturbed_storage import note, noted
 from tests.support.history_pipeline import CODES, DAY_MS, OutputRow, Users, apply_day, day_number, shown
@@ -208,12 +208,6 @@ def note_origin(history: Path, attempt: str, root: Path, pipeline: str, checkpoi
     """Notes that an attempt makes another pipeline's checkpoint its state, before it begins."""
     told = {"root": str(root.relative_to(history)), "pipeline": pipeline, "id": checkpoint_id}
     note(history, history, f"origins/{attempt}", json.dumps(told).encode())
-
-
-def origin_of_trial(history: Path, root: Path, trial: Trial) -> None:
-    """Notes what a trial is forked from."""
-    if trial.base is not None:
-        note_origin(history, trial.attempt, root, trial.pipeline, trial.base.id)
 
 
 def read_states(source: StateSource, storage: Storage) -> dict[str, Counter[Any]]:

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,3 @@ def shown(users: Mapping[str, User], day: int) -> dict[str, Counter[Any]]:
         ),
         "$timers": Counter((name, user.idle_at) for name, user in users.items() if user.idle_at is not None),
     }
-
-
-def renamed(pipeline: Pipeline, name: str) -> Pipeline:
-    return replace(pipeline, name=name)
