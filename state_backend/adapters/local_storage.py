@@ -449,7 +449,8 @@ class LocalStorage:
             os.utime(temps)
             oldest_s = os.fstat(temps).st_mtime - self._leftover_min_age_s
             for name in no_follow.names_in(temps):
-                with suppress(OSError):  # another cleaner was faster, or it is another user's: no reason to fail a write
+                # Another cleaner was faster, or it is another user's: no reason to fail a write.
+                with suppress(OSError):
                     found = os.stat(name, dir_fd=temps, follow_symlinks=False)
                     if name.endswith(".part") and found.st_mtime < oldest_s:
                         os.unlink(name, dir_fd=temps)
