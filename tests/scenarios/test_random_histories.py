@@ -22,7 +22,7 @@ from tests.support.planted_faults import PLANTED
 LONG = bool(os.environ.get("CAIRN_LONG"))
 # First seed and number of histories, each in a process of its own.
 PARTS = [(first, 50) for first in range(1000, 1300, 50)] if LONG else [(1, 2)]
-OPERATIONS = 34 if LONG else 16
+OPERATIONS = 40 if LONG else 16
 MOST_UNTIL_FOUND = 50
 
 

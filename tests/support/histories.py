@@ -40,7 +40,7 @@ from tests.support.history_oracle import Difference, Oracle, check_at_rest, chec
 from tests.support.planted_faults import PLANTED
 
 KINDS = ("kill", "stop", "skew", "stale")
-OPERATIONS, HOSTS = 34, 2
+OPERATIONS, HOSTS = 40, 2
 OP_LIMIT_S = 60.0
 LATER_MS = 30 * 86_400_000
 
@@ -98,7 +98,7 @@ class History:
         history_pipeline.INPUTS["folder"] = folder / "inputs"
 
     def go(self) -> Report:
-        began_s, number, width = time.monotonic(), 0, self.chosen.randint(2, 4)
+        began_s, number, width = time.monotonic(), 0, self.chosen.randint(3, 5)
         names, weights = zip(*((name, weight) for name, (_, weight, _) in ALLOWED.items()), strict=True)
         while number < self.operations or self.running:
             if number < self.operations and len(self.running) < width:

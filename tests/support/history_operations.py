@@ -86,9 +86,21 @@ class Work:
         ends = [r.content.interval.end for r in self.log(name).completed()]
         return (max(ends) - START).days if ends else 0
 
+    def first_day(self, name: str) -> int:
+        """A day that an interval may start from: behind a usable checkpoint, mostly the last one."""
+        log = self.log(name)
+        usable = [
+            r for r in log.completed() if log.quarantine_above(r.id) is None and log.retained[r.id].stale_by is None
+        ]
+        ends = [0, *((r.content.interval.end - START).days for r in usable)]
+        return min(
+            self.chosen.choice([max(ends), max(ends), self.chosen.choice(ends), self.chosen.randint(0, max(ends))]),
+            DAYS - 1,
+        )
+
     def some_pipeline(self) -> str:
-        there = [name for name in (MAIN, *FORKS) if (self.root / name / "HEAD.json").exists()]
-        return self.chosen.choice([MAIN, *there])
+        there = [name for name in FORKS if (self.root / name / "HEAD.json").exists()]
+        return self.chosen.choice([MAIN, MAIN, *there])
 
     def some_checkpoint(self, name: str) -> Record | None:
         return self.chosen.choice(self.log(name).completed() or [None])
@@ -112,11 +124,8 @@ Operation = Callable[[Work], Any]
 def run_range(work: Work) -> Any:
     """Some days in one go, from the next one or from an earlier one."""
     name = work.some_pipeline()
-    done = work.days_done(name)
-    first = work.chosen.choice([done, done, work.chosen.randint(0, done)])
+    first = work.first_day(name)
     last = min(first + work.chosen.randint(1, 3), DAYS)
-    if first >= last:
-        first = last - 1
     mode = work.chosen.choice(["incremental", "incremental", "full", "changelog"])
     reprocess: Any = work.chosen.choice(["changed", "all", "none"])
     return name, first, last, mode, reprocess, run_days(work, name, first, last, mode, reprocess)
@@ -141,9 +150,7 @@ def process(work: Work) -> Any:
     """What the `process` task does; another operation commits it."""
     if (run := work.told.get("retry")) is None:
         name = work.some_pipeline()
-        done = work.days_done(name)
-        n = min(work.chosen.choice([done, done, work.chosen.randint(0, done)]), DAYS - 1)
-        run = {"pipeline": name, "day": n, "run_id": str(uuid.uuid4()), "try": 1}
+        run = {"pipeline": name, "day": work.first_day(name), "run_id": str(uuid.uuid4()), "try": 1}
     pipeline, attempt = work.declared(run["pipeline"]), str(uuid.uuid4())
     process_interval(
         SESSION,
@@ -351,7 +358,7 @@ def read_leased(work: Work) -> Any:
             found = read_states(StateSource.of_record(storage.url, target), storage)
             check_rows(work.oracle(name), target.id, found, f"a read of {name}")
             time.sleep(work.chosen.uniform(0, 0.5))
-            for _ in range(15):
+            for _ in range(20):
                 if target.id not in work.log(name).retained:
                     break
                 time.sleep(0.1)
@@ -479,7 +486,7 @@ NOT_BASE = {"StateGapError", "StaleStateError", "StateUnusable", "NoSuchCheckpoi
 LOST = {"Fenced", "BaseMoved", "Swept"}
 BUSY = {"CheckpointDropped", StorageUnavailable.__name__}
 ALLOWED: dict[str, tuple[Operation, int, set[str]]] = {
-    "run_range": (run_range, 12, NOT_BASE | LOST | BUSY),
+    "run_range": (run_range, 16, NOT_BASE | LOST | BUSY),
     "process": (process, 6, NOT_BASE | LOST | BUSY),
     "commit": (commit, 8, LOST | BUSY | {"StateUnusable"}),
     "go_back": (go_back, 2, NOT_BASE | LOST | BUSY),
