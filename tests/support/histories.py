@@ -85,6 +85,7 @@ class History:
         self.report = Report(seed=seed)
         self.codes = {MAIN: 1}
         self.cached = self.chosen.random() < 0.5
+        self.layout = self.chosen.choice(["records", "files", "files", "manifests"])
         self.stale_s = self.chosen.choice([0.3, 1.0, 3.0])
         self.skews_s = [self.chosen.choice([0.0, 3600.0, -3600.0]) for _ in range(HOSTS)]
         self.prepared: list[dict[str, Any]] = []
@@ -150,7 +151,7 @@ class History:
             descriptor = os.open(self.folder / f"ops/{number}-{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
-            prepare_process()
+            prepare_process(self.layout)
             if self.plant:
                 PLANTED[self.plant]()
             told = {"outcome": "ok", "value": work()}

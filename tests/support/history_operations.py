@@ -28,6 +28,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint import leases
+from state_backend.checkpoint import prepare as preparing
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.rewind import fork, rewind
@@ -43,6 +44,7 @@ from state_backend.checkpoint.trials import (
 from state_backend.formats import paths
 from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import verify_pipeline
+from state_backend.shard import changelog, manifest, snapshot
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound, StorageUnavailable
 from state_backend.values.intervals import to_ms
 from state_backend.values.records import Permissions, Record, RunRef
@@ -456,8 +458,13 @@ def change_input(work: Work) -> Any:
     return file.name
 
 
-def prepare_process() -> None:
-    """Jobs of shards run in this process, and leases are noted."""
+def prepare_process(layout: str) -> None:
+    """Jobs of shards run in this process, and leases are noted. ``layout``: "records" hold small states and manifests; "files": state
+    lies in files of its own, however small; "manifests": these do too."""
+    if layout != "records":
+        snapshot.INLINE_FILE_BYTES = changelog.INLINE_FILE_BYTES = 0
+    if layout == "manifests":
+        manifest.INLINE_MANIFESTS_BYTES = preparing.INLINE_MANIFESTS_BYTES = 0
     taking.run_on_shards = run_here  # type: ignore[assignment]
     restoring.run_on_shards = run_here  # type: ignore[assignment]
     _noting_leases()
