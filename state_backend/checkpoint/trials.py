@@ -21,11 +21,21 @@ from state_backend.adapters.open_storage import folders_in, join_url, open_stora
 from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import BehindLink, CorruptRecord, NotFound, UsageError
+from state_backend.values.errors import (
+    AlreadyExists,
+    BehindLink,
+    CorruptRecord,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UsageError,
+)
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Trial, TrialBase
 
 logger = logging.getLogger("cairn")
+
+_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,28 +98,34 @@ def trials_in(storage: Storage) -> list[Trial]:
 
 
 def write_trial(root: str, trial: Trial) -> None:
-    """Records a trial, anew or with another end. Raises: AlreadyExists, PreconditionFailed if somebody else did so meanwhile."""
+    """Records a trial, anew or with another end. Raises: UsageError if another process recorded or removed it meanwhile."""
     storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
     there, data = storage.stat(path), record_codec.encode(trial)
-    if there is None:
-        storage.create(path, data)
-    else:
-        storage.replace(path, data, generation=there.generation)
+    try:
+        if there is None:
+            storage.create(path, data)
+        else:
+            storage.replace(path, data, generation=there.generation)
+    except (AlreadyExists, NotFound, PreconditionFailed) as error:
+        raise UsageError(
+            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same moment; try again"
+        ) from error
 
 
 def renew_trial(root: str, trial: Trial) -> bool:
     """Records another end of a trial. False if the trial was removed, also if another one of its name is there.
 
-    Raises: PreconditionFailed if somebody else wrote the record meanwhile.
+    Raises: StorageUnavailable if other processes wrote the record again and again meanwhile.
     """
     storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
-    info, there = storage.stat(path), _read(storage, path)
-    if info is None or there is None or there.attempt != trial.attempt:
-        return False
-    with suppress(NotFound):
-        storage.replace(path, record_codec.encode(trial), generation=info.generation)
-        return True
-    return False
+    for _ in range(_ROUNDS):
+        info, there = storage.stat(path), _read(storage, path)
+        if info is None or there is None or there.attempt != trial.attempt:
+            return False
+        with suppress(NotFound, PreconditionFailed):  # another try of the same trial, or its removal
+            storage.replace(path, record_codec.encode(trial), generation=info.generation)
+            return True
+    raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
 
 
 def check_same_trial(there: Trial, wanted: Trial) -> None:

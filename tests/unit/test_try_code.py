@@ -30,8 +30,10 @@ from state_backend.checkpoint.trials import (
     intervals_of_trial,
     list_trials,
     remove_trial,
+    renew_trial,
     root_of_trial,
     sweep_trials,
+    write_trial,
 )
 from state_backend.inspection.compare_runs import Comparison, compare_runs
 from state_backend.values.errors import (
@@ -340,6 +342,31 @@ def test_a_removed_trial_stops_though_another_of_its_name_began(root: Path) -> N
     with pytest.raises(UsageError, match="was removed while it ran"):
         try_days(DOUBLED, root, range(2, 4), name="same", on_outcome=begin_again)
     assert [o.computed for o in try_days(DOUBLED, root, range(2, 4), name="same").outcomes] == [False, True]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_two_tries_of_one_name_that_write_its_record_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """One of two that begin says so; of two that end both do."""
+    trial, stat = try_days(DOUBLED, root, [2], name="same").trial, LocalStorage.stat
+    if not before:
+        remove_trial(str(root), trial)
+    others = [lambda: write_trial(str(root), replace(trial, attempt=trial.attempt, ends_ms=trial.ends_ms + 1))]
+
+    def overtaken(self: LocalStorage, path: str) -> Any:
+        found = stat(self, path)
+        if path.startswith("trials/") and others:
+            others.pop()()
+        return found
+
+    monkeypatch.setattr(LocalStorage, "stat", overtaken)
+    if before:
+        assert renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 2))
+        assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
+    else:
+        with pytest.raises(UsageError, match="at the same moment; try again"):
+            write_trial(str(root), trial)
 
 
 def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
