@@ -126,3 +126,21 @@ def stop_at(call: int, when: Literal["before", "after"]) -> dict[int, Fault]:
 def lost_answer_at(call: int, when: Literal["before", "after"]) -> dict[int, Fault]:
     """The plan of a write whose answer is lost: it never arrived (before), or it took effect (after)."""
     return {call: Fault(error=UnknownOutcome(f"injected {when} call {call}"), when=when)}
+
+
+class StaleStorage(FaultyStorage):
+    """Another host's view of a network disk: from ``freeze`` on, folders that begin so are listed as they were then."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner, {}, late=True)
+        self._frozen: dict[str, list[FileInfo]] = {}
+
+    def freeze(self, *prefixes: str) -> None:
+        """Remembers what is there below each prefix."""
+        self._frozen = {prefix: [*self.inner.list(prefix)] for prefix in prefixes}
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `Storage.list`."""
+        now = [info for info in super().list(prefix) if not info.path.startswith(tuple(self._frozen))]
+        then = [info for files in self._frozen.values() for info in files if info.path.startswith(prefix)]
+        return iter(sorted([*now, *then], key=lambda info: info.path))
