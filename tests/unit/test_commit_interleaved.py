@@ -233,7 +233,7 @@ def shrunk_before_its_files_are_deleted() -> Iterator[None]:
 
     def clean_up(self: Coordinator) -> Any:
         doomed: list[str] = []
-        with mock.patch.object(type(self._storage), "delete", lambda storage, path: doomed.append(path) or True):
+        with mock.patch.object(type(self._storage), "delete", lambda storage, path, **_: doomed.append(path) or True):
             result = real(self)
         for path in doomed:
             self._storage.delete(path)
