@@ -166,12 +166,20 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
     since the epoch; None: by the storage's clock. Behind a symbolic link nothing is removed."""
     try:
         # In this order: a trial writes its record before its first file, so that a root without a record is nobody's.
-        roots = [name for name in folders_in(trials_url(root, pipeline), paths.TRIAL_ROOTS) if paths.is_name(name)]
-        trials = list_trials(root, pipeline)
+        folder = trials_url(root, pipeline)
+        roots = [name for name in folders_in(folder, paths.TRIAL_ROOTS) if paths.is_name(name)]
+        trials = {t.name: t for t in list_trials(root, pipeline)}
+        # By name: a listing may miss the record of a trial that began some seconds ago.
+        trials |= {name: t for name in {*roots} - {*trials} if (t := read_trial(root, pipeline, name)) is not None}
         if trials and now_ms is None:
-            now_ms = storage_now_ms(open_storage(trials_url(root, pipeline)), dry_run=dry_run)
-        over = {t.name for t in trials if t.ends_ms < (now_ms or 0)} | ({*roots} - {t.name for t in trials})
-        return [remove_trial_named(root, pipeline, name, dry_run=dry_run) for name in sorted(over)]
+            now_ms = storage_now_ms(open_storage(folder), dry_run=dry_run)
+        over = {t.name for t in trials.values() if t.ends_ms < (now_ms or 0)} | ({*roots} - {*trials})
+        removed = [remove_trial_named(root, pipeline, name, dry_run=dry_run) for name in sorted(over)]
+        if not trials and not roots and not dry_run:
+            # A removal, or a trial before its record, stopped and left these.
+            open_storage(folder).delete(paths.CLOCK)
+            remove_empty(folder, up_to=root)
+        return removed
     except BehindLink as error:
         logger.warning("%s: no trial is removed: %s", pipeline, error)
         return []

@@ -22,6 +22,7 @@ from cairn.operations.run_interval import coordinator_of
 from cairn.pipeline import Interval, KeepLast
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint import trials
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
@@ -33,6 +34,7 @@ from state_backend.checkpoint.trials import (
     renew_trial,
     root_of_trial,
     sweep_trials,
+    trials_url,
     write_trial,
 )
 from state_backend.inspection.compare_runs import Comparison, compare_runs
@@ -367,6 +369,27 @@ def test_two_tries_of_one_name_that_write_its_record_at_once(
     else:
         with pytest.raises(UsageError, match="at the same moment; try again"):
             write_trial(str(root), trial)
+
+
+def test_a_sweep_keeps_a_trial_that_its_listing_misses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network disk lists a folder as it was some seconds ago."""
+    tried = try_days(DOUBLED, root, [2])
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "list_trials", lambda root, pipeline: [])
+        assert sweep_trials(str(root), NAME) == []
+    assert find_trial(str(root), NAME) == tried.trial
+
+
+def test_a_sweep_removes_a_folder_of_trials_without_a_trial(root: Path) -> None:
+    """A removal that stopped behind the record, and a trial that stopped before its own."""
+    trial = try_days(DOUBLED, root, [2]).trial
+    remove_trial(str(root), trial)
+    storage = open_storage(trials_url(str(root), NAME))
+    storage.create("trials/t.json", b"")
+    storage.delete("trials/t.json")
+    storage.create("clock", b"")
+    assert sweep_trials(str(root), NAME) == []
+    assert not (root / ".trials").exists()
 
 
 def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
