@@ -279,7 +279,7 @@ class History:
             with suppress(CairnError):
                 storage.create("unnamed", b"")  # the first write removes what killed processes were writing
                 storage.delete("unnamed")
-            sweep(storage, name, now_ms=later_ms, min_age=timedelta(0))
+            sweep(storage, name, min_age=timedelta(0))
 
     def _check_disk(self) -> None:
         """Nothing is left of trials, and nothing on the hosts' own disks."""
