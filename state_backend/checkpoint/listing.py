@@ -34,7 +34,8 @@ _ROUNDS = 100
 
 
 def listed(storage: Storage, folder: str) -> list[str]:
-    """The paths of the files in a folder whose names are noted, also if the listing is old. Some may be gone, or not there yet."""
+    """The paths of the files in a folder; of those whose names are noted also if the listing is old. Some may be gone, or not there
+    yet."""
     found = {info.path for info in storage.list(folder)}
     if lists_late(storage):
         found |= {folder + name for name in _noted(storage, paths.names(folder))}
@@ -42,7 +43,7 @@ def listed(storage: Storage, folder: str) -> list[str]:
 
 
 def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
-    """As ``listed``, with what the storage says of each file now. What is gone is left out."""
+    """As ``listed``, with what the storage says of each noted file now. What is gone is left out."""
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):
         noted = [folder + name for name in sorted(_noted(storage, paths.names(folder)))]

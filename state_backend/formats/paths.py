@@ -217,8 +217,10 @@ def _settled_folder(level: int, period: int) -> str:
 
 
 def names(folder: str) -> str:
-    """Of the file that names what is in a folder (``settled/commits/<period>/``, ``quarantine/``, ``leases/``)."""
-    return f"{NAMES}{folder.rstrip('/').rpartition('/')[2]}.json"
+    """Of the file that names what is in a folder: ``settled/commits/<period>/``, ``quarantine/``, ``leases/``, or one of a plain copy,
+    whose readers skip what begins with ``_``."""
+    ours = folder.startswith((SETTLED_COMMITS, QUARANTINE, LEASES))
+    return f"{NAMES if ours else '_names/'}{folder.rstrip('/').rpartition('/')[2]}.json"
 
 
 def attempt_end(attempt: str) -> str:
