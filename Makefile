@@ -76,4 +76,4 @@ spark: setup  ## a Spark Connect server on sc://127.0.0.1:15002, until Ctrl-C (S
 	@$(VENV)/bin/cairn spark --port $(or $(SPARK_PORT),15002)
 
 clean:  ## removes what set-up, demo and tests made, the virtual environment too
-	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) data logs airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -115,6 +115,7 @@ def _bracketed(host: str) -> str:
     """An address of IPv6 in brackets, which Airflow removes from a URI; any other host as it is."""
     return f"[{host}]" if host.count(":") > 1 and not {"[", ","} & set(host) else host
 
+
 def _without_token(url: str) -> tuple[str, str | None]:
     """A token that somebody wrote into the host does not belong into the driver's arguments."""
     if not url.startswith("sc://") or ";" not in url:

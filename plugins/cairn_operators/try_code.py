@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Asset, AssetAlias, Param
+from airflow.sdk import DAG, AssetAlias, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn_operators.ask_person import APPROVE, ask_person

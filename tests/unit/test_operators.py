@@ -27,7 +27,6 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 import pendulum
 import pytest
 from airflow.sdk import DAG, BaseHook, CronDataIntervalTimetable, DeltaDataIntervalTimetable
-from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -35,6 +34,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     DownstreamTasksSkipped,
 )
+from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
 
 from cairn.pipeline import Interval

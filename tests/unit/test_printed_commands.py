@@ -46,6 +46,8 @@ RUN = {
     "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
     "--reprocess-behavior completed": "not run: 24 hours through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow connections add": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
+    "airflow connections add … --conn-type spark_connect --conn-host sc://HOST --conn-port 15002": "not run as it stands: HOST is the "
+    "reader's; the same command with a host is, as the docs print it",
     "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'": AIRFLOW
     + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add cairn_spark --conn-type spark_connect --conn-host sc://127.0.0.1 --conn-port 15002": AIRFLOW
@@ -371,6 +373,7 @@ def test_make_clean_leaves_what_is_in_the_repository(tmp_path: Path) -> None:
         "airflow.db",
         "airflow.postgres/x",
         ".jwt-secret",
+        "simple_auth_manager_passwords.json.generated",
         "a.egg-info/x",
     ]
     for name in [*kept, *made]:
