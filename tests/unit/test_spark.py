@@ -258,8 +258,7 @@ def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str,
         raise RuntimeError(spark_says)
 
     session = SimpleNamespace(client=None, conf=SimpleNamespace(set=refuse))
-    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(getOrCreate=lambda: session))
-    monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(spark_session, "_remote_session", lambda _: session)
     monkeypatch.setattr(spark_session, "_check_listening", lambda _: None)
     monkeypatch.setattr(spark_session, "_be_impatient", lambda _: None)
     with pytest.raises(error, match=f"the Spark Connect server at sc://h {says}|{says}"):
