@@ -50,6 +50,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         # Airflow renders nested fields in place, and the copies of a task share them.
         self.spark_conf = {k: Hidden(v.text) if isinstance(v, Hidden) else v for k, v in self.spark_conf.items()}
         super().render_template_fields(context, jinja_env)
+        # A value may have been the result of another task.
+        self.spark_conf = hide_secrets(self.spark_conf)
 
     @property
     def dag_of_pipeline(self) -> str:

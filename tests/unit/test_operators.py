@@ -910,6 +910,14 @@ def test_templates_of_hidden_settings_are_rendered_for_each_run() -> None:
         assert _texts("spark_conf", copy.spark_conf) == {AZURE: f"key-of-{day}"}
 
 
+def test_a_secret_that_another_task_returned_is_hidden() -> None:
+    result = SimpleNamespace(resolve=lambda context: context["key"])  # what Airflow asks of an XComArg
+    copy = micro_batch(spark_conf={AZURE: result, "spark.task.cpus": result}).prepare_for_execution()
+    copy.render_template_fields({"key": "k"})
+    assert _serialize_rendered_fields(copy)["spark_conf"] == {AZURE: "***", "spark.task.cpus": "k"}
+    assert _texts("spark_conf", copy.spark_conf) == {AZURE: "k", "spark.task.cpus": "k"}
+
+
 def connection(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", json.dumps(parts))
 
