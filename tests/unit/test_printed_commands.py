@@ -45,6 +45,7 @@ RUN = {
     "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
     "--reprocess-behavior completed": "not run: 24 hours through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
+    "airflow connections": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'": AIRFLOW
     + "test_commands_for_airflow_do_what_the_docs_say",
@@ -110,6 +111,7 @@ RUN = {
     "cairn savepoint --stop": AIRFLOW + "test_stopping_with_a_savepoint_loses_no_interval",
     "cairn savepoint --to …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn show": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn sweep": HERE + "test_a_sweep_takes_what_its_dry_run_names",
     "cairn sweep --dry-run": HERE + "test_a_sweep_takes_what_its_dry_run_names",

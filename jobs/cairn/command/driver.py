@@ -355,7 +355,7 @@ def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> S
         options.spark, f"cairn {pipeline.name} {command}", shared_as=name, token=options.token, conf=options.conf
     )
     spark.addTag(tag)
-    interrupt_on_sigterm(spark, options.spark, tag)
+    interrupt_on_sigterm(spark, options.spark, tag, token=options.token)
     return spark
 
 
