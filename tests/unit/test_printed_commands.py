@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 import tomllib
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,6 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cairn.command import cli
 from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -300,14 +300,14 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
 
 
-def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_takes_what_its_dry_run_names(root: Path) -> None:
     """Without --min-age: what a lost try left three days ago."""
     left = root / "aircraft" / paths.shared("lost", 0, 0, 0, "sst")
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x" * 1000)
     assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
-    later_ms = cli._now_ms() + timedelta(days=4) // timedelta(milliseconds=1)
-    monkeypatch.setattr(cli, "_now_ms", lambda: later_ms)
+    four_days_ago_s = time.time() - 4 * 86_400
+    os.utime(left, (four_days_ago_s, four_days_ago_s))
     assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn verify")
