@@ -24,6 +24,7 @@ from typer.testing import CliRunner, Result
 from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+from state_backend.checkpoint import sweep
 from state_backend.formats import paths
 from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
 from tests.integration.test_docs import blocks_of, commands_in
@@ -300,14 +301,14 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
 
 
-def test_a_sweep_takes_what_its_dry_run_names(root: Path) -> None:
+def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --min-age: what a lost try left three days ago."""
     left = root / "aircraft" / paths.shared("lost", 0, 0, 0, "sst")
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x" * 1000)
     assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
-    four_days_ago_s = time.time() - 4 * 86_400
-    os.utime(left, (four_days_ago_s, four_days_ago_s))
+    later_ms = (time.time_ns() + 4 * 86_400_000_000_000) // 1_000_000
+    monkeypatch.setattr(sweep, "storage_now_ms", lambda storage, **_: later_ms)
     assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn verify")
