@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from state_backend.checkpoint.append import create_settled, ends_of, settled_path
+from state_backend.checkpoint.append import ends_of, settled_path, write_settled
 from state_backend.checkpoint.log import Log, facts_of_all, outputs_of, read_whole_log
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, sweep_command
@@ -101,9 +101,9 @@ def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ..
             raise CorruptRecord(_unknown_outputs(path))
     if dry_run:
         return tuple(lost)
-    for path, file in lost.items():
-        create_settled(storage, file if file is not None else _without_output(path))
-        if storage.stat(path) is None:
+    write_settled(storage, [file if file is not None else _without_output(path) for path, file in lost.items()])
+    for path, info in zip(lost, at_once(storage.stat, lost), strict=True):
+        if info is None:
             raise CorruptRecord(f"{storage.url}/{path} is no file; remove what is there, then sweep again")
     return tuple(lost)
 

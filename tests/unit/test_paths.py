@@ -53,6 +53,8 @@ def test_what_is_no_record_has_no_id(path: str) -> None:
         (paths.published(day(1), 1), "published"),
         (paths.validated(1, "full"), "validated"),
         (paths.quarantine(1), "quarantine"),
+        (paths.names(paths.QUARANTINE), "names"),
+        (paths.CLOCK, "clock"),
         (paths.lease(1, 900, "0" * 36), "lease"),
     ],
 )

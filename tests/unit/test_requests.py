@@ -112,6 +112,7 @@ def test_a_savepoint_asks_what_the_model_says(tmp_path: Path, shards: int) -> No
 
     def counted(url: str) -> Storage:
         opened.append(FaultyStorage(open_storage(url), {}))
+        opened[-1].lists_what_is_there = True  # as of a server
         return opened[-1]
 
     with (

@@ -141,6 +141,8 @@ class _Host:
                     if os.getppid() != parent:
                         os._exit(1)
                     return request
+                # Here, not in the driver: a driver that is stopped before its first step would outlive its task.
+                _tie_to(request.files[2], pid)
                 pidfd = os.pidfd_open(pid)
                 print(f"driver {pid} of task {task}", flush=True)
                 self._drivers[pidfd] = (pid, connection)
@@ -253,8 +255,7 @@ def _become(request: Request, libc: Any) -> None:
     """Runs the driver in this process, as if Python had been started for it."""
     os.setsid()
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
-    stdin, output, lifeline = request.files
-    _die_with(lifeline)
+    stdin, output, _ = request.files
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)
     os.close(stdin)
@@ -274,17 +275,14 @@ def _become(request: Request, libc: Any) -> None:
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
-def _die_with(lifeline: int) -> None:
-    """The kernel kills this process when the other end is closed, whatever state it is in then."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+def _tie_to(lifeline: int, pid: int) -> None:
+    """Have the kernel kill a driver when its task's end of the lifeline is closed, whatever state the driver is in then."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
-    try:
-        closed = os.read(lifeline, 1) == b""
-    except BlockingIOError:
-        closed = False
-    if closed:  # before the kernel was told
-        os._exit(1)
+    with contextlib.suppress(BlockingIOError):
+        if os.read(lifeline, 1) == b"":  # closed before the kernel was told
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
