@@ -207,7 +207,7 @@ def harm(original: Path, folder: Path, file: Path, damage: Damage, whole: tuple[
     results, said = use(root)
     changed = [name for name in whole[0] if results[name] != whole[0][name]]
     named = any(file.name in text for text in said if text not in whole[1])
-    unseen = changed if changed and not named else []
+    unseen = changed if not named or file.name == paths.HEAD else []  # a hint must not matter
     after = seen(outside)
     shutil.rmtree(folder)
     return ", ".join([*unseen, *(["a file outside of the root"] if after != before else [])])
