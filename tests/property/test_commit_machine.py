@@ -894,7 +894,7 @@ def explore(examples: int) -> None:
 def test_histories_of_pipelines_are_what_the_model_says() -> None:
     """F25, F38, F49, F53, F54, F56, S2, S3: begin, prepare, commit, crashes, zombies, re-runs, rewinds, forks, savepoints, retention,
     sweeps, quarantine and lost answers in any order."""
-    explore(EXAMPLES or 70)
+    explore(EXAMPLES or 100)
     print(dict(sorted(SEEN.items())))
     for outcome in ("committed", "already", "adopted", "Fenced", "BaseMoved", "StateGapError", "StaleStateError"):
         assert SEEN[outcome], outcome
