@@ -15,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 import pandas as pd
+from pyspark.sql.types import Row
 
 # By exact type: a subclass takes the slower way through `_copy_of_other`.
 IMMUTABLE = frozenset(
@@ -24,22 +25,32 @@ IMMUTABLE = frozenset(
         *(np.dtype(code).type for code in np.typecodes["All"] if code not in "OV"),
     ]
 )
+_only_immutable = IMMUTABLE.issuperset
 _IMMUTABLE_BASES = (int, float, complex, str, bytes, Decimal, date, time, timedelta)
 
 
 def all_immutable(values: Iterable[Any]) -> bool:
     """True if the exact type of every value is one that nothing can change."""
-    return IMMUTABLE.issuperset(map(type, values))
+    return _only_immutable(map(type, values))
 
 
-def is_own(value: Any) -> bool:
-    """True for an immutable value, and for lists and dicts that hold nothing else. Pass only lists and dicts that were just made."""
+def without_rows(value: Any, others: list[Any]) -> Any:
+    """The value with copies of its lists and dicts, and with dicts in place of rows: `Row.asDict(True)` in a fraction of the time.
+
+    Args:
+        others: Takes the other mutable values, of which `Row.asDict` makes no copies.
+    """
     kind = type(value)
     if kind in IMMUTABLE:
-        return True
-    if kind is list:
-        return all_immutable(value) or all(map(is_own, value))
-    return kind is dict and all(map(is_own, value.values()))
+        return value
+    if isinstance(value, list):
+        return value.copy() if kind is list and all_immutable(value) else [without_rows(of, others) for of in value]
+    if isinstance(value, Row):
+        value = value.asDict()
+    if isinstance(value, dict):
+        return {key: without_rows(of, others) for key, of in value.items()}
+    others.append(value)
+    return value
 
 
 def copy_of(value: Any) -> Any:

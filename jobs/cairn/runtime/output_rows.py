@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import Row
 
-from cairn.runtime.mutable_values import all_immutable, copy_of, is_own
+from cairn.runtime.mutable_values import IMMUTABLE, copy_of, without_rows
 from cairn.runtime.output_file import LocalParquet
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
+# `all_immutable` written out: this runs once per row.
+_only_immutable = IMMUTABLE.issuperset
 
 
 class OutputRows:
@@ -42,25 +44,34 @@ class OutputRows:
         Raises: ProcessorError if it is no row, if its fields have no names, or if a name is none of a column.
         """
         if isinstance(row, Row) and getattr(row, "__fields__", None) == self._names and not self._nested:
-            if not all_immutable(row):
+            if not _only_immutable(map(type, row)):
                 self._unsettled.append(len(self._pending))
             self._pending.append(row)
         else:
+            others: list[Any] = []
             try:
-                fields = row.asDict(True)
+                values = self._values(row, others)
             except AttributeError:
                 raise ProcessorError(f"the processor yielded {_short(row)}; expected pyspark.sql.Row") from None
             except TypeError:
                 raise ProcessorError(
                     f"the processor yielded {_short(row)}, which has no field names; use Row(name=value, ...)"
                 ) from None
-            # Most often a misspelt column: Spark drops the field, and the column is null in every row.
-            if not self._known.issuperset(fields):
-                raise ProcessorError(_unknown_fields(fields, self._names))
-            values = tuple(fields.get(name) for name in self._names)
-            if not (all(map(is_own, values)) and type(row).asDict is Row.asDict):
+            if others:
                 self._unsettled.append(len(self._pending))
             self._pending.append(values)
+
+    def _values(self, row: Any, others: list[Any]) -> tuple[Any, ...]:
+        """The row's cells by column. ``others``: takes the cells that the processor could still change."""
+        plain = type(row).asDict is Row.asDict
+        fields = row.asDict(not plain)
+        # Most often a misspelt column: Spark drops the field, and the column is null in every row.
+        if not self._known.issuperset(fields):
+            raise ProcessorError(_unknown_fields(fields, self._names))
+        if plain:
+            return tuple(without_rows(fields.get(name), others) for name in self._names)
+        others.append(row)  # a class of the user's, whose method may give the same objects again
+        return tuple(fields.get(name) for name in self._names)
 
     def settle(self) -> None:
         """Ends the rows of a key: nothing that the processor does from now on changes them."""
