@@ -43,7 +43,9 @@ KEYS_PER_PROGRAM = 3
 _CELLS = "n bigint, t string, a array<bigint>, b binary, m map<string,bigint>, s struct<q:bigint,w:array<string>>"
 INPUT = f"p int, j int, seq bigint, x double, {_CELLS}"
 OUTPUT = f"p int, j int, x double, aa array<array<bigint>>, note string, {_CELLS}"
-NAMES = [part.split()[0] for part in OUTPUT.split(", ")]
+# Without nested columns Cairn takes rows as they are.
+FLAT_OUTPUT = "p int, j int, x double, note string, n bigint, t string, b binary"
+NAMES, FLAT_NAMES = ([part.split()[0] for part in schema.split(", ")] for schema in (OUTPUT, FLAT_OUTPUT))
 USER_KEY = "u binary, w string"
 _NUMBERS = 3
 
@@ -51,7 +53,7 @@ _NUMBERS = 3
 
 # How a value of a column is built from three numbers. Those of `_STORED` may also go into state.
 _MAKE: dict[str, dict[str, Callable[[list[int]], Any]]] = {
-    "n": {"int": lambda n: n[0], "scalar": lambda n: np.int64(n[0])},
+    "n": {"int": lambda n: n[0], "scalar": lambda n: np.int64(n[0]), "array": lambda n: np.array(n[0])},
     "t": {"str": lambda n: f"t{n[0]}"},
     "a": {
         "list": lambda n: [*n],
@@ -77,6 +79,7 @@ _MAKE: dict[str, dict[str, Callable[[list[int]], Any]]] = {
 _STORED = {"n": ["int"], "a": ["list"], "b": ["bytes", "bytearray"], "m": ["dict"], "s": ["dict", "row"]}
 _IN_FRAMES = {
     **{name: list(ways) for name, ways in _MAKE.items()},
+    "n": ["int", "scalar"],
     "a": ["list", "array", "tuple"],
     "b": ["bytes", "bytearray"],
     "aa": ["lists", "arrays"],
@@ -159,10 +162,10 @@ class Mutating(StatefulProcessor):
     """Runs the steps of each key's program, once per row."""
 
     ways: ClassVar = {name: list(ways) for name, ways in _MAKE.items()}
-    timer_ways: ClassVar = ways | {"a": ["list"], "b": ["bytes"], "s": ["dict"], "aa": ["lists"]}
+    timer_ways: ClassVar = ways | {"n": ["int"], "a": ["list"], "b": ["bytes"], "s": ["dict"], "aa": ["lists"]}
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, names: list[str]) -> None:
+        self.seed, self.names = seed, names
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -232,13 +235,14 @@ class Mutating(StatefulProcessor):
         cells = {name: self.value(name) for name in _MAKE}
         if self.item is not None and self.pick.random() < 0.3:
             cells["a"], cells["b"] = self.item.a, self.item.b
-        yield Row(p=self.key[0], j=self.key[1], x=0.5, note="; ".join(self.notes), **cells)
+        row = {"p": self.key[0], "j": self.key[1], "x": 0.5, "note": "; ".join(self.notes), **cells}
+        yield Row(**{name: row[name] for name in self.names})
         if self.pick.random() < 0.7:
             spoil(list(cells.values()))
 
     def flat(self) -> Iterator[Any]:
-        """An output row without nested values, by the way of rows whose fields are those of the schema."""
-        yield Row(**{name: None for name in NAMES} | {"p": self.key[0], "j": self.key[1], "b": self.value("b")})
+        """An output row with nulls for nested values."""
+        yield Row(**{name: None for name in self.names} | {"p": self.key[0], "j": self.key[1], "b": self.value("b")})
 
     def update(self) -> None:
         value = self.stored()
@@ -398,10 +402,11 @@ def make_case(api: str, seed: int, programs: int) -> Case:
         n = [pick.randrange(100) for _ in range(_NUMBERS)]
         return (*key, seq, 0.25, n[0], f"t{n[1]}", n, bytes(n), {"k": n[2]}, {"q": n[0], "w": ["w"]})
 
+    flat = seed % 4 == 3
     return Case(
-        processor=partial(Mutating if api == "row" else MutatingFrames, seed=seed),
+        processor=partial(Mutating if api == "row" else MutatingFrames, seed=seed, names=FLAT_NAMES if flat else NAMES),
         input_schema=INPUT,
-        output_schema=OUTPUT,
+        output_schema=FLAT_OUTPUT if flat else OUTPUT,
         key=("p", "j"),
         batches=[[row(key, 2 * batch + seq) for key in keys for seq in range(2)] for batch in range(2)],
         states={"v": "value", "l": "list", "m": "map"},
