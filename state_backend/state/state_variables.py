@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from state_backend.formats.key_codec import KeyCodec
@@ -132,7 +132,7 @@ class ListState(_KeyedState):
                 if row is not None:
                     yield self._decode(row)
 
-    def put(self, new_state: Sequence[Any]) -> None:
+    def put(self, new_state: Iterable[Any]) -> None:
         """Replaces the whole list."""
         rows = [self._encode(value) for value in new_state]
         base = self._stored_key()
@@ -166,7 +166,7 @@ class ListState(_KeyedState):
         if shard.gathered_bytes > GATHERED_BYTES:
             shard.flush()
 
-    def append_list(self, new_values: Sequence[Any]) -> None:
+    def append_list(self, new_values: Iterable[Any]) -> None:
         """Adds elements at the end, in their order."""
         rows = [self._encode(value) for value in new_values]
         base = self._stored_key()

@@ -74,6 +74,9 @@ class Collected(list[Any]):
     full = False
     add = list.append
 
+    def settle(self) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 
@@ -563,9 +566,10 @@ def test_what_a_handler_does_to_a_frame_no_other_key_sees() -> None:
     first["more"] = 1
     expected = pd.DataFrame({"n": [3, 4], "m": [7, 8], "s": ["c", None]})
     pd.testing.assert_frame_equal(second, expected)
+    second.columns.values[0] = "renamed"
     (third,) = slices(2, 4)
     pd.testing.assert_frame_equal(third, expected)
-    assert first["n"].tolist() == [9, 2]
+    assert first["n"].tolist() == [9, 2] and list(second.columns) == ["renamed", "m", "s"]
 
 
 def frames_to(tmp_path: Path) -> OutputFrames:
