@@ -80,6 +80,8 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         plan = result.plan
         for file in plan.delete:
             self.log.info("%s %12d %s", "would delete" if self.only_plan else "orphan", file.size_bytes, file.path)
+        for path in result.rebuilt:
+            self.log.warning("%s a lost file anew: %s", "would write" if self.only_plan else "wrote", path)
         for path in plan.unknown:
             self.log.warning("left alone, not ours: %s", path)
         for trial in trials:
@@ -92,5 +94,6 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             "abandoned": list(abandoned),
             "deleted_files": result.deleted_files,
             "unknown_files": len(plan.unknown),
+            "rebuilt_files": len(result.rebuilt),
             "trials": [trial.name for trial in trials],
         }

@@ -11,7 +11,7 @@ meanwhile, everything is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -78,10 +78,14 @@ def settle(storage: Storage, log: Log) -> None:
         return
     if log.past is not None:
         head = log.entries[log.head_id]
-        settled: list[Settled | AttemptEnd] = [*(_settled_of(head) if isinstance(head, Record) else _ends_of([head]))]
+        settled: list[Settled | AttemptEnd] = [*(_settled_of(head) if isinstance(head, Record) else ends_of([head]))]
     else:
-        settled = [*_settled_of_all(log), *_ends_of(log.entries.values())]
+        settled = [*_settled_of_all(log), *ends_of(log.entries.values())]
+    write_settled(storage, settled)
 
+
+def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -> None:
+    """Writes the files that nobody has written, and notes their names where a listing may be old."""
     noted: dict[str, set[str]] = {}
     for file in settled if lists_late(storage) else ():
         if isinstance(file, Settled):
@@ -93,10 +97,7 @@ def settle(storage: Storage, log: Log) -> None:
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
     """Writes the file, if nobody has. Raises: UnknownOutcome if it can't be told whether it is there."""
-    if isinstance(file, AttemptEnd):
-        path = paths.attempt_end(file.attempt)
-    else:
-        path = paths.settled(file.interval, file.id, file.kind)
+    path = settled_path(file)
     try:
         storage.create(path, record_codec.encode(file))
     except AlreadyExists:
@@ -104,6 +105,13 @@ def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
     except UnknownOutcome:
         if storage.stat(path) is None:
             raise
+
+
+def settled_path(file: Settled | AttemptEnd) -> str:
+    """The path of a settled file."""
+    if isinstance(file, AttemptEnd):
+        return paths.attempt_end(file.attempt)
+    return paths.settled(file.interval, file.id, file.kind)
 
 
 def _settled_of(record: Record) -> Iterator[Settled]:
@@ -125,8 +133,8 @@ def _settled_of_all(log: Log) -> Iterator[Settled]:
         yield Settled(id=checkpoint_id, kind=kind, interval=interval, outputs=outputs)  # type: ignore[arg-type]
 
 
-def _ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
-    """Of attempts whose ``prepared.json`` may be gone."""
+def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
+    """The ends of attempts whose ``prepared.json`` may be gone."""
     for entry in entries:
         if isinstance(entry, SweepRecord):
             yield from (AttemptEnd(attempt=attempt, id=entry.id) for attempt in entry.abandoned)

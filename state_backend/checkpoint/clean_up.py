@@ -234,4 +234,5 @@ def tombstone_of(record: Record) -> Tombstone:
         outputs=(),
         replace_overlapping=content.permissions.replace_overlapping,
         made_of=content.made_of,
+        made=content.outputs,
     )

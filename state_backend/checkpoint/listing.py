@@ -24,6 +24,7 @@ from state_backend.values.errors import (
     PreconditionFailed,
     StorageUnavailable,
     UnknownOutcome,
+    UnsupportedFormat,
 )
 from state_backend.values.handles import FileInfo
 from state_backend.values.records import Names
@@ -82,7 +83,7 @@ def _noted(storage: Storage, path: str) -> set[str]:
         return {*record_codec.decode(storage.read(path), path, Names).names}
     except NotFound:
         return set()
-    except CorruptRecord as error:
+    except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit makes another format of it too
         # What it named a listing shows by now, and the next writer writes it anew.
         logger.warning("%s: %s; the folder is listed without it", storage.url, error)
         return set()

@@ -23,7 +23,7 @@ from state_backend.checkpoint.past import LISTED_AT_ONCE, Entry, Fact, Past
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptRecord, InvariantViolated, NotFound
+from state_backend.values.errors import CorruptRecord, InvariantViolated, NotFound, UnsupportedFormat
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
     Content,
@@ -265,7 +265,27 @@ class Log:
         head = self.entries[self.head_id]
         own = facts_of(head) if isinstance(head, Record) else []
         below = self.past.facts(interval, self.summary.levels)
+        if interval is None:
+            self._check_settled(below, own)
+        else:  # the newest record says the same of what it retains
+            kept = {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
+            below += sorted({f for f in kept if f.interval.overlaps(interval)} - {*below})
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
+
+    def facts(self) -> list[Fact]:
+        """What every commit did, dropped ones too. Lists all that was settled."""
+        return facts_of_all(self) if self.past is None else self._facts(None)
+
+    def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
+        """Raises: CorruptRecord if fewer files are there than the newest record says: a reader would miss intervals."""
+        assert self.past is not None
+        counted = self.summary.settled
+        lost = 0 if counted is None else counted - len(own) - len({*below})
+        if lost > 0:
+            raise CorruptRecord(
+                f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} are there\n"
+                f"Write them anew: {self.past.sweep_command}"
+            )
 
     @cached_property
     def _facts_by_record(self) -> list[Fact]:
@@ -569,10 +589,10 @@ def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None =
 
 
 def _read_hint(storage: Storage) -> int:
-    """What ``HEAD.json`` says; 0 if there is none."""
+    """The id in ``HEAD.json``; 0 if the file is lost or damaged. Then the log is listed, and the next writer writes the file anew."""
     try:
         return record_codec.decode(storage.read(paths.HEAD), paths.HEAD, Head).id
-    except NotFound:
+    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit makes another format of it too
         return 0
 
 
@@ -582,9 +602,6 @@ def _last_listed(storage: Storage) -> int:
     Raises: CorruptRecord if the listing shows that a record is missing (``end_of_log.py``).
     """
     records = [info.path for info in storage.list(paths.CHECKPOINTS)]
-    for path in records:
-        if paths.record_id(path) is None:
-            raise CorruptRecord(f"{path}: no such file belongs here; move it out of {storage.url}")
     marks = [info.path for folder in paths.MARKS for info in storage.list(folder)]
     for finding in missing_records(storage, [*records, *marks]):
         raise CorruptRecord(finding)
@@ -594,6 +611,8 @@ def _last_listed(storage: Storage) -> int:
 def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
     quarantined = {}
     for path in listed(storage, paths.QUARANTINE):
+        if paths.quarantined_id(path) is None:
+            continue
         try:
             mark = record_codec.decode(storage.read(path), path, Quarantine)
         except NotFound:

@@ -10,6 +10,7 @@ has seen the newest record finds everything of the ids below it; what is named t
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import cached_property
@@ -94,6 +95,11 @@ class Past(Mapping[int, Entry]):
                 f"{paths.record(checkpoint_id)}: missing from the log, though later records are there; put it back from a copy"
             )
         return entry
+
+    @property
+    def sweep_command(self) -> str:
+        """The command that sweeps the pipeline."""
+        return sweep_command(self._storage)
 
     @property
     def lists_late(self) -> bool:
@@ -181,14 +187,19 @@ class Past(Mapping[int, Entry]):
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
-        return [_fact(path) for path in listed(self._storage, folder)]
+        return [fact for path in listed(self._storage, folder) if (fact := _fact(path)) is not None]
 
 
-def _fact(path: str) -> Fact:
+def _fact(path: str) -> Fact | None:
+    """What a path says was settled; None for a file that no part of Cairn writes."""
     parsed = paths.parse_settled(path)
-    if parsed is None:
-        raise CorruptRecord(f"{path}: no such file belongs here; move it out of the pipeline's folder")
-    return Fact(*parsed)
+    return Fact(*parsed) if parsed is not None else None
+
+
+def sweep_command(storage: Storage) -> str:
+    """The command that sweeps the pipeline of that folder."""
+    root, _, pipeline = storage.url.rstrip("/").rpartition("/")
+    return f"cairn sweep --root {shlex.quote(root)} --pipeline {pipeline}"
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
@@ -197,7 +208,7 @@ def read_settled(storage: Storage, fact: Fact) -> Settled:
     try:
         found = record_codec.decode(storage.read(path), path, Settled)
     except NotFound:
-        raise CorruptRecord(f"{path} is missing; put it back from a copy") from None
+        raise CorruptRecord(f"{path} is missing\nWrite it anew: {sweep_command(storage)}") from None
     if (found.interval, found.id, found.kind) != fact:
         there = paths.settled(found.interval, found.id, found.kind)
         raise CorruptRecord(f"{path}: its content belongs to {there}\nPut the right one back from a copy")

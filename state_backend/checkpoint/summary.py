@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from state_backend.checkpoint.log import Log, interval_of, kept_of, kind_of, left_same_state, vouched_base_of
+from state_backend.checkpoint.log import Log, facts_of, interval_of, kept_of, kind_of, left_same_state, vouched_base_of
 from state_backend.formats import paths
 from state_backend.values.records import (
     Judged,
@@ -57,10 +57,12 @@ def next_summary(
     levels = {*before.levels}
     still = tuple(k for k in log.kept if k.id in kept)
     replaced, reach_ms = _replaced_before(log), _reach_ms(log)
+    settled = _settled_before(log)
     if isinstance(new, Record):
         still = (*still, kept_of(new))
         reach_ms = max(reach_ms, new.content.interval.end_ms)
         interval = new.content.interval
+        settled += len(facts_of(new))
         levels.add(paths.settled_level(interval))
         if new.content.kind == "interval":
             gone = _replaced_outputs(log, new)
@@ -82,7 +84,14 @@ def next_summary(
         kept=still,
         reach_ms=reach_ms,
         replaced_outputs=tuple(sorted(replaced & (kept | dropping))),
+        settled=settled,
     )
+
+
+def _settled_before(log: Log) -> int:
+    """How many files in ``settled/commits/`` all commits of the log have. Lists them where the newest record does not say it."""
+    known = log.recorded_summary
+    return known.settled if known is not None and known.settled is not None else len({*log.facts()})
 
 
 def _reach_ms(log: Log) -> int:

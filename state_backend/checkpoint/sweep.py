@@ -37,6 +37,7 @@ from state_backend.checkpoint.listing import note_names
 from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
+from state_backend.checkpoint.settled_files import rebuild_settled
 from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import KeepsRoom, Storage
@@ -60,12 +61,8 @@ MIN_AGE = timedelta(days=3)
 """An attempt that wrote nothing for so long is taken for dead: a weekend in which nobody cleared its tasks."""
 
 _ROUNDS = 100
-# By first folder: what attempts write there. Anything else under these folders is not ours to delete.
-_ENDINGS = {
-    "shared": (".sst", ".log", ".manifest"),
-    "attempts": ("/prepared.json", "/refused.json"),
-    "output": (".parquet",),
-}
+_OF_ATTEMPTS = ("state", "prepared", "refused", "output")
+_OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quarantine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +83,15 @@ class SweepPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
     """The plan and what came of it, with what the clean-up before it did. ``record``: what was written to the log, None if
-    nothing had to be abandoned. A dry run leaves all but the plan empty."""
+    nothing had to be abandoned. ``rebuilt``: lost files in ``settled/`` that were written anew. A dry run leaves all but the plan
+    and ``rebuilt`` empty; with lost files it plans nothing, since until they are there again orphans can't be told."""
 
     plan: SweepPlan
     record: SweepRecord | None
     deleted_files: int
     deleted_bytes: int
     shrunk: tuple[int, ...]
+    rebuilt: tuple[str, ...] = ()
 
 
 def plan_sweep(
@@ -115,7 +114,7 @@ def plan_sweep(
         if file.path in needed:
             continue
         if file.behind_link:  # outside of the root, whatever it is called here
-            if not _is_log(file.path):
+            if paths.kind_of(file.path) not in _OF_LOG:
                 unknown.append(file.path)
             continue
         lease = paths.leased_id(file.path)
@@ -124,7 +123,7 @@ def plan_sweep(
                 delete.append(file)
             continue
         if attempt is None and paths.published_id(file.path) is None and paths.validated_id(file.path) is None:
-            if not _is_log(file.path):
+            if paths.kind_of(file.path) is None:
                 unknown.append(file.path)
             continue
         if file.modified_ms > oldest_ms or attempt in alive or (attempt is None and file.path not in outdated):
@@ -160,6 +159,12 @@ def sweep(
 
 
 def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedelta, dry_run: bool) -> SweepResult:
+    # Before anything is deleted: to whoever lists `settled/`, an interval whose file is lost has no output.
+    rebuilt = rebuild_settled(storage, dry_run=dry_run)
+    if dry_run and rebuilt:
+        unknown = tuple(info.path for info in storage.list("") if paths.kind_of(info.path) is None)
+        plan = SweepPlan(abandon=(), delete=(), unknown=unknown)
+        return SweepResult(plan=plan, record=None, deleted_files=0, deleted_bytes=0, shrunk=(), rebuilt=rebuilt)
     cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
     if now_ms is None:
         now_ms = storage_now_ms(storage, dry_run=dry_run)
@@ -174,6 +179,7 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedel
         deleted_files=len(gone) + (cleaned.deleted_files if cleaned else 0),
         deleted_bytes=sum(f.size_bytes for f in gone),
         shrunk=cleaned.shrunk if cleaned else (),
+        rebuilt=rebuilt,
     )
 
 
@@ -277,12 +283,7 @@ def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
 
 def _attempt_of(path: str) -> str | None:
     """The attempt that wrote a file, or None if no attempt writes such files."""
-    attempt = paths.attempt_of(path)
-    return attempt if attempt is not None and path.endswith(_ENDINGS[path.split("/", 1)[0]]) else None
-
-
-def _is_log(path: str) -> bool:
-    return path in (paths.HEAD, paths.CLOCK) or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
+    return paths.attempt_of(path) if paths.kind_of(path) in _OF_ATTEMPTS else None
 
 
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:

@@ -93,7 +93,8 @@ def list_trials(root: str, pipeline: str) -> list[Trial]:
 
 def trials_in(storage: Storage) -> list[Trial]:
     """All trials in the folder of a pipeline's trials, by name."""
-    found = (_read(storage, info.path) for info in storage.list(paths.TRIAL_RECORDS))
+    listed = [info.path for info in storage.list(paths.TRIAL_RECORDS)]
+    found = (_read(storage, path) for path in listed if paths.trial_name(path) is not None)
     return [trial for trial in found if trial is not None]
 
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state_backend.values.errors import CorruptFile, UsageError
+from state_backend.values.release import unsupported
 
 FORMAT = 1
 MAGIC = b"CAIRNLOG" + bytes([FORMAT])
@@ -88,9 +89,7 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
         if magic[:-1] == MAGIC[:-1]:
-            raise CorruptFile(
-                f"{name}: format {magic[-1]} is unknown here (known: {FORMAT}); written by a newer version?"
-            )
+            raise unsupported(name, f"format {magic[-1]}", f"format {FORMAT}")
         raise CorruptFile(f"{name}: not a changelog segment: begins with {magic!r}, expected {MAGIC!r}")
     at, last, seen = RANGES, None, 0
     while True:

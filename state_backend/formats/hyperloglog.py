@@ -37,6 +37,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from state_backend.formats.arrow_columns import binary_column, binary_views
 from state_backend.formats.hash_columns import xxh64
 from state_backend.values.errors import CorruptFile, StateSchemaError, UsageError
+from state_backend.values.release import unsupported
 
 __all__ = ["Sketches", "hash_values", "precision_for"]
 
@@ -225,6 +226,9 @@ def _header(form: int, precision: int) -> int:
 def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
     """Each sketch's form, after a check of header and size."""
     forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
+    if (newer := headers & 0xFF > VERSION).any():
+        found = int(headers[np.argmax(newer)] & 0xFF)
+        raise unsupported("a distinct-value sketch in a state column", f"format {found}", f"format {VERSION}")
     known = (headers & 0xFF == VERSION) & ((forms == SPARSE) | (forms == DENSE))
     _refuse(
         ~known | (precisions < MIN_PRECISION) | (precisions > MAX_PRECISION),

@@ -79,7 +79,31 @@ _SETTLED = re.compile(
     r"settled/commits/[0-9]+d-[0-9-]+/([0-9]{8}T[0-9]{9}Z)_([0-9]{8}T[0-9]{9}Z)-([0-9]{1,20})"
     r"-(interval|consolidate|restore|replaced)\.json"
 )
+_TRIAL = re.compile(r"trials/([A-Za-z0-9][A-Za-z0-9_.-]{0,99})\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+_INTERVAL = r"[0-9]{8}T[0-9]{9}Z_[0-9]{8}T[0-9]{9}Z"
+_KINDS: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
+    "checkpoints": (("record", re.compile(r"checkpoints/[0-9]{20}\.json")),),
+    "HEAD.json": (("head", re.compile(r"HEAD\.json")),),
+    "settled": (
+        ("settled", _SETTLED),
+        ("attempt-end", re.compile(r"settled/attempts/[^/.][^/]*\.json")),
+        ("names", re.compile(r"settled/names/[^/.][^/]*\.json")),
+    ),
+    "clock": (("clock", re.compile(r"clock")),),
+    "shared": (("state", re.compile(r"shared/[^/]+/[^/.][^/]*\.(sst|log|manifest)")),),
+    "attempts": (
+        ("prepared", re.compile(r"attempts/[^/]+/prepared\.json")),
+        ("refused", re.compile(r"attempts/[^/]+/refused\.json")),
+    ),
+    "output": (("output", re.compile(rf"output/{_INTERVAL}/[^/]+/[^/.][^/]*\.parquet")),),
+    "published": (("published", re.compile(rf"published/{_INTERVAL}/[0-9]{{1,20}}\.json")),),
+    "validated": (("validated", _VALIDATED),),
+    "quarantine": (("quarantine", re.compile(r"quarantine/[0-9]{20}\.json")),),
+    "leases": (("lease", _LEASE),),
+}
+"""By first segment: the kinds of files below a pipeline's folder, and their names."""
 
 
 def check_name(name: str) -> str:
@@ -103,6 +127,21 @@ def record_id(path: str) -> int | None:
     """The id that a path of the log names, or None if it is none of ours."""
     match = _ID.fullmatch(path.removeprefix(CHECKPOINTS))
     return int(match[1]) if match else None
+
+
+def kind_of(path: str) -> str | None:
+    """The kind of a file below a pipeline's folder, or None: no part of Cairn writes files of that name there.
+
+    Readers ignore files of no kind; `cairn verify` and sweeps report them.
+    """
+    named = _KINDS.get(path.split("/", 1)[0], ())
+    return next((kind for kind, name in named if name.fullmatch(path)), None)
+
+
+def trial_name(path: str) -> str | None:
+    """The trial that a path records, or None if the path is no trial's record."""
+    match = _TRIAL.fullmatch(path)
+    return match[1] if match else None
 
 
 def trial(name: str) -> str:
@@ -230,8 +269,12 @@ def attempt_end(attempt: str) -> str:
 
 def ended_attempt(path: str) -> str | None:
     """The attempt that a path says has ended, or None if it is none of ours."""
-    name = path.removeprefix(SETTLED_ATTEMPTS)
-    return name.removesuffix(".json") if name != path and name.endswith(".json") and "/" not in name else None
+    return path.removeprefix(SETTLED_ATTEMPTS).removesuffix(".json") if kind_of(path) == "attempt-end" else None
+
+
+def quarantined_id(path: str) -> int | None:
+    """The checkpoint that a path says is quarantined, or None if the path is no such mark."""
+    return record_id(path.removeprefix(QUARANTINE)) if kind_of(path) == "quarantine" else None
 
 
 def quarantine(checkpoint_id: int) -> str:
@@ -266,7 +309,7 @@ def marked_id(path: str) -> int | None:
     validated = validated_id(path)
     if validated is not None:
         return validated[0]
-    return record_id(path.removeprefix(QUARANTINE)) if path.startswith(QUARANTINE) else published_id(path)
+    return quarantined_id(path) or published_id(path)
 
 
 def interval_name(interval: Interval) -> str:

@@ -1,11 +1,12 @@
 """Records as bytes: one JSON object in an envelope, decoded strictly.
 
-    {"cairn": "<type>", "format": 1, "crc32c": "<8 hex digits>", "body": {...}}
+    {"cairn": "<type>", "format": 1, "release": "0.1.0", "crc32c": "<8 hex digits>", "body": {...}}
 
 What speaks of many shards and files, a checkpoint or what is prepared for one, repeats names: beyond 16 KiB it is gzipped (``zcat``).
-``crc32c`` is over the body as compact JSON with sorted keys. An unknown type or version, a wrong checksum, a missing,
-extra or twice-named field, a wrong type, a number that is none, a path that leaves its root, ids or shards that can't be: each is
-a ``CorruptRecord`` that names the file. JSON and not a pickle, because reading a bucket that somebody else can write must never
+``crc32c`` is over the body as compact JSON with sorted keys. ``release`` wrote the file, and only error messages use it; files of
+before it was recorded have none. A wrong checksum, a missing or twice-named field, a wrong type, a number that is none, a path that leaves its root, ids
+or shards that can't be: each is a ``CorruptRecord`` that names the file. Another format, and with a right checksum a type or a field
+that is unknown here, is an ``UnsupportedFormat``. Every later format keeps ``cairn``, ``format`` and ``release`` in this place. JSON and not a pickle, because reading a bucket that somebody else can write must never
 run their code.
 """
 
@@ -52,6 +53,7 @@ from state_backend.values.records import (
     Trial,
     Validated,
 )
+from state_backend.values.release import RELEASE, is_newer, unsupported
 
 FORMAT = 1
 MAX_BYTES = 64 * 1024 * 1024
@@ -111,18 +113,52 @@ def encode(value: object) -> bytes:
     envelope = {
         "cairn": _NAMES[type(value)],
         "format": FORMAT,
+        "release": RELEASE,
         "crc32c": f"{google_crc32c.value(compact):08x}",
         "body": body,
     }
     data = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    return _gzipped(data) if len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared) else data
+    return _gzipped(data) if len(data) > _PLAIN_BYTES and isinstance(value, Record | Prepared | Tombstone) else data
 
 
 def decode(data: bytes, path: str, *expected: type[T]) -> T:
     """The value in ``data``, one of the ``expected`` types; ``path`` is for the error only.
 
-    Raises: CorruptRecord, naming the path and what is wrong with it.
+    Raises: CorruptRecord, naming the path and what is wrong with it; UnsupportedFormat if another release of Cairn wrote the file.
     """
+    envelope = _envelope(data, path)
+    release = envelope.get("release")
+    cls = _TYPES.get(envelope["cairn"]) if isinstance(envelope["cairn"], str) else None
+    if cls is not None and cls not in expected:
+        raise _another_type(path, expected, envelope)
+    try:
+        compact = _compact(envelope["body"])
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise CorruptRecord(f"{path}: not a record: {error}") from None
+    found = f"{google_crc32c.value(compact):08x}"
+    if envelope["crc32c"] != found:
+        raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
+    if cls is None:
+        if isinstance(envelope["cairn"], str) and release is not None and is_newer(release):
+            raise unsupported(
+                path, f"a {envelope['cairn'][:100]!r} record", f"format {FORMAT} without such records", release
+            )
+        raise _another_type(path, expected, envelope)
+    try:
+        value: T = _adapter(cast(Any, cls)).validate_json(compact)
+        _check(value)
+    except ValidationError as error:
+        unknown = _unknown_field(error)
+        if unknown is not None:
+            raise unsupported(path, f"the field {unknown}", f"format {FORMAT} without that field", release) from None
+        raise CorruptRecord(f"{path}: {_first_problem(error)}") from None
+    except UsageError as error:
+        raise CorruptRecord(f"{path}: {error}") from None
+    return value
+
+
+def _envelope(data: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in ``data``, with the fields of this format."""
     if len(data) > MAX_BYTES:
         raise CorruptRecord(f"{path}: {len(data)} bytes; a record has at most {MAX_BYTES}")
     try:
@@ -131,29 +167,23 @@ def decode(data: bytes, path: str, *expected: type[T]) -> T:
         envelope = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise CorruptRecord(f"{path}: not a record: {error}") from None
-    if not isinstance(envelope, dict) or set(envelope) != {"cairn", "format", "crc32c", "body"}:
-        raise CorruptRecord(f"{path}: not a record: expected the fields cairn, format, crc32c, body")
+    if not isinstance(envelope, dict) or not {"cairn", "format"} <= envelope.keys():
+        raise CorruptRecord(f"{path}: not a record: expected the fields cairn, format, release, crc32c, body")
+    release, format = envelope.get("release"), envelope["format"]
+    if "release" in envelope and not isinstance(release, str):
+        raise CorruptRecord(f"{path}: not a record: its release is {release!r}")
+    if type(format) is int and format > FORMAT:
+        raise unsupported(path, f"format {str(format)[:40]}", f"format {FORMAT}", release)
+    if type(format) is not int or format != FORMAT:
+        raise CorruptRecord(f"{path}: not a record: its format is {format!r}, expected {FORMAT}")
+    if envelope.keys() - {"release"} != {"cairn", "format", "crc32c", "body"}:
+        raise CorruptRecord(f"{path}: not a record: expected the fields cairn, format, release, crc32c, body")
+    return envelope
+
+
+def _another_type(path: str, expected: tuple[type, ...], envelope: dict[str, Any]) -> CorruptRecord:
     wanted = " or ".join(_NAMES[cls] for cls in expected)
-    cls = _TYPES.get(envelope["cairn"]) if isinstance(envelope["cairn"], str) else None
-    if cls not in expected or cls is None:
-        raise CorruptRecord(f"{path}: expected a {wanted} record, found {envelope['cairn']!r}")
-    if type(envelope["format"]) is not int or envelope["format"] != FORMAT:
-        raise CorruptRecord(
-            f"{path}: format {envelope['format']!r} is unknown here (known: {FORMAT}); written by a newer version?"
-        )
-    try:
-        compact = _compact(envelope["body"])
-    except (UnicodeEncodeError, RecursionError) as error:
-        raise CorruptRecord(f"{path}: not a record: {error}") from None
-    found = f"{google_crc32c.value(compact):08x}"
-    if envelope["crc32c"] != found:
-        raise CorruptRecord(f"{path}: crc32c of the body is {found}, the record says {envelope['crc32c']!r}")
-    try:
-        value: T = _adapter(cast(Any, cls)).validate_json(compact)
-        _check(value)
-    except (ValidationError, UsageError) as error:
-        raise CorruptRecord(f"{path}: {_first_problem(error)}") from None
-    return value
+    return CorruptRecord(f"{path}: expected a {wanted} record, found {envelope['cairn']!r}")
 
 
 # --- what no writer of ours says ------------------------------------------------------------------------------------------------
@@ -331,9 +361,32 @@ def _finite(text: str) -> float:
     return number
 
 
-def _first_problem(error: ValidationError | UsageError) -> str:
-    if isinstance(error, UsageError):
-        return str(error)
+def _unknown_field(error: ValidationError) -> str | None:
+    """The field that a newer release added, if that is all that is wrong, or None.
+
+    Of a value that has several forms, each form complains of the fields of the others. So beside other problems only a name counts
+    that no form has.
+    """
+    problems = error.errors(include_url=False, include_input=False)
+    extra = [p["loc"] for p in problems if p["type"] in ("extra_forbidden", "unexpected_keyword_argument")]
+    if len(extra) < len(problems):
+        extra = [loc for loc in extra if loc[-1] not in _field_names()]
+    return ".".join(str(part) for part in extra[0])[:100] if extra else None
+
+
+@cache
+def _field_names() -> frozenset[str]:
+    seen: set[Any] = set()
+    todo: list[Any] = [*_TYPES.values()]
+    while todo:
+        cls = todo.pop()
+        if isinstance(cls, type) and is_dataclass(cls) and cls not in seen:
+            seen.add(cls)
+            todo += [part for hint in get_type_hints(cls).values() for part in _parts(hint)]
+    return frozenset(name for cls in seen for name in get_type_hints(cls))
+
+
+def _first_problem(error: ValidationError) -> str:
     # Of a value that has several forms, every form complains. The one that read furthest is the one that was meant.
     first = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
     return f"field {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

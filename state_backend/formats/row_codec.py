@@ -46,7 +46,8 @@ from state_backend.formats.types import (
     to_python,
     walk,
 )
-from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError
+from state_backend.values.errors import CairnError, CorruptFile, StateSchemaError, StateTypeError
+from state_backend.values.release import unsupported
 
 FORMAT = 1
 _U32 = struct.Struct("<I")
@@ -159,7 +160,9 @@ def _row_decoder(
     decode_body = _struct_decoder(schema, header)
     converts = [(i, f) for i, field in enumerate(schema.fields) if (f := to_python(field.type, struct_factory, zone))]
 
-    def fail(data: bytes, why: object) -> CorruptFile:
+    def fail(data: bytes, why: object) -> CairnError:
+        if data[:1] > header[:1]:
+            return unsupported(f"state {state_name!r}", f"an entry in format {data[0]}", f"format {FORMAT}")
         if data[:1] != header[:1]:
             why = f"unknown format {data[:1].hex() or '(no bytes)'}, expected {FORMAT}"
         elif data[:2] != header:

@@ -27,13 +27,22 @@ from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log, read_whole_log
 from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.settled_files import lost_findings
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard
 from state_backend.state.layout import MAX_STATE_ID, TIMERS_NAME
-from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, NotFound, StateUnusable, StorageError
+from state_backend.values.errors import (
+    CairnError,
+    CorruptFile,
+    CorruptRecord,
+    NotFound,
+    StateUnusable,
+    StorageError,
+    UnsupportedFormat,
+)
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.key_groups import check_whole, range_of
@@ -59,17 +68,19 @@ from state_backend.values.records import (
 from state_backend.values.rerun import Rerun
 
 _DECODED: Mapping[str, tuple[type, ...]] = {
-    paths.CHECKPOINTS: (Record, SweepRecord, Tombstone),
-    paths.QUARANTINE: (Quarantine,),
-    paths.PUBLISHED: (Published,),
-    paths.VALIDATED: (Validated,),
-    paths.ATTEMPTS: (Prepared, Refused),
-    paths.SETTLED_COMMITS: (Settled,),
-    paths.SETTLED_ATTEMPTS: (AttemptEnd,),
-    paths.NAMES: (Names,),
-    paths.LEASES: (Lease,),
-    paths.HEAD: (Head,),
+    "record": (Record, SweepRecord, Tombstone),
+    "quarantine": (Quarantine,),
+    "published": (Published,),
+    "validated": (Validated,),
+    "prepared": (Prepared,),
+    "refused": (Refused,),
+    "settled": (Settled,),
+    "attempt-end": (AttemptEnd,),
+    "names": (Names,),
+    "lease": (Lease,),
+    "head": (Head,),
 }
+"""The types of the JSON files of each kind, as `paths.kind_of` names the kinds."""
 
 _READERS = 8
 
@@ -85,10 +96,12 @@ class VerifiedCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """``findings`` are of the log, the marks, and output that outlives its checkpoint; the rest is by checkpoint."""
+    """``findings`` are of the log, the marks, and output that outlives its checkpoint; the rest is by checkpoint. ``unknown``: paths of
+    files that no part of Cairn writes; readers ignore them."""
 
     findings: tuple[str, ...]
     checkpoints: tuple[VerifiedCheckpoint, ...]
+    unknown: tuple[str, ...] = ()
 
     @property
     def success(self) -> bool:
@@ -111,16 +124,13 @@ def verify_pipeline(
     """
     log, findings = _verified_log(storage)
     files = {info.path: info for info in storage.list("")}
+    unknown = tuple(path for path in files if paths.kind_of(path) is None)
     findings += [*_marks(storage, files), *missing_records(storage, files)]
     if log is None:
-        return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=())
-    findings += [
-        f"output of {interval}, checkpoint {checkpoint_id}: {finding}"
-        for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items())
-        if checkpoint_id not in log.retained
-        for finding in _files(storage, [o.handle for o in outputs], files, work)
-    ]
-    findings += _overlaps(log)
+        return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=(), unknown=unknown)
+    findings += _lost_marks(log)
+    lost = [*lost_findings(storage, log, files)]
+    findings += lost or _outputs(storage, log, files, work)
     checkpoints = []
     for record in log.completed():
         if which is None or record.id in which:
@@ -128,7 +138,31 @@ def verify_pipeline(
             if verified.findings and record.id not in read_log(storage).retained:
                 continue  # it was dropped, and its files with it, while we looked
             checkpoints.append(verified)
-    return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints))
+    return Verification(findings=tuple(dict.fromkeys(findings)), checkpoints=tuple(checkpoints), unknown=unknown)
+
+
+def _lost_marks(log: Log) -> Iterator[str]:
+    """Marks of quarantine that the newest record knew of."""
+    summary = log.recorded_summary
+    for checkpoint_id in sorted({*summary.marks} - log.quarantined.keys()) if summary is not None else ():
+        yield (
+            f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, and counts as usable now. "
+            "Put the file back from a copy"
+        )
+
+
+def _outputs(storage: Storage, log: Log, files: Mapping[str, FileInfo], work: Path | None) -> list[str]:
+    """What is wrong with current output that outlives its checkpoint."""
+    try:
+        findings = [
+            f"output of {interval}, checkpoint {checkpoint_id}: {finding}"
+            for interval, (checkpoint_id, outputs) in sorted(log.current_outputs().items())
+            if checkpoint_id not in log.retained
+            for finding in _files(storage, [o.handle for o in outputs], files, work)
+        ]
+        return [*findings, *_overlaps(log)]
+    except (CorruptRecord, UnsupportedFormat) as error:
+        return [str(error)]
 
 
 def _overlaps(log: Log) -> Iterator[str]:
@@ -244,22 +278,23 @@ def verify_files(
 def _verified_log(storage: Storage) -> tuple[Log | None, list[str]]:
     try:
         return read_whole_log(storage), []
-    except CorruptRecord as error:
+    except (CorruptRecord, UnsupportedFormat) as error:
         return None, [str(error)]
 
 
 def _marks(storage: Storage, files: Mapping[str, FileInfo]) -> Iterator[str]:
     """Everything that is JSON, decoded, and under the name that its content asks for."""
     for path in files:
-        expected = next((types for start, types in _DECODED.items() if path.startswith(start)), None)
+        expected = _DECODED.get(paths.kind_of(path) or "")
         if expected is None:
             continue
         try:
             found: Any = record_codec.decode(storage.read(path), path, *expected)
         except NotFound:
             continue  # cleaned up meanwhile; a record never is, and the log was read already
-        except CorruptRecord as error:
-            yield str(error)
+        except (CorruptRecord, UnsupportedFormat) as error:
+            rebuilt = "\nThe file is only a hint: the next commit or sweep writes it anew" if path == paths.HEAD else ""
+            yield f"{error}{rebuilt}"
             continue
         if (name := _path_of(found)) != path:
             yield f"{path}: its content belongs to {name}"
@@ -367,7 +402,7 @@ def _manifests(content: Content, storage: Storage) -> tuple[list[ShardManifest],
     for ref in content.shards:
         try:
             manifests.append(manifest_of(ref, storage))
-        except (StateUnusable, NotFound) as error:
+        except (StateUnusable, UnsupportedFormat, NotFound) as error:
             path = ref.manifest.path if ref.manifest is not None else "inline"
             findings.append(f"manifest of shard {ref.shard}, {path}: {error}")
     return manifests, findings
@@ -377,7 +412,7 @@ def _walked(manifest: ShardManifest, content: Content, storage: Storage, work: P
     directory = work / f"shard-{manifest.shard}"
     try:
         restored = restore_shard(manifest.key_groups, [manifest], storage, directory, EngineOptions())
-    except (StateUnusable, StorageError) as error:
+    except (StateUnusable, StorageError, UnsupportedFormat) as error:
         return 0, [f"shard {manifest.shard}: {error}"]
     try:
         return verify_shard(restored.store, manifest, content.states, content.key_schema, content.max_parallelism)

@@ -116,6 +116,10 @@ class UsageError(CairnError):
     """The call, the pipeline or the configuration is wrong; calling again unchanged can't help."""
 
 
+class UnsupportedFormat(UsageError):
+    """Another release of Cairn wrote a file in a format that this release does not read. The file is no damage: it stays as it is."""
+
+
 class PermissionRefused(UsageError):
     """The storage refuses permission; the message names who has to grant what. It doesn't pass by itself."""
 

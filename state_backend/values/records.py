@@ -374,7 +374,8 @@ class Summary:
     Where an older release wrote the record these are None, and what they would say is looked up: ``kept``: all that are retained, the
     record itself included, by id. ``reach_ms``: the latest end of an interval that was ever committed, this commit's included, so that
     nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
-    longer current.
+    longer current. ``settled``: how many files in ``settled/commits/`` this commit and all below have, so that a listing of all tells
+    whether one is lost.
     """
 
     dropping: tuple[int, ...] = ()
@@ -386,6 +387,7 @@ class Summary:
     kept: tuple[Kept, ...] | None = None
     reach_ms: int | None = None
     replaced_outputs: tuple[int, ...] | None = None
+    settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +427,8 @@ class SweepRecord:
 class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
     is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: none, but where an older
-    release wrote it; ``Settled`` has them. ``made_of``: the content's."""
+    release wrote it; ``Settled`` has them. ``made_of``: the content's. ``made``: the output files that the commit made, so that a lost
+    ``Settled`` can be written anew; they may be deleted since. None: an older release wrote it."""
 
     id: int
     kind: Kind
@@ -441,6 +444,7 @@ class Tombstone:
     late_watermark_ms: int | None = None
     replace_overlapping: bool = False
     made_of: str | None = None
+    made: tuple[OutputFile, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append as appending
 from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import sweep as sweeping
 from state_backend.formats import paths
 from state_backend.values.errors import CorruptFile
 from state_backend.values.intervals import Interval
@@ -26,16 +27,19 @@ from tests.support.commit_world import (
     check_end,
     checkpoint_task,
     cleaner,
+    coordinator,
+    prepare,
     quarantiner,
     reader,
     remembering_task,
     rewinder,
     scene,
+    sink,
     sweeper,
     viewer,
     whole_interval,
 )
-from tests.support.interleavings import NOW_MS, Actor, Explorer, Figures, creates_of_records
+from tests.support.interleavings import GHOST, NOW_MS, Actor, Explorer, Figures, creates_of_records
 
 TIGHT = KeepLast(1)
 HOUR_MS = 3_600_000
@@ -85,6 +89,11 @@ def no_note(storage: Any, log: Any, head_id: int) -> None:
     """``HEAD.json`` stays where the scene left it."""
 
 
+def nothing_lost(storage: Any, *, dry_run: bool = False) -> tuple[str, ...]:
+    """In a scene that lost no file a rebuild reads, and nothing goes by what it reads."""
+    return ()
+
+
 def any_but_the_sink(method: str, path: str) -> bool:
     return method != "put"
 
@@ -92,7 +101,7 @@ def any_but_the_sink(method: str, path: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """``scene`` is made anew for each exploration; ``big``: not in the suite; ``fine``: every write is a step; ``stale``: a listing may be
-    old."""
+    old; ``loses``: a file in `settled/` is lost, and a sweep writes it anew."""
 
     name: str
     scene: Callable[[], MemoryStorage]
@@ -101,12 +110,15 @@ class Scenario:
     lossy: Callable[[str, str], bool] = creates_of_records
     big: bool = False
     fine: bool = False
+    loses: bool = False
     stale: bool = False
 
     def explore(self, **options: Any) -> Figures:
         with ExitStack() as stack:
             # A commit that looks which ids are done makes records that differ by when others were done.
             stack.enter_context(patch.object(appending, "FEW", 0 if self.fine else 99))
+            if not self.loses:
+                stack.enter_context(patch.object(sweeping, "rebuild_settled", nothing_lost))
             if not self.fine:  # a write more after every commit, of what only tells where to begin to read
                 stack.enter_context(patch.object(appending, "note_head", no_note))
                 stack.enter_context(patch.object(coordinating, "note_head", no_note))
@@ -133,6 +145,23 @@ def lost_file() -> MemoryStorage:
     """A file that was acked is not there."""
     storage = scene(2, [X])
     storage.delete(sst("x"))
+    return storage
+
+
+def lost_settled(days: int, lost: Sequence[int], *rest: Any, dropped: bool = False, **options: Any) -> MemoryStorage:
+    """What the commits of these days did is not in `settled/`. ``dropped``: two days more are there, and the days before are tombstones
+    whose clean-up is over."""
+    storage = scene(days, *rest, **options)
+    for n in (days + 1, days + 2) if dropped else ():
+        made = coordinator(storage, TIGHT)
+        prepare(storage, day(n), f"a{n}", run(f"run-{n}"))
+        made.commit(f"a{n}")
+        made.publish(lambda record: storage.create(sink(record.content.interval), str(record.id).encode()))
+        for path in [info.path for info in storage.list(paths.CHECKPOINTS) if storage.stat(GHOST + info.path) is None]:
+            storage.create(GHOST + path, storage.read(path))
+        made.clean_up()
+    for n in lost:
+        assert storage.delete(paths.settled(day(n), n, "interval"))
     return storage
 
 
@@ -354,6 +383,31 @@ SCENARIOS = (
         scene=partial(scene, 2, [X, RERUN], inline=False, outputs=False),
         actors=(task("x"), task("z"), reader(1)),
         big=True,
+    ),
+    Scenario(
+        name="a sweeper finds a day lost whose record is there, and an attempt",
+        scene=partial(lost_settled, 2, [1], [X]),
+        actors=(task("x"), sweeper()),
+        loses=True,
+    ),
+    Scenario(
+        name="two sweepers find a day lost whose record is shrunk",
+        scene=partial(lost_settled, 2, [1], dropped=True),
+        actors=(sweeper(), sweeper("another")),
+        fine=True,
+        loses=True,
+    ),
+    Scenario(
+        name="a sweeper finds a day lost that is run again meanwhile",
+        scene=partial(lost_settled, 2, [1], [RERUN]),
+        actors=(refused("z"), sweeper()),
+        loses=True,
+    ),
+    Scenario(
+        name="a sweeper finds two days lost whose records are shrunk, and the next day",
+        scene=partial(lost_settled, 2, [1, 2], dropped=True),
+        actors=(sweeper(), whole_interval("next", day(5), "y", TIGHT)),
+        loses=True,
     ),
     Scenario(
         name="every write a step: a day that replaces two, a retry whose record is gone, and the day after",

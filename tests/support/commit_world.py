@@ -17,6 +17,7 @@ from typing import Any
 import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
@@ -586,6 +587,7 @@ def check_recovery(contents: Contents, history: History) -> None:
             storage.create(path, data)
     made = coordinator(storage, KeepLast(1))
     try:
+        sweeping.rebuild_settled(storage)
         made.publish(hook_into(storage))
         made.clean_up()
         _check_clean(storage, history)

@@ -44,6 +44,7 @@ from state_backend.checkpoint import listing
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import past as pasts
 from state_backend.checkpoint import rewind as rewinding
+from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
@@ -266,7 +267,7 @@ class Explorer:
         start = {i.path: (scene.read(i.path), OLD_MS) for i in scene.list("")}
         for path, (data, _) in [*start.items()]:
             if path.startswith(("checkpoints/", "attempts/")):
-                start[GHOST + path] = (data, OLD_MS)
+                start.setdefault(GHOST + path, (data, OLD_MS))  # a scene says what was in a record that is shrunk
         self._start = self._contents.id(frozenset((p, self._files.id(f)) for p, f in start.items()))
         # Every process has read the log as it was; entries are immutable under their generation.
         for info in self._answer_list(self._start, "checkpoints/"):
@@ -571,10 +572,18 @@ def _read_log(storage: Storage, before: logs.Log | None = None) -> logs.Log:
     return storage.read_log(before) if isinstance(storage, Replay) else logs.read_log(storage, before)
 
 
+def _read_whole(storage: Storage) -> logs.Log:
+    log = _read_log(storage)
+    if log.past is not None:
+        log.past.load(range(1, log.head_id + 1))
+    return log
+
+
 def _list_settled(past: pasts.Past, folder: str) -> list[pasts.Fact]:
     storage = past._storage
     if isinstance(storage, Replay) and storage.lists_what_is_there:
-        return [pasts._fact(info.path) for info in storage.settled_below(folder, past.head_id)]
+        below = storage.settled_below(folder, past.head_id)
+        return [fact for info in below if (fact := pasts._fact(info.path)) is not None]
     return _LIST_SETTLED(past, folder)
 
 
@@ -596,7 +605,8 @@ def _deterministic() -> Iterator[None]:
         for module in (coordinating, dropping, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
         stack.enter_context(mock.patch.object(coordinating, "read_newest", _read_newest))
-        for module in (appending, cleaning, coordinating, listing, logs, pasts, sweeping):
+        stack.enter_context(mock.patch.object(settling, "read_whole_log", _read_whole))
+        for module in (appending, cleaning, coordinating, listing, logs, pasts, settling, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )

@@ -223,8 +223,31 @@ def test_a_sweep_says_what_it_did_and_a_dry_run_does_nothing(root: Path) -> None
 def test_a_strange_file_is_named_and_left(root: Path) -> None:
     stranger = root / PIPELINE / "notes [draft].txt"
     stranger.write_text("x")
-    assert "left alone, not ours: notes [draft].txt" in cairn(root, "sweep", "--min-age", "0s").stdout
+    for command in (("sweep", "--min-age", "0s"), ("verify", "--fast")):
+        said = cairn(root, *command)
+        assert said.exit_code == 0
+        assert (
+            "left alone, not ours: notes [draft].txt\n1 files are not Cairn's; every reader ignores them" in said.stdout
+        )
+    assert answer(root, "verify", "--fast")["unknown"] == ["notes [draft].txt"]
     assert stranger.exists()
+
+
+def test_a_lost_file_is_written_anew_by_the_command_that_is_printed(root: Path) -> None:
+    lost = root / PIPELINE / paths.settled(day(1), 1, "interval")
+    whole = lost.read_bytes()
+    lost.unlink()
+    found = cairn(root, "verify", "--fast")
+    assert found.exit_code == 1
+    (command,) = {line.partition("anew: ")[2] for line in found.stdout.splitlines() if "anew: " in line}
+    assert (
+        f"would write a lost file anew: {paths.settled(day(1), 1, 'interval')}"
+        in cairn(root, "sweep", "--dry-run").stdout
+    )
+    swept = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert (swept.exit_code, lost.read_bytes()) == (0, whole)
+    assert "wrote a lost file anew: settled/" in swept.stdout
+    assert cairn(root, "verify", "--fast").exit_code == 0
 
 
 def test_durations() -> None:

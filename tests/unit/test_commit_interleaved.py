@@ -19,6 +19,7 @@ from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import past as pasts
+from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.clean_up import Needed, files_of
@@ -31,7 +32,7 @@ from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable,
 from state_backend.values.records import Published, Record, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support import commit_world, interleavings
-from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario
+from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario, nothing_lost
 from tests.support.interleavings import Replay, Violation
 
 BY_NAME = {s.name: s for s in SCENARIOS}
@@ -343,7 +344,7 @@ def the_hint_comes_before_the_record() -> Iterator[None]:
 
 @bug("a re-run that a sweep takes for dead")
 def what_a_sweep_abandons_is_not_settled() -> Iterator[None]:
-    with mock.patch.object(appending, "_ends_of", lambda entries: iter(())):
+    with mock.patch.object(appending, "ends_of", lambda entries: iter(())):
         yield
 
 
@@ -463,6 +464,38 @@ def a_reader_looks_at_the_log_before_its_lease_is_there() -> Iterator[None]:
 @bug("an attempt that drops what it reads")
 def a_clean_up_asks_nobody_who_reads() -> Iterator[None]:
     with mock.patch.object(cleaning, "leased_checkpoints", lambda storage, now: ({}, [])):
+        yield
+
+
+@bug("two sweepers find a day lost whose record is shrunk")
+def lost_files_are_written_anew_after_the_sweep() -> Iterator[None]:
+    real = sweeping._sweep
+
+    def sweep(storage: Any, *rest: Any) -> Any:
+        with (
+            mock.patch.object(sweeping, "rebuild_settled", nothing_lost),
+            mock.patch.object(Log, "_check_settled", lambda log, below, own: None),
+        ):
+            found = real(storage, *rest)
+        settling.rebuild_settled(storage)
+        return found
+
+    with mock.patch.object(sweeping, "_sweep", sweep):
+        yield
+
+
+@bug("two days lost whose records are shrunk")
+def lost_files_are_not_written_anew() -> Iterator[None]:
+    with (
+        mock.patch.object(sweeping, "rebuild_settled", nothing_lost),
+        mock.patch.object(Log, "_check_settled", lambda log, below, own: None),
+    ):
+        yield
+
+
+@bug("two sweepers find a day lost whose record is shrunk")
+def a_file_written_anew_lists_no_output() -> Iterator[None]:
+    with mock.patch.object(settling, "_outputs", lambda entry: ()):
         yield
 
 

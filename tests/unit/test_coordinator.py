@@ -1019,23 +1019,26 @@ def test_a_lost_hint_costs_a_listing_and_a_lost_newest_record_is_noticed() -> No
 # --- what somebody put or changed by hand -----------------------------------------------------------------------------------
 
 
-def test_a_file_that_does_not_belong_into_the_log_is_named() -> None:
+@pytest.mark.parametrize("damage", [None, b"", b"\0" * 80, "flip", "format"])
+def test_a_hint_that_is_lost_or_damaged_is_written_anew(damage: bytes | str | None) -> None:
     folder = grown(2)
+    whole = folder.storage.read(paths.HEAD)
     folder.storage.delete(paths.HEAD)
-    folder.storage.create("checkpoints/notes.txt", b"")
-    with pytest.raises(CorruptRecord, match=r"checkpoints/notes\.txt: no such file belongs here; move it out of"):
-        folder.coordinator.log()
+    if damage is not None:
+        data = whole.replace(b'"id":2', b'"id":3') if damage == "flip" else whole.replace(b'"format":1', b'"format":3')
+        folder.storage.create(paths.HEAD, damage if isinstance(damage, bytes) else data)
+    log = folder.coordinator.log()
+    assert (log.head_id, log.hint) == (2, 0)
+    folder.coordinator.clean_up()
+    assert folder.storage.read(paths.HEAD) == whole
 
 
-@pytest.mark.parametrize("damage", ["a stranger", "missing", "of another day", "an attempt's"])
+@pytest.mark.parametrize("damage", ["missing", "of another day", "an attempt's"])
 def test_what_is_settled_must_be_what_its_name_says(damage: str) -> None:
     folder = grown(5)
     past, fact = Past(folder.storage, 5), Fact(day(1), 1, "interval")
     path = paths.settled(*fact)
-    if damage == "a stranger":
-        folder.storage.create(f"{path}.bak", b"")
-        says, ask = "json.bak: no such file belongs here", lambda: past.facts(None, ())
-    elif damage == "an attempt's":
+    if damage == "an attempt's":
         path, other = paths.attempt_end("a1"), folder.storage.read(paths.attempt_end("a2"))
         folder.storage.delete(path)
         folder.storage.create(path, other)
@@ -1045,7 +1048,9 @@ def test_what_is_settled_must_be_what_its_name_says(damage: str) -> None:
         if damage == "of another day":
             folder.storage.create(path, folder.storage.read(paths.settled(day(2), 2, "interval")))
         says = (
-            "its content belongs to settled.*Put the right" if damage == "of another day" else "is missing; put it back"
+            "its content belongs to settled.*Put the right"
+            if damage == "of another day"
+            else "is missing\nWrite it anew"
         )
         ask = lambda: read_settled(folder.storage, fact)  # noqa: E731
     with pytest.raises(CorruptRecord, match=f"(?s){says}"):

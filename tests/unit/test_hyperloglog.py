@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from state_backend.formats.hyperloglog import Sketches, hash_values, precision_for
-from state_backend.values.errors import CorruptFile, StateSchemaError, UsageError
+from state_backend.values.errors import CorruptFile, StateSchemaError, UnsupportedFormat, UsageError
 
 NONE = np.array([], np.int64)
 
@@ -269,7 +269,7 @@ DENSE = bytes([1, 2, 4, 0]) + bytes([1] * 4 + [0] * 12)
         (b"", "length"),
         (sparse(), "length"),
         (sparse(65)[:-1], "length"),
-        (sparse(65, head=(2, 1, 4, 0)), "header"),
+        (sparse(65, head=(0, 1, 4, 0)), "header"),
         (sparse(65, head=(1, 3, 4, 0)), "header"),
         (sparse(65, head=(1, 1, 3, 0)), "header"),
         (sparse(65, head=(1, 1, 19, 0)), "header"),
@@ -291,6 +291,11 @@ def test_damage_is_found(data, why):
     assert Sketches.decode(pa.array(whole), 4).encode().to_pylist() == whole
     with pytest.raises(CorruptFile, match=f"row 3 .*{why}"):
         Sketches.decode(pa.array([*whole, data, sparse(65)]), 4)
+
+
+def test_another_format_is_told_from_damage():
+    with pytest.raises(UnsupportedFormat, match=r"wrote format 2; this is Cairn .*, which reads format 1"):
+        Sketches.decode(pa.array([sparse(65, head=(2, 1, 4, 0))]), 4)
 
 
 def test_another_precision_is_told_from_damage():

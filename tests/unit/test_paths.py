@@ -36,6 +36,38 @@ def test_what_is_no_record_has_no_id(path: str) -> None:
     assert paths.record_id(path) is None
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        (paths.record(1), "record"),
+        (paths.HEAD, "head"),
+        (paths.settled(day(1), 1, "replaced"), "settled"),
+        (paths.attempt_end("a"), "attempt-end"),
+        (paths.shared("a", 0, 0, 0, "sst"), "state"),
+        (paths.shared("a", 0, 0, 0, "log"), "state"),
+        (paths.shared("a", 0, 0, 0, "manifest"), "state"),
+        (paths.prepared("a"), "prepared"),
+        (paths.refused("a"), "refused"),
+        (paths.output(day(1), "a", 0, 0), "output"),
+        (paths.output(day(1), "a", 0, 0, late=True), "output"),
+        (paths.published(day(1), 1), "published"),
+        (paths.validated(1, "full"), "validated"),
+        (paths.quarantine(1), "quarantine"),
+        (paths.names(paths.QUARANTINE), "names"),
+        (paths.CLOCK, "clock"),
+        (paths.lease(1, 900, "0" * 36), "lease"),
+    ],
+)
+def test_every_file_has_a_kind_and_what_lies_beside_it_has_none(path: str, kind: str) -> None:
+    assert paths.kind_of(path) == kind
+    folder, slash, name = path.rpartition("/")
+    for stray in (f"{path}.bak", f"{path}/{name}", f"{folder}{slash}.nfs0001", f"{folder}{slash}.{name}", f"x/{path}"):
+        assert paths.kind_of(stray) is None, stray
+    for stray in (".DS_Store", "checkpoints/1.json", "quarantine/checkpoints/" + name, "settled/" + name, "README", ""):
+        assert paths.kind_of(stray) is None, stray
+        assert paths.marked_id(stray) is None, stray
+
+
 def test_every_path_of_an_attempt_names_it() -> None:
     made = [
         paths.shared("a-1", 3, 7, 2, "sst"),

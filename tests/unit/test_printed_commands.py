@@ -116,6 +116,7 @@ RUN = {
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn sweep": HERE + "test_a_sweep_takes_what_its_dry_run_names",
     "cairn sweep --dry-run": HERE + "test_a_sweep_takes_what_its_dry_run_names",
+    "cairn sweep --root … --pipeline …": CLI + "test_a_lost_file_is_written_anew_by_the_command_that_is_printed as printed",
     "gcloud auth application-default": "not run: needs an account of Google's and its program",
     "gcloud auth application-default login": "not run: needs an account of Google's and its program",
     "make bench": BENCHMARK,

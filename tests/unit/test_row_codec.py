@@ -14,7 +14,7 @@ import pytest
 
 from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.types import DecimalType, parse_struct, walk
-from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError
+from state_backend.values.errors import CorruptFile, StateSchemaError, StateTypeError, UnsupportedFormat
 
 D = Decimal
 AT = datetime(2013, 1, 1, 5, 17, 0, 250)
@@ -455,7 +455,7 @@ def test_other_headers_are_refused(fields):
     data = codec(3, **fields).encode((None,))
     with pytest.raises(CorruptFile, match=r"state 'x': .* it has schema version 03, expected 04"):
         codec(4, **fields).decode(data)
-    with pytest.raises(CorruptFile, match=r"state 'x': .* unknown format 02, expected 1"):
+    with pytest.raises(UnsupportedFormat, match=r"state 'x': .* an entry in format 2; .* reads format 1"):
         codec(3, **fields).decode(b"\x02" + data[1:])
 
 

@@ -36,7 +36,7 @@ def execute(root: Path, **options: Any) -> Any:
 
 def test_it_sweeps_and_says_so(storage: LocalStorage, tmp_path: Path) -> None:
     counts: dict[str, Any] = {"orphans": 1, "orphan_bytes": 5, "abandoned": ["crashed"], "deleted_files": 1}
-    counts |= {"unknown_files": 1, "trials": []}
+    counts |= {"unknown_files": 1, "rebuilt_files": 0, "trials": []}
     assert execute(tmp_path)["orphans"] == 0
     assert execute(tmp_path, min_age=timedelta(0), dry_run=True) == {**counts, "deleted_files": 0}
     assert len([*storage.list("")]) == 2

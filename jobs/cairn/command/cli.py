@@ -385,6 +385,7 @@ def verify(
     for checked in found.checkpoints:
         for finding in checked.findings:
             _print(f"finding: checkpoint {checked.id}: {finding}")
+    _print_unknown(found.unknown)
     sound = [c for c in found.checkpoints if not c.findings]
     _print(
         f"{len(sound)} of {len(found.checkpoints)} checkpoints are sound"
@@ -468,6 +469,7 @@ def sweep_(
                 "deleted_bytes": result.deleted_bytes,
                 "shrunk": list(result.shrunk),
                 "unknown": list(plan.unknown),
+                "rebuilt": list(result.rebuilt),
                 "trials": [{"name": t.name, "files": t.files, "bytes": t.bytes} for t in trials],
             }
         )
@@ -475,13 +477,18 @@ def sweep_(
         _print(f"{file.size_bytes:>12} {file.path}")
     for attempt in abandoned:
         _print(f"{'would abandon' if dry_run else 'abandoned'} attempt {attempt}")
-    for path in plan.unknown:
-        _print(f"left alone, not ours: {path}")
+    for path in result.rebuilt:
+        _print(f"{'would write' if dry_run else 'wrote'} a lost file anew: {path}")
+    _print_unknown(plan.unknown)
     for trial in trials:
         _print(
             f"{'would remove' if dry_run else 'removed'} trial {trial.name}, whose time is over: {trial.files} files"
         )
-    if dry_run:
+    if dry_run and result.rebuilt:
+        _print(
+            f"would write {len(result.rebuilt)} lost files anew; what else there is to delete can be told once they are there"
+        )
+    elif dry_run:
         _print(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")
     else:
         _print(f"deleted {result.deleted_files} files; {result.deleted_bytes:,} bytes were orphans")
@@ -532,12 +539,20 @@ def _now_ms() -> int:
 # --- printing -----------------------------------------------------------------------------------------------------------------------
 
 
+def _print_unknown(unknown: Sequence[str]) -> None:
+    for path in unknown:
+        _print(f"left alone, not ours: {path}")
+    if unknown:
+        _print(f"{len(unknown)} files are not Cairn's; every reader ignores them")
+
+
 def _verification(found: Verification, fast: bool) -> dict[str, Any]:
     return {
         "success": found.success,
         "fast": fast,
         "newest_sound": found.newest_sound,
         "findings": list(found.findings),
+        "unknown": list(found.unknown),
         "checkpoints": [
             {"id": c.id, "entries": None if fast else c.entries, "findings": list(c.findings)}
             for c in found.checkpoints

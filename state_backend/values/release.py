@@ -1,0 +1,43 @@
+"""The release of this code, and the error for a file that another release wrote in a format that this one does not read."""
+
+from __future__ import annotations
+
+from state_backend.values.errors import UnsupportedFormat
+
+RELEASE = "0.1.0"
+"""As in pyproject.toml. Every JSON file below a root says which release wrote the file."""
+
+
+def unsupported(where: str, wrote: str, reads: str, release: str | None = None) -> UnsupportedFormat:
+    """An error that names both versions and the release to use.
+
+    Args:
+        where: The file, or the state whose entry was read.
+        wrote: The form that was found, like ``format 2``.
+        reads: The form that this release reads.
+        release: The release that the file names; None if the file names none.
+    """
+    who = f"Cairn {release[:40]}" if release is not None else "another release of Cairn"
+    text = f"{where}: {who} wrote {wrote}; this is Cairn {RELEASE}, which reads {reads}\n"
+    if release is None:
+        return UnsupportedFormat(
+            f"{text}Leave the file as it is. Use the release of Cairn that wrote it, or a newer one"
+        )
+    if is_newer(release):
+        return UnsupportedFormat(f"{text}Leave the file as it is. Use Cairn {release[:40]} or a newer release")
+    return UnsupportedFormat(
+        f"{text}Leave the file as it is. Use the build of Cairn that wrote it, or a newer one; if only this build ever wrote here, the "
+        "file is damaged"
+    )
+
+
+def is_newer(release: str) -> bool:
+    """True if ``release`` comes after this one, or can't be compared with this one."""
+    try:
+        return _numbers(release) > _numbers(RELEASE)
+    except ValueError:
+        return True
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
