@@ -233,7 +233,7 @@ def folder_size(folder: Path) -> dict[str, int]:
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                size += os.lstat(os.path.join(parent, name)).st_size
+                size += Path(parent, name).lstat().st_size
                 files += 1
     return {"files": files, "bytes": size}
 

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 # Of the server's or executor's environment: seconds; 0 leaves all daemons to Spark.
 IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
@@ -59,7 +60,7 @@ def watch_daemon(daemon: int, idle_s: float) -> subprocess.Popen[bytes] | None:
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             # A name in no folder; the kernel frees it when the watcher has ended. Containers may share names, but not process ids.
-            lock.bind(f"\0cairn-{os.readlink('/proc/self/ns/pid')}-{daemon}")
+            lock.bind(f"\0cairn-{Path('/proc/self/ns/pid').readlink()}-{daemon}")
         except OSError:
             return None
         return subprocess.Popen(
