@@ -21,7 +21,7 @@ endif
 .PHONY: help setup java demo bench soak test test-fast lint ui spark clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
-KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key
+KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
 
 help:  ## what can be typed here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'

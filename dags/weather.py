@@ -58,7 +58,7 @@ The first hour is that of 2013-01-01T06:00Z:
 with DAG(
     "flying_weather",
     # An asset event comes with every committed checkpoint; this waits until both have one since its last run.
-    schedule=Asset(name="cairn_aircraft", uri="cairn://aircraft") & Asset(name="cairn_weather", uri="cairn://weather"),
+    schedule=Asset("cairn://aircraft") & Asset("cairn://weather"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.listing import listed, note_names
 from state_backend.checkpoint.log import outputs_of, read_log
 from state_backend.formats import paths
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import AlreadyExists, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.intervals import Interval
@@ -50,13 +51,16 @@ def plain_copy(to: str) -> Callable[[SparkSession | None, list[str], Interval, i
                 if not output.late:
                     name = output.handle.path.rpartition("/")[2]
                     wanted[f"{folder}{checkpoint_id:020d}-{name}"] = output.handle
-        there = [info.path for info in destination.list(folder)]
+        there = listed(destination, folder)
+        copies = [path for path in there if path not in wanted and _COPY.fullmatch(path)]
+        note_names(destination, folder, [path.removeprefix(folder) for path in wanted])
         for path, handle in wanted.items():
-            if path not in there:
+            # By its name: a listing may show a file that is gone.
+            if path not in there or (lists_late(destination) and destination.stat(path) is None):
                 _copy(source, handle, destination, path)
-        for path in there:
-            if path not in wanted and _COPY.fullmatch(path):
-                destination.delete(path)
+        for path in copies:
+            destination.delete(path)
+        note_names(destination, folder, [], drop=[path.removeprefix(folder) for path in copies])
 
     return sink
 

@@ -18,13 +18,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
 
+from cairn.local_secret import LOOPBACK, find_secret
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
+
+    from cairn.connect_channel import ConnectChannel
 
 log = logging.getLogger("cairn")
 
@@ -36,6 +39,8 @@ _LOCAL_CONF = {
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Spark's own ports read Java objects from every user of the machine otherwise. A local master makes the secret itself.
+    "spark.authenticate": "true",
 }
 # A server that is gone: Spark's client would try again for ten minutes, Airflow's own retry is the better place to wait.
 # With these the tries end after about 25 seconds: enough for a busy server, or a proxy that is started anew.
@@ -61,7 +66,8 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to localhost only.
+    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to this machine only.
+    Left out: the token of a server that this user runs on this machine is found.
     ``conf``: Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server,
     drivers of that name that start within one hour use one session, so that only the first pays for starting its Python
     workers (seconds). An hour, since the server closes a session for good when nobody has used it for that long.
@@ -72,10 +78,10 @@ def connect(
     from pyspark.sql import SparkSession
 
     if where.startswith("sc://"):
-        _use_token(where, token)
+        where, token = _with_token(where, token)
         _check_listening(where)
         url = where if shared_as is None else _session_url(where, shared_as, _hour())
-        session = SparkSession.builder.remote(url).getOrCreate()
+        session = _remote_session(_channel(url, token))
         _be_impatient(session.client)
         try:
             for key, value in (_CONF | dict(conf or {})).items():
@@ -89,7 +95,8 @@ def connect(
             if _is_refused(error):
                 raise UsageError(
                     f"the Spark Connect server at {where} refuses {'this token' if token else 'a session without a token'}: "
-                    f"{_first_line(error)}; put the server's token into the connection, as its password"
+                    f"{_first_line(error)}; put the server's token into the connection, as its password, or into the environment as "
+                    "SPARK_CONNECT_AUTHENTICATE_TOKEN"
                 ) from None
             raise StorageUnavailable(_no_answer(where, _first_line(error))) from error
         return session
@@ -197,16 +204,42 @@ def _utf16(character: str) -> list[int]:
     return [int.from_bytes(data[n : n + 2]) for n in range(0, len(data), 2)]
 
 
-def _use_token(where: str, token: str | None) -> None:
-    """Puts the token into this process's environment, where Spark's client looks for it."""
-    if token is None:
-        return
-    if ";use_ssl=true" not in where and urlsplit(where).hostname != "localhost":
+def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
+    """Return the URL without a token in it, and the token.
+
+    The token is the given one, that of the URL or of the environment, or that of a server which this user runs on this machine.
+    """
+    address, *parameters = where.split(";")
+    within = next((unquote(p[6:]) for p in parameters if p.startswith("token=")), None)
+    where = ";".join([address, *(p for p in parameters if p and not p.startswith("token="))])
+    url, tls = urlsplit(address), ";use_ssl=true" in where
+    if given is not None and not tls and url.hostname not in LOOPBACK:
         raise UsageError(
             f"the token of {where} would be sent unprotected; set use_ssl in the connection's extra, or name the host localhost if it "
             "is this machine"
         )
-    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = token
+    token = given or within or os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN")
+    if token is None and not tls and url.hostname in LOOPBACK:
+        token = find_secret("spark-connect", url.port or 15002)
+        if token is not None and url.hostname == "localhost":
+            # The server listens on 127.0.0.1. localhost stands for ::1 too, where another user may listen.
+            where = where.replace("localhost", "127.0.0.1", 1)
+    return where, token
+
+
+def _channel(url: str, token: str | None) -> ConnectChannel:
+    # gRPC and Spark's client are imported only where a server is.
+    from cairn.connect_channel import ConnectChannel
+
+    return ConnectChannel(url, token)
+
+
+def _remote_session(channel: ConnectChannel) -> SparkSession:
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    # As SparkSession.builder.remote does: Spark's functions are those of Connect then.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    return cast("SparkSession", RemoteSession.builder.channelBuilder(channel).getOrCreate())
 
 
 def _is_refused(error: Exception) -> bool:
@@ -228,12 +261,12 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
     """
     if not where.startswith("sc://") or ";session_id=" in where:
         return []
-    _use_token(where, token)
+    where, token = _with_token(where, token)
     _check_listening(where)
     found: list[str] = []
     for hour in range(_hour(), _hour() - _HOURS_BACK, -1):
         try:
-            found += _interrupt(_session_url(where, shared_as, hour), tag)
+            found += _interrupt(_session_url(where, shared_as, hour), tag, token)
         except Exception as error:
             # A session that the server has closed can't be asked, and nothing runs in it.
             if "SESSION_CLOSED" not in str(error):
@@ -244,7 +277,7 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
     return found
 
 
-def interrupt_on_sigterm(session: SparkSession, where: str, tag: str) -> None:
+def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: str | None = None) -> None:
     """From now on SIGTERM interrupts the operations of this tag on the Connect server, which would go on without us, and
     ends this process with code 143. For the main thread of a program.
 
@@ -253,6 +286,7 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str) -> None:
     """
     if not where.startswith("sc://"):
         return
+    where, token = _with_token(where, token)
     url = _with_session(where, session.session_id)
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -261,7 +295,9 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str) -> None:
         while signal.SIGTERM not in os.read(read, 64):
             pass
         try:
-            log.info("SIGTERM: interrupted on the Spark server: %s", ", ".join(_interrupt(url, tag)) or "nothing ran")
+            log.info(
+                "SIGTERM: interrupted on the Spark server: %s", ", ".join(_interrupt(url, tag, token)) or "nothing ran"
+            )
         finally:
             os._exit(128 + signal.SIGTERM)
 
@@ -331,10 +367,10 @@ def _hour() -> int:
     return int(time.time() // 3600)
 
 
-def _interrupt(url: str, tag: str) -> list[str]:
+def _interrupt(url: str, tag: str, token: str | None) -> list[str]:
     from pyspark.sql.connect.client import SparkConnectClient
 
-    client = SparkConnectClient(url)
+    client = SparkConnectClient(_channel(url, token))
     try:
         _be_impatient(client)
         return client.interrupt_tag(tag) or []

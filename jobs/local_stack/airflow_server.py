@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cairn.command.airflow_rest import AirflowRest, Backfill, RestError
+from cairn.command.airflow_rest import ADMIN, AirflowRest, Backfill, RestError
+from cairn.local_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.postgres import Postgres, PostgresUnavailable
 
@@ -19,6 +22,8 @@ __all__ = ["AirflowClient", "AirflowServer", "RestError", "parse_time"]
 
 _ENDED = ("success", "failed")
 _DATABASE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"
+# Airflow's name for the file.
+_PASSWORDS = "simple_auth_manager_passwords.json.generated"
 # The log servers bind to every interface and can't be told not to; task logs lie on this machine, so they are not needed.
 _COMPONENTS = {
     "api-server": ["api-server"],
@@ -174,6 +179,9 @@ class AirflowServer(Server):
 
     Its database is a PostgreSQL in ``database_dir``, or SQLite where that can't run, which it says; or what
     AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. ``database`` says which, once it has started.
+
+    Every user of the machine reaches its port, so that Airflow asks for the ``password`` of the user ``admin``: a random one, the same
+    for every start in this ``home``. Commands of this user find the password.
     """
 
     def __init__(
@@ -189,13 +197,17 @@ class AirflowServer(Server):
     ) -> None:
         self.repo_root = repo_root
         self.home = home
+        home.mkdir(parents=True, exist_ok=True)
         self.python = str(python or sys.executable)
         self.database = "of your own"
         self._postgres = Postgres(
             database_dir or home / "airflow.postgres", log_dir=log_dir or home / "logs" / "components"
         )
         self.port = claim_port(port)
-        self.client = AirflowClient(f"http://127.0.0.1:{self.port}")
+        self.passwords = home / _PASSWORDS
+        self.password = _password(self.passwords)
+        self.client = AirflowClient(f"http://127.0.0.1:{self.port}", password=self.password)
+        self._kept = ExitStack()
         self.processes = OwnedProcesses(log_dir or home / "logs" / "components")
         self.env = {
             **os.environ,
@@ -216,7 +228,6 @@ class AirflowServer(Server):
             "no_proxy": "127.0.0.1,localhost",
             **(env or {}),
         }
-        home.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Creates or migrates the database (some seconds), starts the components."""
@@ -227,6 +238,9 @@ class AirflowServer(Server):
         if code := self.processes.wait("database"):
             tail = self.processes.log_path("database").read_text(errors="replace")[-3000:]
             raise RuntimeError(f"Airflow's database could not be set up (code {code}):\n{tail}")
+        # Who can't write there gives the commands a token by CAIRN_AIRFLOW_TOKEN.
+        with suppress(OSError):
+            self._kept.enter_context(kept_secret("airflow", self.port, self.password))
         for name, arguments in _COMPONENTS.items():
             command = [self.python, "-m", "airflow", *arguments]
             self.processes.start(name, command, env=self.env, cwd=self.repo_root)
@@ -264,6 +278,7 @@ class AirflowServer(Server):
         try:
             self.processes.stop(grace_s=10)
         finally:
+            self._kept.close()
             self._postgres.stop()
 
     def _start_database(self) -> None:
@@ -279,6 +294,17 @@ class AirflowServer(Server):
                 flush=True,
             )
         (self.home / ".airflow-database").write_text(url + "\n")
+
+
+def _password(file: Path) -> str:
+    """Return the password of the user ``admin``, which Airflow reads from the file. Make the file, for this user only, if it is missing."""
+    with suppress(FileExistsError), os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+        json.dump({ADMIN: new_secret()}, made)
+    file.chmod(0o600)
+    passwords = json.loads(file.read_text() or "{}")
+    if ADMIN not in passwords:
+        raise RuntimeError(f"{file} has no password of the user {ADMIN}; delete the file, and start again")
+    return str(passwords[ADMIN])
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowClient, AirflowServer, RestError, parse_time, task_log
 from local_stack.owned_process import OwnedProcesses, command_line
 from local_stack.spark_server import SparkConnectServer
@@ -80,7 +80,7 @@ def run_demo(days: int) -> int:
     for name in ("state", "savepoints", "docs", "logs"):
         shutil.rmtree(DATA / name, ignore_errors=True)
     with ExitStack() as stack:
-        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002, token=secrets.token_urlsafe())
+        spark = SparkConnectServer(ROOT, log_dir=DATA / "logs", port=15002)
         stack.callback(spark.stop)
         # Every day's checkpoint is restored and proven. The owner's expectations come once a week, since importing Great
         # Expectations would take most of a day's time here; of a few days they see each.
@@ -112,7 +112,7 @@ def show(days: int, spark: SparkConnectServer, airflow: AirflowServer, env: dict
     say("Spark Connect is ready")
     airflow.wait_until_ready()
     airflow.wait_for_dag(DAG)
-    say("Airflow is ready")
+    say(f"Airflow is ready; log in as {ADMIN} with the password {airflow.password}")
 
     client = airflow.client
     last_day = FIRST_DAY + timedelta(days=days - 1)

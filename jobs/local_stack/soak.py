@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 import shutil
 import signal
 import subprocess
@@ -119,7 +118,7 @@ def run(days: int, seed: int) -> int:
     (DATA / "dags" / "soak.py").write_text(DAGS.replace("@MOUNT@", str(DATA / "mount")))
     land = [sys.executable, "-m", "pipelines.land_flights", "--to", str(DATA / "flights"), "--days", str(days)]
     subprocess.run(land, cwd=ROOT, check=True, capture_output=True)
-    with SparkConnectServer(ROOT, log_dir=DATA / "logs", token=secrets.token_urlsafe()) as spark:
+    with SparkConnectServer(ROOT, log_dir=DATA / "logs") as spark:
         env = {
             "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
             "CAIRN_FLIGHTS": str(DATA / "flights"),

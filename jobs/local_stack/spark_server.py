@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cairn.command.spark_server import answers, server_command, server_environment
+from cairn.local_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 
 _NAME = "spark-connect"
@@ -19,9 +21,9 @@ class SparkConnectServer(Server):
     """``with SparkConnectServer(root, log_dir=...) as spark: spark.url``. ``start`` alone does not wait: other things can
     start meanwhile, until ``wait_until_ready``.
 
-    Whoever reaches the port has the server run any code. With a ``token`` only who knows it: then the host is "localhost", since
-    Spark's client sends a token without TLS to no other. ``master``: where its tasks run, if not in the server on ``cores`` cores;
-    ``conf``: more of Spark's configuration.
+    Whoever reaches the port has the server run any code, so that the server asks for a ``token``: a random one if left out. Drivers of
+    this user find the token. ``master``: where its tasks run, if not in the server on ``cores`` cores; ``conf``: more of Spark's
+    configuration.
     """
 
     def __init__(
@@ -38,25 +40,22 @@ class SparkConnectServer(Server):
         self.repo_root = repo_root
         self.port = claim_port(port)
         self.cores = cores
-        self.token = token
+        self.token = token or new_secret()
         self.master = master or f"local[{cores}]"
         self.conf = dict(conf or {})
         self._processes = OwnedProcesses(log_dir)
+        self._kept = ExitStack()
 
     @property
     def url(self) -> str:
         """Of the server, for Spark Connect."""
-        return f"sc://{self._host}:{self.port}"
+        return f"sc://127.0.0.1:{self.port}"
 
     @property
     def airflow_connection(self) -> str:
         """The Airflow connection to it, for an environment variable ``AIRFLOW_CONN_...``."""
-        connection = {"conn_type": "spark_connect", "host": f"sc://{self._host}", "port": self.port}
-        return json.dumps(connection | ({"password": self.token} if self.token else {}))
-
-    @property
-    def _host(self) -> str:
-        return "127.0.0.1" if self.token is None else "localhost"
+        connection = {"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": self.port}
+        return json.dumps({**connection, "password": self.token})
 
     def start(self) -> None:
         """Starts the server; ``wait_until_ready`` waits for it."""
@@ -65,11 +64,12 @@ class SparkConnectServer(Server):
             _NAME,
             server_command(self.port, self.master, self.cores, self.conf),
             # The token not among the options, which everybody on the machine can read.
-            env=server_environment()
-            | {"PYTHONPATH": paths}
-            | ({} if self.token is None else {"SPARK_CONNECT_AUTHENTICATE_TOKEN": self.token}),
+            env=server_environment(self.token) | {"PYTHONPATH": paths},
             cwd=self.repo_root,
         )
+        # Who can't write there gives the drivers the token by the connection.
+        with suppress(OSError):
+            self._kept.enter_context(kept_secret("spark-connect", self.port, self.token))
 
     def wait_until_ready(self, timeout_s: float = 120) -> None:
         """Raises: TimeoutError if it does not answer by then; RuntimeError if its process has ended."""
@@ -89,7 +89,9 @@ class SparkConnectServer(Server):
     def kill(self) -> None:
         """kill -9 of the server and of its Python workers. ``start`` starts another one on the same port."""
         self._processes.stop(grace_s=0, signal_number=signal.SIGKILL)
+        self._kept.close()
 
     def stop(self) -> None:
         """Stops the server and its Python workers."""
         self._processes.stop(grace_s=10)
+        self._kept.close()

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from cairn.command.airflow_rest import ADMIN
 from local_stack.airflow_server import AirflowServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,9 @@ def main() -> int:
         with airflow:
             print(
                 f"Airflow: {airflow.client.url}   (database: {airflow.database}; state: {data}/state; Ctrl-C stops it)"
+            )
+            print(
+                f"Log in as {ADMIN} with the password {airflow.password}   (in {airflow.passwords.name}, which only you can read)"
             )
             print(
                 "Its commands, in another terminal of this folder: "

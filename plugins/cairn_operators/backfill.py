@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.micro_batch import MODES
 from cairn_operators.parse_time import check_pipeline_and_root
+from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.retries import retry_arguments
 from cairn_operators.validate_state import ValidateStateOperator
 
@@ -69,7 +70,7 @@ class RunIntervalsOperator(DriverOperator):
     ) -> None:
         # Through an alias, since of an asset that is an outlet itself Airflow keeps one event per task.
         self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
-        self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+        self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
         if mode not in MODES:
             raise ValueError(f"{self.task_id}: mode {mode!r} is not one of {', '.join(MODES)}")

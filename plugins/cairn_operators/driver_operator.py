@@ -10,13 +10,14 @@ from airflow.sdk import BaseOperator, get_current_context
 
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.google_connection import google_credentials
-from cairn_operators.spark_location import spark_location
+from cairn_operators.hidden_settings import Hidden, hide_secrets
+from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """Runs one command of ``cairn.command.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
     the connection whose key a ``gs://`` root is accessed with; None: application default credentials. ``spark_conf`` is Spark's
-    configuration by name, before what the connection says; the UI shows it, so that secrets belong into the connection.
+    configuration by name, before what the connection says. Airflow shows it with the task; a secret is shown as ``***``.
 
     ``driver_module`` is another module with the same command line; tests use it.
     """
@@ -30,7 +31,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         *,
         pipeline: str,
         root: str,
-        spark_conn_id: str = "cairn_spark",
+        spark_conn_id: str = DEFAULT_CONN_ID,
         gcp_conn_id: str | None = None,
         spark_conf: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -41,8 +42,16 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         self.root = root
         self.spark_conn_id = spark_conn_id
         self.gcp_conn_id = gcp_conn_id
-        self.spark_conf = dict(spark_conf or {})
+        self.spark_conf = hide_secrets(spark_conf or {})
         self._driver: DriverProcess | None = None
+
+    def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
+        """Render the templates of this copy of the task."""
+        # Airflow renders nested fields in place, and the copies of a task share them.
+        self.spark_conf = {k: Hidden(v.text) if isinstance(v, Hidden) else v for k, v in self.spark_conf.items()}
+        super().render_template_fields(context, jinja_env)
+        # A value may have been the result of another task.
+        self.spark_conf = hide_secrets(self.spark_conf)
 
     @property
     def dag_of_pipeline(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import BaseOperator
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 from airflow.sdk.observability import stats
@@ -16,6 +16,7 @@ from airflow.sdk.observability import stats
 from cairn_operators.data_interval import data_interval
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
+from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.task_order import COMMITS_FIRST
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airf
         validated: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+        self.asset = pipeline_asset(pipeline_name)
         super().__init__(
             outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **COMMITS_FIRST, **kwargs}
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,13 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
-_SECRET = ("password", "secret", "token", "credential", "private", "key")
+from cairn_operators.hidden_settings import Hidden, is_secret, redaction_of
+
+DEFAULT_CONN_ID = "cairn_spark"
+# Masters that Spark knows by a word; every other master has a scheme, as in spark://host:7077.
+_WORD = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|yarn")
+# Connection types that are the scheme of a URL, as Airflow makes them of sc://host:15002 or k8s://host:6443.
+_SCHEMES = {"sc": "spark_connect", "k8s": "spark", "yarn": "spark"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +33,21 @@ class SparkLocation:
 
 
 def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> SparkLocation:
-    """The connection's location; ``conf`` counts before what the connection says. Without any connection, and so without any
-    set-up, Spark runs inside the driver on all cores."""
+    """Read where Spark is from a connection; ``conf`` counts before the configuration of the connection.
+
+    Only the default connection may be missing: then Spark runs inside the driver on all cores.
+    """
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
+        if conn_id != DEFAULT_CONN_ID:
+            raise AirflowFailException(
+                f"Airflow has no connection {conn_id!r}, which spark_conn_id names. Correct spark_conn_id, or add the connection:\n"
+                f"airflow connections add {shlex.quote(conn_id)} --conn-type spark_connect --conn-host sc://HOST --conn-port 15002"
+            ) from None
         return SparkLocation(url="local[*]", conf=_texts("spark_conf", conf or {}))
     extra = connection.extra_dejson
-    url = spark_url(connection.conn_type, connection.host, connection.port)
+    url = spark_url(connection.conn_type, connection.host, connection.port, connection.schema)
     url, within = _without_token(url)
     token = connection.password or extra.get("token") or within
     if url.startswith("sc://"):
@@ -56,23 +71,49 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
     )
 
 
-def spark_url(conn_type: str, host: str | None, port: int | None) -> str:
-    """The URL for the parts of a connection. A ``generic`` one, which Airflow makes of a type that it did not know when the
-    connection was added, is told by its host."""
+def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | None = None) -> str:
+    """Build the URL for the parts of a connection.
+
+    Airflow takes the connection URI spark://host:7077 apart into type ``spark``, host ``host`` and port 7077. The scheme that is
+    lost so is put back. Airflow stores a type that it did not know as ``generic``: then the host tells the type.
+
+    Raises: AirflowFailException for a type that does not lead to Spark.
+    """
+    host = host or ""
     if conn_type == "generic" and host:
         conn_type = "spark_connect" if host.startswith("sc://") else "spark"
-    if conn_type == "spark_connect":
+    kind = _SCHEMES.get(conn_type, conn_type)
+    if kind == "spark_connect":
         address, _, parameters = (host or "localhost").removeprefix("sc://").partition("/;")
-        address = address.rstrip("/")
-        if port or ":" not in address:
+        # The parameters of sc://host:15002/;use_ssl=true are the path of the URI, which Airflow calls the schema.
+        parameters = parameters or (schema or "").removeprefix(";")
+        address = _bracketed(address.rstrip("/"))
+        if port or ":" not in address.rpartition("]")[2]:
             address = f"{address}:{port or 15002}"
         return f"sc://{address}{f'/;{parameters}' if parameters else ''}"
-    if conn_type == "spark":
-        return f"{host or 'local[*]'}{f':{port}' if port else ''}"
+    if kind == "spark":
+        return _master(conn_type, host, port)
     raise AirflowFailException(
         f"a connection of type {conn_type!r} does not lead to Spark; use spark_connect or spark, or of type generic a host like "
         "sc://HOST or spark://HOST"
     )
+
+
+def _master(conn_type: str, host: str, port: int | None) -> str:
+    if conn_type == "yarn" or not host:
+        return "yarn" if conn_type == "yarn" else "local[*]"
+    if _WORD.fullmatch(host):
+        return host
+    if conn_type == "k8s" and not host.startswith("k8s://"):
+        host = f"k8s://{host}"
+    elif "://" not in host:
+        host = f"spark://{_bracketed(host)}"
+    return f"{host}{f':{port}' if port else ''}"
+
+
+def _bracketed(host: str) -> str:
+    """An address of IPv6 in brackets, which Airflow removes from a URI; any other host as it is."""
+    return f"[{host}]" if host.count(":") > 1 and not {"[", ","} & set(host) else host
 
 
 def _without_token(url: str) -> tuple[str, str | None]:
@@ -103,15 +144,15 @@ def _parsed(conn_id: str, conf: Any) -> Mapping[str, Any]:
 
 
 def _texts(what: str, conf: Mapping[str, Any]) -> dict[str, str]:
-    """Spark's configuration takes texts."""
-    texts = {}
-    for name, value in conf.items():
+    """Spark's configuration takes texts. From here on Airflow masks the secrets among them in all logs of the task."""
+    plain = {name: value.text if isinstance(value, Hidden) else value for name, value in conf.items()}
+    texts, redaction = {}, redaction_of(plain)
+    for name, value in plain.items():
         if not isinstance(value, str | int | float):
             raise AirflowFailException(
                 f"{what}: {name} is a {type(value).__name__}, not a text, a number, true or false"
             )
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if text and any(word in name.lower() for word in _SECRET):
-            mask_secret(text)
-        texts[name] = text
+        texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, str) and value and is_secret(name, value, redaction):
+            mask_secret(value)
     return texts

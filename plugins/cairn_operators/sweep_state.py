@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -68,13 +67,11 @@ class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         from state_backend.checkpoint.trials import sweep_trials
         from state_backend.values.errors import CairnError
 
-        now_ms = time.time_ns() // 1_000_000
         try:
-            trials = sweep_trials(self.root, self.pipeline_name, now_ms=now_ms, dry_run=self.only_plan)
+            trials = sweep_trials(self.root, self.pipeline_name, dry_run=self.only_plan)
             result = sweep(
                 open_storage(join_url(self.root, self.pipeline_name)),
                 self.pipeline_name,
-                now_ms=now_ms,
                 min_age=self.min_age,
                 dry_run=self.only_plan,
             )

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Asset, AssetAlias, Param
+from airflow.sdk import DAG, AssetAlias, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn_operators.ask_person import APPROVE, ask_person
 from cairn_operators.backfill import COMMITTED, instant, tell_asset
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.parse_time import check_pipeline_and_root
+from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.retries import retry_arguments
 
 DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
@@ -98,7 +99,7 @@ class DeployTrialOperator(DriverOperator):
         **kwargs: Any,
     ) -> None:
         self.alias = AssetAlias(f"cairn_{pipeline_name}_deploy")
-        self.asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+        self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
         self.pipeline_name = pipeline_name
         self.trial = trial

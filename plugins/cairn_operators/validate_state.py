@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
 from cairn_operators.data_docs import DataDocsLink
 from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.driver_operator import DriverOperator
+from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.task_order import THEN_VALIDATES
 
 
@@ -48,7 +48,7 @@ class ValidateStateOperator(DriverOperator):
     ) -> None:
         asset = None
         if pipeline_name is not None and checkpoint is not None:
-            asset = Asset(name=f"cairn_{pipeline_name}", uri=f"cairn://{pipeline_name}")
+            asset = pipeline_asset(pipeline_name)
             kwargs["outlets"] = [asset, *kwargs.get("outlets", [])]
         super().__init__(**{**THEN_VALIDATES, **kwargs})
         if sum(given is not None for given in (checkpoint, attempt, savepoint)) != 1:

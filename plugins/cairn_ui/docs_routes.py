@@ -7,7 +7,6 @@ with the session of who looks at it. The list of them is a page of the checkpoin
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import requires_access_view
@@ -18,7 +17,6 @@ from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
 from cairn_ui import routes
 from cairn_ui.docs import pages_in
 from cairn_ui.pages import HEADERS, render
-from cairn_ui.rights import Rights
 
 _SANDBOX = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",
@@ -34,9 +32,9 @@ app = FastAPI(
 @app.get("/", response_model=None)
 def listing(request: Request, rights: routes.Asks) -> Response:
     """What was validated, by pipeline, newest first."""
-    pages = pages_in(docs_root())
-    keys = {ref.name: ref.key for ref in rights.readable(routes.dags.pipelines())}
-    names = [name for name in sorted({page.pipeline for page in pages}) if _may_read(rights, name)]
+    pages, refs = pages_in(docs_root()), routes.dags.pipelines()
+    keys = {ref.name: ref.key for ref in rights.readable(refs)}
+    names = [name for name in sorted({page.pipeline for page in pages}) if rights.may_read_docs(name, refs)]
     html = render(
         "docs_list.html",
         base=f"{str(request.scope.get('root_path', '')).rstrip('/').removesuffix(URL_PREFIX)}{routes.URL_PREFIX}",
@@ -51,17 +49,23 @@ def listing(request: Request, rights: routes.Asks) -> Response:
 @app.get("/{path:path}", response_model=None)
 def page(path: str, rights: routes.Asks) -> Response:
     """A file of the Data Docs; a folder's is its index.html."""
-    file = page_in(docs_root(), path)
+    root = docs_root()
+    file = page_in(root, path)
     if file is None:
         raise HTTPException(404, "no such page: Data Docs are written when a full validation evaluates expectations")
-    if not _may_read(rights, PurePosixPath(file.relative_to(docs_root().resolve()).as_posix()).parts[0]):
-        raise HTTPException(403, "Airflow does not let you read the DAG of this pipeline")
+    name = file.relative_to(root.resolve()).parts[0]
+    refs = routes.dags.pipelines()
+    if not rights.may_read_docs(name, refs):
+        raise HTTPException(403, _why_not(name, any(ref.name == name for ref in refs)))
     if file.suffix == ".html":
         return HTMLResponse(styled(file.read_text(encoding="utf-8")), headers=_SANDBOX)
     return FileResponse(file, headers=_SANDBOX)
 
 
-def _may_read(rights: Rights, name: str) -> bool:
-    """Whether the user may read a pipeline of this name. Docs of a name that no pipeline has are shown to whoever may see plugins."""
-    named = [ref for ref in routes.dags.pipelines() if ref.name == name]
-    return not named or any(rights.may_read(ref) for ref in named)
+def _why_not(name: str, known: bool) -> str:
+    if known:
+        return "Airflow does not let you read the DAG of this pipeline"
+    return (
+        f"no DAG of Airflow has a pipeline named {name!r}, so that nobody may read its Data Docs. Add the URL of its folder to "
+        "CAIRN_UI_PIPELINES: then whoever may read Airflow's configuration reads them"
+    )

@@ -36,3 +36,11 @@ class Rights:
     def readable(self, refs: Iterable[PipelineRef]) -> list[PipelineRef]:
         """Those that the user may read."""
         return [ref for ref in refs if self.may_read(ref)]
+
+    def may_read_docs(self, name: str, refs: Iterable[PipelineRef]) -> bool:
+        """True if the user may read every pipeline of this name: their Data Docs lie in one folder.
+
+        Data Docs of a name without a pipeline belong to a DAG that Airflow has no more. Nobody can be asked about them.
+        """
+        named = [ref for ref in refs if ref.name == name]
+        return bool(named) and all(self.may_read(ref) for ref in named)

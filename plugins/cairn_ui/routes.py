@@ -342,7 +342,7 @@ def _compare(ref: PipelineRef, asked: tuple[Any, ...], words: list[str]) -> tria
 def of_docs(request: Request, rights: Asks, key: str, path: str) -> Response:
     """A page of Data Docs in the frame of its pipeline."""
     ref = _ref(rights, key)
-    page = docs.page_at(path)
+    page = docs.page_at(path) if rights.may_read_docs(ref.name, dags.pipelines()) else None
     if page is None or page.pipeline != ref.name or page_in(docs_root(), path) is None:
         raise HTTPException(404, "no such page of Data Docs")
     return _of_pipeline(request, ref, Look(reading=None), "docs.html", page=page, docs_prefix=DOCS_PREFIX)

@@ -31,17 +31,17 @@ def make_locked_folder(parent: str, prefix: str) -> tuple[Path, int]:
             return folder, lock
 
 
-def lock_folder(folder: Path) -> int | None:
+def lock_folder(folder: Path | str, above: int | None = None) -> int | None:
     """The descriptor that holds the lock, which other processes that we start do not get; None if another has it, or
-    the folder went meanwhile.
+    the folder went meanwhile. ``above``: the descriptor of the folder that a name is of.
 
     Raises: OSError if it can't be locked at all.
     """
     descriptor, held = -1, False
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = folder.stat().st_ino == os.fstat(descriptor).st_ino
+        held = os.stat(folder, dir_fd=above).st_ino == os.fstat(descriptor).st_ino
     except (BlockingIOError, FileNotFoundError):
         pass
     finally:
@@ -50,12 +50,12 @@ def lock_folder(folder: Path) -> int | None:
     return descriptor if held else None
 
 
-def remove_unlocked(folder: Path) -> bool:
-    """Removes a folder that nobody has locked; whether it did. Raises: OSError if it can't be locked at all."""
-    lock = lock_folder(folder)
+def remove_unlocked(folder: Path | str, above: int | None = None) -> bool:
+    """Removes a folder that nobody has locked; whether it did. ``above`` as `lock_folder`. Raises: OSError if it can't be locked at all."""
+    lock = lock_folder(folder, above)
     if lock is None:
         return False
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True, dir_fd=above)
     with suppress(OSError):
         os.close(lock)
     return True

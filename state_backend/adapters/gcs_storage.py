@@ -244,6 +244,8 @@ class GcsStorage:
     they are refused, or the bucket does not exist.
     """
 
+    lists_what_is_there = True
+
     def __init__(
         self,
         bucket: str,

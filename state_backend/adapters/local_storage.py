@@ -8,6 +8,9 @@
 A new file is written to `.tmp`, synced, hard-linked to its name (the link fails if the name is taken, which makes it
 the one step that decides a race), and the folder is synced. So the file system must support hard links. The lock is
 the root's: who replaces or deletes the same files must open the same root, not one above or below it.
+
+The root may be a symbolic link. Below the root, links are read through, but nothing is created, replaced or deleted behind one
+(`no_follow`). A link in the place of a file is replaced or deleted itself. The folder of trials in a root counts as below it.
 """
 
 from __future__ import annotations
@@ -15,20 +18,25 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISLNK, S_ISREG
+from typing import BinaryIO
 from uuid import uuid4
 
 import google_crc32c
 
+from state_backend.adapters import no_follow
+from state_backend.adapters.no_follow import LinkInPath
 from state_backend.adapters.work_folders import FULL_DISK
+from state_backend.formats.paths import TRIALS
 from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path, check_prefix
 from state_backend.values.errors import (
     AlreadyExists,
+    BehindLink,
     CorruptFile,
     NotFound,
     PermissionRefused,
@@ -60,6 +68,9 @@ _ADVICE = {
 # Of a file that a storage delivers: the disk is that of the host at work.
 _HERE = {errno.ENOSPC: FULL_DISK, errno.EDQUOT: FULL_DISK}
 
+# Where the system makes no hard link, a copy serves.
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ELOOP)
+
 # A network file system may have done what it failed to confirm.
 _UNCONFIRMED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 
@@ -69,11 +80,17 @@ def os_errors(doing: str, *, may_be_absent: bool = True, advice: Mapping[int, st
     """The one place that turns an OSError into an answer of the storage port. ``doing`` completes "can't ..." and names
     the file. ``advice``, by errno, is the message for a root.
 
-    Raises: NotFound for a missing file that may be absent; StorageUnavailable for one that may not, since then its folder is gone.
+    Raises: NotFound for a missing file that may be absent; StorageUnavailable for one that may not, since then its folder is gone;
+        BehindLink for `LinkInPath`.
     """
     try:
         yield
     except OSError as error:
+        if isinstance(error, LinkInPath):
+            raise BehindLink(
+                f"can't {doing}: {error.link!r} is a symbolic link, and nothing is changed behind a link below a root; "
+                "put what the link leads to in its place, or remove the link"
+            ) from error
         reason = f"can't {doing}: {os.strerror(error.errno) if error.errno else error}"
         if error.errno == errno.EEXIST:
             raise AlreadyExists(reason) from error
@@ -144,10 +161,12 @@ class LocalStorage:
             raise UsageError(f"a local storage root must be an absolute path without '..'; got {str(root)!r}")
         self.url = f"file://{root}"
         self._root = root
-        self._temp = root / TEMP_FOLDER
+        # A root below .trials was made by Cairn, never by a user: links are followed up to there only.
+        parts = root.parts.index(TRIALS) if TRIALS in root.parts else len(root.parts)
+        self._linkable, self._own = Path(*root.parts[:parts]), root.parts[parts:]
         self._leftover_min_age_s = leftover_min_age_s
         self._leftovers_removed = False
-        self._durable: set[Path] = set()
+        self._durable: set[str] = set()
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
         """See `Storage.read`."""
@@ -161,11 +180,13 @@ class LocalStorage:
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
         """See `Storage.replace`."""
-        target, doing = self._file(path), self._doing("replace", path)
+        folder, _, name = check_path(path).rpartition("/")
+        doing = self._doing("replace", path)
         self._expect(path, generation)  # refuses early; what counts is the look under the lock
-        with self._written(path, (data,), doing) as (temp, handle), self._locked():
+        with self._written(path, (data,), doing) as (temps, temp, handle), self._locked():
             self._expect(path, generation)
-            self._publish(lambda: temp.replace(target), target, doing)
+            with self._folder(folder) as into:
+                self._publish(lambda: os.rename(temp, name, src_dir_fd=temps, dst_dir_fd=into), into, doing)
         return handle
 
     def upload(self, path: str, local: Path) -> Handle:
@@ -181,34 +202,37 @@ class LocalStorage:
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
         """See `Storage.copy_from`. A hard link within one file system, if the system allows it."""
-        target, doing = self._file(path), self._doing(f"copy {handle.path!r} of {source.url} to", path)
-        with os_errors(doing, may_be_absent=False):
-            self._make_durable(target.parent)
-            if not (isinstance(source, LocalStorage) and self._linked(source, handle, target, doing)):
-                self._make_durable(self._temp)
-                temp = self._temp / f"{uuid4().hex}.part"
-                try:
-                    source.download(handle, temp)
-                    _sync(temp)
-                    self._publish(lambda: target.hardlink_to(temp), target, doing)
-                finally:
-                    with suppress(OSError):
-                        temp.unlink()
+        folder, _, name = check_path(path).rpartition("/")
+        doing = self._doing(f"copy {handle.path!r} of {source.url} to", path)
+        with os_errors(doing, may_be_absent=False), self._folder(folder, make=True) as into:
+            if not (isinstance(source, LocalStorage) and self._linked(source, handle, into, name, doing)):
+                with self._folder(TEMP_FOLDER, make=True) as temps:
+                    temp = f"{uuid4().hex}.part"
+                    local = _path_of(temps, self._root / TEMP_FOLDER) / temp
+                    try:
+                        source.download(handle, local)
+                        _sync(local)
+                        self._publish(lambda: _link(temps, temp, into, name), into, doing)
+                    finally:
+                        with suppress(OSError):
+                            os.unlink(temp, dir_fd=temps)
         return replace(handle, path=path)
 
-    def _linked(self, source: LocalStorage, handle: Handle, target: Path, doing: str) -> bool:
-        """Whether the file could be linked: not across file systems, nor where the system protects another user's files.
-        A symbolic link would be linked itself, and what it points to may go."""
+    def _linked(self, source: LocalStorage, handle: Handle, into: int, name: str, doing: str) -> bool:
+        """Links a file of another root; False where the system makes no such link, or if the file is or lies behind a symbolic
+        link: the file may go with whatever the link leads to."""
         file = source._file(handle.path)
-        if file.is_symlink():
-            return False
         for _ in verified(read_chunks(file, source._doing("read", handle.path)), handle, url=source.url):
             pass
         _sync(file)  # whoever copied the folder there may not have
+        folder, _, own = handle.path.rpartition("/")
         try:
-            self._publish(lambda: target.hardlink_to(file), target, doing)
+            with source._folder(folder) as there:
+                if S_ISLNK(os.stat(own, dir_fd=there, follow_symlinks=False).st_mode):
+                    return False
+                self._publish(lambda: _link(there, own, into, name), into, doing)
         except OSError as error:
-            if error.errno in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP):
+            if error.errno in _NO_LINK:
                 return False
             raise
         return True
@@ -222,45 +246,84 @@ class LocalStorage:
                 return None
         return _info(path, found) if S_ISREG(found.st_mode) else None
 
+    def folders(self, path: str) -> tuple[str, ...]:
+        """The names of the folders in a folder, sorted, without links; none if the folder is absent."""
+        with os_errors(self._doing("list", path)):
+            try:
+                with self._folder(check_path(path)) as descriptor, os.scandir(descriptor) as entries:
+                    return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
+            except FileNotFoundError:
+                return ()
+
     def list(self, prefix: str) -> Iterator[FileInfo]:
         """See `Storage.list`."""
         folder, slash, name = check_prefix(prefix).rpartition("/")
-        return self._walk(folder + slash, name)
+        return self._walk(folder + slash, name, None)
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
         """See `Storage.delete`. Not synced: a file that a power loss brings back is an orphan for the sweeper. Empty
         directories stay, because removing one could race with a creator that has just found it."""
         if self.stat(path) is None:
             return False
-        with os_errors(self._doing("delete", path)), self._locked():
-            if (found := self.stat(path)) is None:
+        folder, _, name = path.rpartition("/")
+        with os_errors(self._doing("delete", path)), ExitStack() as stack:
+            stack.enter_context(self._locked())
+            try:
+                above = stack.enter_context(self._folder(folder))
+                found = os.stat(name, dir_fd=above)
+            except FileNotFoundError:
                 return False
-            if generation not in (None, found.generation):
+            if not S_ISREG(found.st_mode):
+                return False
+            if generation not in (None, _info(path, found).generation):
                 raise PreconditionFailed(
                     f"can't delete {path!r} of {self.url}: it was rewritten since it was looked at"
                 )
-            self._file(path).unlink()
+            os.unlink(name, dir_fd=above)
         return True
+
+    def remove_all(self) -> None:
+        """Removes the root with every file and folder in it, or its link if the root is one. What can't be removed stays."""
+        with os_errors(f"remove {self.url}"), suppress(FileNotFoundError), self._above() as above:
+            no_follow.remove_tree(above, self._root.name)
+
+    def remove_empty(self, up_to: LocalStorage) -> None:
+        """Removes folders without files at and below the root, and above it those up to another root, which stays. With any file
+        below the root, nothing is removed."""
+        if next(iter(self.list("")), None) is not None:
+            return
+        with suppress(OSError):
+            with suppress(FileNotFoundError), self._folder(TEMP_FOLDER) as temps:
+                for name in no_follow.names_in(temps):
+                    os.unlink(name, dir_fd=temps)
+            with self._above() as above:
+                no_follow.remove_empty_folders(above, self._root.name)
+            folder = self._root.parent
+            while folder != up_to._root:
+                with LocalStorage(folder)._above() as above:
+                    os.rmdir(folder.name, dir_fd=above)
+                folder = folder.parent
 
     def keep_room(self) -> None:
         """See `KeepsRoom.keep_room`."""
-        room = self._temp / _ROOM
-        with suppress(OSError):
-            if room.exists():
+        with suppress(OSError), self._folder(TEMP_FOLDER) as temps:
+            if _ROOM in no_follow.names_in(temps):
                 return
-            part = self._temp / f"{uuid4().hex}.part"
+            part = f"{uuid4().hex}.part"
             try:
-                with part.open("xb") as file:
+                with _new_file(temps, part) as file:
                     file.write(os.urandom(_ROOM_BYTES))  # which no file system compresses, nor leaves out
                     os.fsync(file.fileno())
-                part.replace(room)
+                os.rename(part, _ROOM, src_dir_fd=temps, dst_dir_fd=temps)
             finally:
-                part.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=temps)
 
     def free_room(self) -> bool:
         """See `KeepsRoom.free_room`."""
         try:
-            (self._temp / _ROOM).unlink()
+            with self._folder(TEMP_FOLDER) as temps:
+                os.unlink(_ROOM, dir_fd=temps)
         except OSError:
             return False
         return True
@@ -272,22 +335,22 @@ class LocalStorage:
         return f"{verb} {path!r} of {self.url}"
 
     def _create(self, path: str, chunks: Iterable[bytes]) -> Handle:
-        target, doing = self._file(path), self._doing("create", path)
-        with self._written(path, chunks, doing) as (temp, handle):
-            self._make_durable(target.parent)
-            self._publish(lambda: target.hardlink_to(temp), target, doing)
+        folder, _, name = check_path(path).rpartition("/")
+        doing = self._doing("create", path)
+        with self._written(path, chunks, doing) as (temps, temp, handle), self._folder(folder, make=True) as into:
+            self._publish(lambda: _link(temps, temp, into, name), into, doing)
         return handle
 
     @contextmanager
-    def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[Path, Handle]]:
-        """A synced temp file with its handle, gone when the block ends. Maps the errors of the block too."""
-        with os_errors(doing, may_be_absent=False):
-            self._make_durable(self._temp)
-            self._remove_leftovers()
-            temp = self._temp / f"{uuid4().hex}.part"
+    def _written(self, path: str, chunks: Iterable[bytes], doing: str) -> Iterator[tuple[int, str, Handle]]:
+        """A synced temp file, as its folder's descriptor, its name there and its handle; gone when the block ends. Maps the errors
+        of the block too."""
+        with os_errors(doing, may_be_absent=False), self._folder(TEMP_FOLDER, make=True) as temps:
+            self._remove_leftovers(temps)
+            temp = f"{uuid4().hex}.part"
             try:
                 size_bytes = crc32c = 0
-                with temp.open("xb") as file:
+                with _new_file(temps, temp) as file:
                     for chunk in chunks:
                         file.write(chunk)
                         size_bytes += len(chunk)
@@ -295,15 +358,16 @@ class LocalStorage:
                     file.flush()
                     # File systems stamp by ticks of some ms, and reuse inodes at once: without a time of its own, a
                     # file that is deleted and written again within a tick could come back as the same generation.
-                    now_ns = time.time_ns()
-                    os.utime(file.fileno(), ns=(now_ns, now_ns))
+                    # The time stays that of the file system, less a second at most: the clock of this host may be wrong.
+                    stamped_ns = os.fstat(file.fileno()).st_mtime_ns - secrets.randbelow(1_000_000_000)
+                    os.utime(file.fileno(), ns=(stamped_ns, stamped_ns))
                     os.fsync(file.fileno())
-                yield temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
+                yield temps, temp, Handle(path=path, size_bytes=size_bytes, crc32c=crc32c)
             finally:
                 with suppress(OSError):  # a leftover is invisible, and the outcome of the write is decided already
-                    temp.unlink()
+                    os.unlink(temp, dir_fd=temps)
 
-    def _publish(self, step: Callable[[], object], target: Path, doing: str) -> None:
+    def _publish(self, step: Callable[[], object], folder: int, doing: str) -> None:
         try:
             step()
         except OSError as error:
@@ -311,7 +375,7 @@ class LocalStorage:
                 raise UnknownOutcome(f"can't tell whether this was done: {doing}: {error}") from error
             raise
         try:
-            _sync_folder(target.parent)
+            _sync_folder(folder)
         except OSError as error:
             raise UnknownOutcome(f"done, but it may not survive a crash: {doing}: {error}") from error
 
@@ -325,37 +389,78 @@ class LocalStorage:
     def _locked(self) -> Iterator[None]:
         """Excludes every other replace and delete under this root, by threads and processes. The system frees the
         lock of a process that dies."""
-        self._make_durable(self._temp)
-        with (self._temp / "lock").open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with ExitStack() as stack:
+            temps = stack.enter_context(self._folder(TEMP_FOLDER, make=True))
+            lock = stack.enter_context(no_follow.closing(no_follow.open_lock(temps, "lock", f"{TEMP_FOLDER}/lock")))
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _make_durable(self, folder: Path) -> None:
-        """Creates a directory with its parents such that it survives a crash. One that is found may have been made a
-        moment ago by another process that has not synced it yet; so each is synced once per instance."""
-        if folder in self._durable and folder.is_dir():
-            return
-        found = folder.is_dir()
-        if not found or self._root in folder.parents:
-            self._make_durable(folder.parent)
-        if not found:
-            _make_folder(folder)
-        if not found or folder.is_relative_to(self._root):
-            with suppress(PermissionError):  # the parent of the root may be closed to us
-                _sync_folder(folder.parent)
-        self._durable.add(folder)
+    @contextmanager
+    def _folder(self, folder: str, *, make: bool = False) -> Iterator[int]:
+        """The descriptor of a folder of the root; "" is the root itself. ``make``: the folder and its parents are created where they
+        are missing, such that they survive a crash. A folder that is found may have been made a moment ago by another process
+        that has not synced it yet; so each one is synced once per instance.
 
-    def _remove_leftovers(self) -> None:
+        Raises: LinkInPath if a folder below the root is a symbolic link.
+        """
+        with no_follow.closing(
+            self._open((*self._own, *folder.split("/")) if folder else self._own, make)
+        ) as descriptor:
+            yield descriptor
+
+    @contextmanager
+    def _above(self) -> Iterator[int]:
+        """The descriptor of the folder that the root lies in. Raises: as `_folder`."""
+        descriptor = self._open(self._own[:-1], False) if self._own else no_follow.open_root(self._root.parent)
+        with no_follow.closing(descriptor):
+            yield descriptor
+
+    def _open(self, names: Sequence[str], make: bool) -> int:
+        if make and ("" not in self._durable or not self._linkable.is_dir()):
+            _make_root(self._linkable)
+            self._durable.add("")
+        descriptor, path = no_follow.open_root(self._linkable), ""
+        for name in names:
+            above, path = descriptor, f"{path}/{name}" if path else name
+            with no_follow.closing(above):
+                descriptor = self._make_and_open(above, name, path) if make else no_follow.open_below(above, name, path)
+        return descriptor
+
+    def _make_and_open(self, above: int, name: str, path: str) -> int:
+        try:
+            descriptor, made = no_follow.open_below(above, name, path), False
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=above)
+            descriptor, made = no_follow.open_below(above, name, path), True
+        if made or path not in self._durable:
+            with ExitStack() as stack:
+                stack.callback(os.close, descriptor)
+                _sync_folder(above)
+                stack.pop_all()
+            self._durable.add(path)
+        return descriptor
+
+    def _remove_leftovers(self, temps: int) -> None:
         if self._leftovers_removed:
             return
         self._leftovers_removed = True
-        oldest_s = time.time() - self._leftover_min_age_s
-        for temp in self._temp.glob("*.part"):
-            with suppress(OSError):  # another cleaner was faster, or it is another user's: no reason to fail a write
-                if temp.stat().st_mtime < oldest_s:
-                    temp.unlink()
+        with suppress(OSError):
+            os.utime(temps)
+            oldest_s = os.fstat(temps).st_mtime - self._leftover_min_age_s
+            for name in no_follow.names_in(temps):
+                # Another cleaner was faster, or it is another user's: no reason to fail a write.
+                with suppress(OSError):
+                    found = os.stat(name, dir_fd=temps, follow_symlinks=False)
+                    if name.endswith(".part") and found.st_mtime < oldest_s:
+                        os.unlink(name, dir_fd=temps)
 
-    def _walk(self, folder: str, start: str) -> Iterator[FileInfo]:
+    def _is_behind_link(self, folder: str) -> bool:
+        """True if the way from the root to a folder ("" or ending in "/") leads through a link."""
+        path = self._linkable
+        return any((path := path / name).is_symlink() for name in (*self._own, *folder.split("/")[:-1]))
+
+    def _walk(self, folder: str, start: str, behind_link: bool | None) -> Iterator[FileInfo]:
         """Files below ``folder`` ("" or ending in "/") whose next segment begins with ``start``. Symbolic links are followed, but
         for those that lead nowhere, to themselves, or back to a directory that the walk came through."""
         with os_errors(self._doing("list", folder)):
@@ -363,15 +468,18 @@ class LocalStorage:
                 with os.scandir(self._root / folder) as entries:
                     # With its '/', a directory sorts among its siblings as the paths of its files do.
                     names = sorted(
-                        f"{entry.name}/" if self._is_folder(folder, entry) else entry.name for entry in entries
+                        (f"{entry.name}/" if self._is_folder(folder, entry) else entry.name, entry.is_symlink())
+                        for entry in entries
                     )
             except FileNotFoundError:
                 return
-        for name in names:
+        if behind_link is None:
+            behind_link = self._is_behind_link(folder)
+        for name, is_link in names:
             if not name.startswith(start) or name == f"{TEMP_FOLDER}/":
                 continue
             if name.endswith("/"):
-                yield from self._walk(folder + name, "")
+                yield from self._walk(folder + name, "", behind_link or is_link)
                 continue
             with os_errors(self._doing("list", folder + name)):
                 try:
@@ -383,7 +491,7 @@ class LocalStorage:
                         continue
                     raise
             if S_ISREG(found.st_mode):
-                yield _info(folder + name, found)
+                yield _info(folder + name, found, behind_link)
 
     def _is_folder(self, folder: str, entry: os.DirEntry[str]) -> bool:
         """True for a directory that a walk may enter. A link to one above it would be entered again and again."""
@@ -400,16 +508,17 @@ class LocalStorage:
         return not any(os.path.samestat(target, above.stat()) for above in (here, *here.parents))
 
 
-def _info(path: str, found: os.stat_result) -> FileInfo:
-    # A hard link to an old file has that file's mtime, and a copy of a folder may keep it: a sweep would take what a fork or a
-    # restore links now for a leftover. The ctime is at least the time of the link; a chown may set it too, which delays a sweep.
-    modified_ns = max(found.st_mtime_ns, found.st_ctime_ns)
+def _info(path: str, found: os.stat_result, behind_link: bool = False) -> FileInfo:
+    # Only the file system sets the ctime, by its own clock. Anybody may set the mtime: a host whose clock is wrong, a copy of a
+    # folder. A hard link to an old file has that file's mtime, and a sweep would take what a fork links now for a leftover. A chown
+    # sets the ctime too, which delays a sweep.
     return FileInfo(
         path=path,
         size_bytes=found.st_size,
         generation=found.st_mtime_ns << 64 | found.st_ino,
-        modified_ms=modified_ns // 1_000_000,
+        modified_ms=found.st_ctime_ns // 1_000_000,
         crc32c=None,
+        behind_link=behind_link,
     )
 
 
@@ -420,18 +529,40 @@ def _make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
 
 
+def _make_root(root: Path) -> None:
+    """Creates a root with its parents such that they survive a crash, links followed."""
+    missing = [folder for folder in (root, *root.parents) if not folder.is_dir()]
+    for folder in reversed(missing or [root]):
+        _make_folder(folder)
+        # The parent of the root may be closed to us.
+        with suppress(PermissionError), no_follow.closing(no_follow.open_root(folder.parent)) as parent:
+            _sync_folder(parent)
+
+
 def _sync(file: Path) -> None:
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_folder(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
         # Some file systems can't sync a directory, and need not. Source: restic, internal/backend/local.
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-    finally:
-        os.close(descriptor)
+
+
+def _new_file(folder: int, name: str) -> BinaryIO:
+    return os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder), "wb")
+
+
+def _link(from_: int, name: str, to: int, new_name: str) -> None:
+    """Makes a hard link. It fails if the new name is taken, by a symbolic link too."""
+    os.link(name, new_name, src_dir_fd=from_, dst_dir_fd=to, follow_symlinks=False)
+
+
+def _path_of(descriptor: int, folder: Path) -> Path:
+    """A path that leads to an open folder even if its name leads elsewhere by now; where the system has none, the folder's."""
+    path = Path(f"/proc/self/fd/{descriptor}")
+    return path if path.exists() else folder

@@ -34,6 +34,8 @@ def _system_ms() -> int:
 class MemoryStorage:
     """Files in a dictionary. ``now_ms`` is the clock that stamps them, in milliseconds since the epoch."""
 
+    lists_what_is_there = True
+
     def __init__(self, url: str = "memory://", *, now_ms: Callable[[], int] = _system_ms) -> None:
         self.url = url
         self._now_ms = now_ms

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.ports.storage import TEMP_FOLDER, Storage, check_path
+from state_backend.ports.storage import Storage, check_path
 from state_backend.values.errors import UsageError
+from state_backend.values.handles import FileInfo
 
 _ACCEPTED = "file:///absolute/path, /absolute/path, gs://bucket/prefix, or memory://name"
 
@@ -62,32 +61,36 @@ def forget_memory(url: str) -> None:
 
 
 def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
-    """Deletes every file below a URL, and on a local disk the folder too; how many files there were, and their bytes."""
+    """Deletes every file below a URL, and on a local disk the folder too; how many files there were, and their bytes. A symbolic
+    link is removed, and what lies behind it is neither removed nor counted."""
     storage = open_storage(url)
-    files = list(storage.list(""))
+    files = _own_files(storage)
     if dry_run:
         return len(files), sum(f.size_bytes for f in files)
     if isinstance(storage, LocalStorage):
-        shutil.rmtree(storage.url.removeprefix("file://"), ignore_errors=True)
+        storage.remove_all()
     with ThreadPoolExecutor(8) as pool:  # on a disk those that the call above could not delete, which says why
-        list(pool.map(lambda f: storage.delete(f.path), storage.list("")))
+        list(pool.map(lambda f: storage.delete(f.path), _own_files(storage)))
     return len(files), sum(f.size_bytes for f in files)
 
 
 def remove_empty(url: str, *, up_to: str) -> None:
     """Removes folders without files at and below a local URL, and above it those up to ``up_to``, which stays. Elsewhere there are none."""
     storage, last = open_storage(url), open_storage(up_to)
-    if not isinstance(storage, LocalStorage) or next(iter(storage.list("")), None) is not None:
-        return
-    folder, end = Path(storage.url.removeprefix("file://")), Path(last.url.removeprefix("file://"))
-    with suppress(OSError):
-        for path in (folder / TEMP_FOLDER).glob("*"):
-            path.unlink()
-        for found in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
-            found.rmdir()
-        while folder != end:
-            folder.rmdir()
-            folder = folder.parent
+    if isinstance(storage, LocalStorage) and isinstance(last, LocalStorage):
+        storage.remove_empty(last)
+
+
+def folders_in(url: str, path: str) -> list[str]:
+    """The names of the folders in a folder below a URL, sorted. On a local disk those without files too, but no symbolic links."""
+    storage = open_storage(url)
+    if isinstance(storage, LocalStorage):
+        return list(storage.folders(path))
+    return sorted({f.path.removeprefix(f"{path}/").partition("/")[0] for f in storage.list(f"{path}/")})
+
+
+def _own_files(storage: Storage) -> list[FileInfo]:
+    return [f for f in storage.list("") if not f.behind_link]
 
 
 def join_url(url: str, *segments: str) -> str:

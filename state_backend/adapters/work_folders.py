@@ -20,13 +20,13 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
+from state_backend.adapters import no_follow
 from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
 from state_backend.values.errors import StorageUnavailable
 
@@ -62,7 +62,7 @@ def _work_folder(what: str) -> Iterator[Path]:
             yield Path(name)
         return
     with suppress(OSError):
-        remove_abandoned(parent, kernel(), time.time())
+        remove_abandoned(parent, kernel(), touched_s(parent))
     folder, lock = _make(parent, what)
     try:
         yield folder
@@ -74,27 +74,35 @@ def _work_folder(what: str) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path, kernel: str, now_s: float) -> None:
-    """Removes up to 16 abandoned folders of the first 1024 in ``parent``. ``now_s``: seconds since the epoch."""
+    """Removes up to 16 abandoned folders of the first 1024 in ``parent``. ``now_s``: seconds since the epoch, by the clock of the
+    file system."""
     left = _MOST_REMOVED
-    with os.scandir(parent) as entries:
+    # The parent may be a link to folders of ours by now, where the temp folder lets others rename.
+    with no_follow.closing(no_follow.open_folder(parent)) as above, os.scandir(above) as entries:
         for entry in islice(entries, _MOST_SEEN):
             with suppress(OSError):
-                left -= _remove_if_abandoned(Path(entry.path), kernel, now_s)
+                left -= _remove_if_abandoned(above, entry.name, kernel, now_s)
             if not left:
                 return
 
 
-def _remove_if_abandoned(folder: Path, kernel: str, now_s: float) -> bool:
-    if folder.stat(follow_symlinks=False).st_uid != os.geteuid():
+def touched_s(folder: Path | int) -> float:
+    """The time now by the clock of the folder's file system, which a network disk takes from its server; seconds since the epoch."""
+    os.utime(folder)
+    return os.stat(folder).st_mtime  # noqa: PTH116
+
+
+def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bool:
+    if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != os.geteuid():
         return False
-    if is_locked_by(folder.name, kernel):
-        return remove_unlocked(folder)
-    if now_s - _changed_s(folder) < _MIN_AGE_S:
+    if is_locked_by(name, kernel):
+        return remove_unlocked(name, above)
+    if now_s - _changed_s(above, name) < _MIN_AGE_S:
         return False
     try:
-        return remove_unlocked(folder)  # a disk whose locks reach further than we know says who is alive
+        return remove_unlocked(name, above)  # a disk whose locks reach further than we know says who is alive
     except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(name, ignore_errors=True, dir_fd=above)
         return True
 
 
@@ -103,10 +111,10 @@ def is_locked_by(name: str, kernel: str) -> bool:
     return kernel != _UNLOCKED and name.partition("-")[0] == kernel
 
 
-def _changed_s(folder: Path) -> float:
+def _changed_s(above: int, name: str) -> float:
     """When something was made or removed in the folder or in one of its own folders for the last time, since the epoch."""
-    times_s = [folder.stat(follow_symlinks=False).st_mtime]
-    with os.scandir(folder) as entries:
+    times_s = [os.stat(name, dir_fd=above, follow_symlinks=False).st_mtime]
+    with no_follow.closing(no_follow.open_below(above, name, name)) as folder, os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 times_s.append(entry.stat(follow_symlinks=False).st_mtime)

@@ -14,14 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
-from state_backend.checkpoint.log import Log, attempt_of, facts_of, interval_of, kind_of, outputs_of
+from state_backend.checkpoint.listing import note_names
+from state_backend.checkpoint.log import Log, attempt_of, facts_of, facts_of_all, outputs_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
 from state_backend.checkpoint.summary import is_replaced, next_summary, summary_so_far
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome
 from state_backend.values.records import (
     AttemptEnd,
@@ -80,7 +82,13 @@ def settle(storage: Storage, log: Log) -> None:
     else:
         settled = [*_settled_of_all(log), *_ends_of(log.entries.values())]
 
-    at_once(lambda file: create_settled(storage, file), settled)
+    noted: dict[str, set[str]] = {}
+    for file in settled if lists_late(storage) else ():
+        if isinstance(file, Settled):
+            folder, slash, name = paths.settled(file.interval, file.id, file.kind).rpartition("/")
+            noted.setdefault(folder + slash, set()).add(name)
+    creates = [partial(create_settled, storage, file) for file in settled]
+    at_once(lambda write: write(), [*creates, *(partial(note_names, storage, *item) for item in noted.items())])
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
@@ -111,15 +119,10 @@ def _settled_of(record: Record) -> Iterator[Settled]:
 
 def _settled_of_all(log: Log) -> Iterator[Settled]:
     """Of a log without a summary, whose tombstones hold their outputs."""
-    for entry in log.commits():
-        interval = interval_of(entry)
-        if interval is not None:
-            kind = kind_of(entry)
-            yield Settled(id=entry.id, kind=kind, interval=interval, outputs=outputs_of(entry))  # type: ignore[arg-type]
-    for interval, checkpoint_id in log.publications():
+    for interval, checkpoint_id, kind in facts_of_all(log):
         by = log.entries[checkpoint_id]
-        if not isinstance(by, SweepRecord) and interval_of(by) != interval:
-            yield Settled(id=checkpoint_id, kind="replaced", interval=interval)
+        outputs = () if kind == "replaced" or isinstance(by, SweepRecord) else outputs_of(by)
+        yield Settled(id=checkpoint_id, kind=kind, interval=interval, outputs=outputs)  # type: ignore[arg-type]
 
 
 def _ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:

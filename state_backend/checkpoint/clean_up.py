@@ -7,12 +7,15 @@ what the newest record does not retain no later one does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from state_backend.checkpoint.append import create_settled
-from state_backend.checkpoint.leases import plan_leases
+from state_backend.checkpoint.leases import delete_lease, plan_leases
+from state_backend.checkpoint.listing import listed_files
 from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, vouched_base_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, Past, read_settled
@@ -20,9 +23,11 @@ from state_backend.checkpoint.summary import is_replaced, summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
-from state_backend.values.errors import CorruptFile, CorruptRecord, NotFound, PreconditionFailed
+from state_backend.values.errors import BehindLink, CorruptFile, CorruptRecord, NotFound, PreconditionFailed
 from state_backend.values.handles import FileInfo, Handle
 from state_backend.values.records import AttemptEnd, Content, Record, ShardRef, SweepRecord, Tombstone
+
+logger = logging.getLogger("cairn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,8 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     leased, ended = leased_checkpoints(storage, log)
     for lease in ended:
         with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
-            storage.delete(lease.path, generation=lease.generation)
+            if not lease.behind_link:
+                delete_lease(storage, lease.path, lease.generation)
     for record in leased.values():
         needed.paths.update(h.path for h in _state_files(record.content, storage, gone_before=True))
     waiting = [u for u in log.summary.unpublished if u.id in log.summary.dropping]
@@ -89,7 +95,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
 
 def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], list[FileInfo]]:
     """The dropped checkpoints that somebody still reads, by id, and the leases that have ended."""
-    leases = list(storage.list(paths.LEASES))
+    leases = listed_files(storage, paths.LEASES)
     head = storage.stat(paths.record(log.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
     dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(log).dropping}}
@@ -196,7 +202,18 @@ def delete_files(storage: Storage, doomed: set[str]) -> int:
     manifests = {path for path in doomed if path.endswith(".manifest")}
     if isinstance(storage, DeletesMany):
         return storage.delete_many([*sorted(doomed - manifests), *sorted(manifests)])
-    return sum(sum(at_once(storage.delete, sorted(some))) for some in (doomed - manifests, manifests))
+    delete = partial(delete_file, storage)
+    return sum(sum(at_once(delete, sorted(some))) for some in (doomed - manifests, manifests))
+
+
+def delete_file(storage: Storage, path: str, *, generation: int | None = None) -> bool:
+    """As `Storage.delete`, but a file behind a symbolic link stays, with a warning: somebody moved it out of the root, and the clean-up
+    of all other files must go on."""
+    try:
+        return storage.delete(path, generation=generation)
+    except BehindLink as error:
+        logger.warning("%s", error)
+        return False
 
 
 def tombstone_of(record: Record) -> Tombstone:

@@ -32,6 +32,7 @@ from state_backend.checkpoint.clean_up import (
 )
 from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.lineage import choose_base
+from state_backend.checkpoint.listing import note_names
 from state_backend.checkpoint.log import (
     Entry,
     Log,
@@ -48,7 +49,7 @@ from state_backend.checkpoint.past import Past
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
-from state_backend.ports.storage import KeepsRoom, Storage
+from state_backend.ports.storage import KeepsRoom, Storage, lists_late
 from state_backend.values.errors import (
     AlreadyExists,
     CorruptFile,
@@ -360,9 +361,12 @@ class Coordinator:
             return decision
         dropped = sorted(log.retained.keys() - {r.id for r in decision.record.retained})
         marks = [paths.validated(n, mode) for n in dropped for mode in get_args(ValidationMode)]
-        if len(dropped) <= _FEW_DROPPED and not any(info is not None for info in at_once(self._storage.stat, marks)):
+        few = len(dropped) <= _FEW_DROPPED
+        looked_at = at_once(self._storage.stat, marks if few or lists_late(self._storage) else [])
+        there = [info.path for info in looked_at if info is not None]
+        if few and not there:
             return decision
-        return plan_commit(log, prepared, self._policy, self._newest_validated(log))
+        return plan_commit(log, prepared, self._policy, self._newest_validated(log, there))
 
     def _check_not_refused(self, attempt: str) -> None:
         path = paths.refused(attempt)
@@ -375,9 +379,10 @@ class Coordinator:
             "Mend the cause and run the interval again"
         )
 
-    def _newest_validated(self, log: Log) -> frozenset[int]:
-        """The newest usable checkpoint that was validated, of each mode."""
-        marks = [mark for info in self._storage.list(paths.VALIDATED) if (mark := paths.validated_id(info.path))]
+    def _newest_validated(self, log: Log, there: Collection[str]) -> frozenset[int]:
+        """The newest usable checkpoint that was validated, of each mode. ``there``: marks that a listing may miss yet."""
+        listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
+        marks = [mark for path in listed if (mark := paths.validated_id(path))]
         usable = [(n, mode) for n, mode in marks if n in log.retained and log.quarantine_above(n) is None]
         return frozenset({mode: n for n, mode in sorted(usable)}.values())
 
@@ -572,9 +577,10 @@ class Coordinator:
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
         """Marks a checkpoint as refused: neither it nor what descends from it is a base any more."""
-        mark = Quarantine(id=checkpoint_id, reason=reason, findings=findings)
+        mark, path = Quarantine(id=checkpoint_id, reason=reason, findings=findings), paths.quarantine(checkpoint_id)
+        note_names(self._storage, paths.QUARANTINE, [path.removeprefix(paths.QUARANTINE)])
         try:
-            self._storage.create(paths.quarantine(checkpoint_id), record_codec.encode(mark))
+            self._storage.create(path, record_codec.encode(mark))
         except AlreadyExists:
             logger.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
 

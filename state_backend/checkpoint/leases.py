@@ -3,7 +3,7 @@
 A lease is a file whose name says which checkpoint it is on and for how many seconds. It changes nothing that a commit decides:
 retention drops the checkpoint when it would, and only the deletion of its files waits. The order of the two sides makes that safe:
 
-    reader      1. writes the lease   2. reads the log: is the checkpoint still retained? If not, gives up
+    reader      1. writes the lease and notes its name (``listing.py``)   2. reads the log: is the checkpoint still retained? If not, gives up
     clean-up    1. reads the log: what was dropped?   2. lists the leases   3. deletes what no lease is on
 
 If the clean-up's listing misses the lease, then its log was read before the lease was written, and what that log calls dropped the
@@ -26,13 +26,13 @@ from datetime import timedelta
 from uuid import uuid4
 
 from state_backend.checkpoint.dropped import check_retained, telling_drops
+from state_backend.checkpoint.listing import note_names
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     CairnError,
     NotFound,
     PreconditionFailed,
-    UnknownOutcome,
 )
 from state_backend.values.handles import FileInfo
 from state_backend.values.records import Lease
@@ -73,9 +73,9 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
     lease = Lease(id=checkpoint_id, lease=name, seconds=seconds, holder=holder)
     try:
         storage.create(path, record_codec.encode(lease))
+        note_names(storage, paths.LEASES, [path.removeprefix(paths.LEASES)])
     except CairnError as error:
-        if isinstance(error, UnknownOutcome):
-            give_back(storage, path)
+        give_back(storage, path)
         logger.warning("%s: checkpoint %d is read without a lease: %s", storage.url, checkpoint_id, error)
         return None
     try:
@@ -101,7 +101,13 @@ def renew(storage: Storage, path: str) -> bool:
 def give_back(storage: Storage, path: str) -> None:
     """Ends a lease. One that can't be deleted ends by itself."""
     with suppress(CairnError):
-        storage.delete(path)
+        delete_lease(storage, path)
+
+
+def delete_lease(storage: Storage, path: str, generation: int | None = None) -> None:
+    """Deletes a lease, and then its noted name. Raises: as ``Storage.delete``."""
+    storage.delete(path, generation=generation)
+    note_names(storage, paths.LEASES, [], drop=[path.removeprefix(paths.LEASES)])
 
 
 @contextmanager

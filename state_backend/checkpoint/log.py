@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 from state_backend.checkpoint.end_of_log import missing_records
+from state_backend.checkpoint.listing import listed
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import Entry, Fact, Past
+from state_backend.checkpoint.past import LISTED_AT_ONCE, Entry, Fact, Past
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
@@ -154,13 +155,13 @@ class Log:
         sweeps = sorted((e for e in self.entries.values() if isinstance(e, SweepRecord)), key=lambda e: e.id)
         return {attempt: sweep.id for sweep in sweeps for attempt in sweep.abandoned}
 
-    def ended_attempts(self) -> set[str]:
-        """Every attempt that was committed or abandoned. Lists them all."""
+    def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
+        """Every attempt that was committed or abandoned, by a listing; those of ``asked`` also if the listing is old."""
         if self.past is None:
             return {attempt_of(e) for e in self.commits()} | self.abandoned.keys()
         near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping})]
         own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
-        return own.union(self.past.all_ended(), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
+        return own.union(self.past.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
 
     # --- intervals -----------------------------------------------------------------------------------------------------------
 
@@ -256,6 +257,8 @@ class Log:
     def _facts(self, interval: Interval | None) -> list[Fact]:
         """What happened to the intervals that overlap this one, or to all (None): below the newest record by name, and by that."""
         assert self.past is not None
+        if self.past.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
+            return [f for f in self._facts_by_record if interval is None or f.interval.overlaps(interval)]
         reach_ms = self.summary.reach_ms
         if interval is not None and reach_ms is not None and interval.start_ms >= reach_ms:
             return []
@@ -263,6 +266,11 @@ class Log:
         own = facts_of(head) if isinstance(head, Record) else []
         below = self.past.facts(interval, self.summary.levels)
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
+
+    @cached_property
+    def _facts_by_record(self) -> list[Fact]:
+        """What happened to all intervals. Reads every record: an old listing may lack a folder, and nothing else names the folders."""
+        return facts_of_all(Log(dict(self.entries.items())))
 
     @cached_property
     def _outputs(self) -> tuple[dict[Interval, tuple[int, tuple[OutputFile, ...]]], list[tuple[Interval, int]]]:
@@ -330,6 +338,13 @@ def facts_of(record: Record) -> list[Fact]:
     """What a commit did, to its own interval and to those that it replaced."""
     own = Fact(record.content.interval, record.id, record.content.kind)
     return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
+
+
+def facts_of_all(log: Log) -> list[Fact]:
+    """What every commit of a log that was read whole did, dropped ones too; but for tombstones that do not say their interval."""
+    own = [Fact(i, e.id, kind_of(e)) for e in log.commits() if (i := interval_of(e)) is not None]
+    intervals = {fact.id: fact.interval for fact in own}
+    return [*own, *(Fact(i, n, "replaced") for i, n in log.publications() if intervals.get(n) != i)]
 
 
 def _last(facts: Iterable[Fact]) -> list[Fact]:
@@ -578,9 +593,12 @@ def _last_listed(storage: Storage) -> int:
 
 def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
     quarantined = {}
-    for info in storage.list(paths.QUARANTINE):
-        mark = record_codec.decode(storage.read(info.path), info.path, Quarantine)
-        if paths.quarantine(mark.id) != info.path:
-            raise CorruptRecord(f"{info.path}: it says that it is of checkpoint {mark.id}")
+    for path in listed(storage, paths.QUARANTINE):
+        try:
+            mark = record_codec.decode(storage.read(path), path, Quarantine)
+        except NotFound:
+            continue  # its name is noted before it is there
+        if paths.quarantine(mark.id) != path:
+            raise CorruptRecord(f"{path}: it says that it is of checkpoint {mark.id}")
         quarantined[mark.id] = mark
     return quarantined

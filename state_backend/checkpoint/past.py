@@ -10,14 +10,15 @@ has seen the newest record finds everything of the ids below it; what is named t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
+from state_backend.checkpoint.listing import listed
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths, record_codec
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import CorruptRecord, NotFound, StorageUnavailable
 from state_backend.values.intervals import Interval
 from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled, SweepRecord, Tombstone
@@ -25,7 +26,7 @@ from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled
 Entry = Record | SweepRecord | Tombstone
 
 
-_LISTED_AT_ONCE = timedelta(days=400)
+LISTED_AT_ONCE = timedelta(days=400)
 """Of a longer span all folders are listed in one go, and not one by one."""
 
 
@@ -94,6 +95,11 @@ class Past(Mapping[int, Entry]):
             )
         return entry
 
+    @property
+    def lists_late(self) -> bool:
+        """Whether a listing of all that is settled may miss what was settled some seconds ago."""
+        return lists_late(self._storage)
+
     def over(self, storage: Storage) -> Past:
         """The same of an equal storage."""
         return Past(storage, self.head_id, self.known)
@@ -126,7 +132,7 @@ class Past(Mapping[int, Entry]):
     def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
         """What is settled of ids below the newest, of intervals that overlap this one, or of all (None). ``levels``: the lengths of
         intervals that there are."""
-        if interval is None or interval.end - interval.start > _LISTED_AT_ONCE:
+        if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]
         else:
             folders = paths.settled_folders(interval, levels)
@@ -154,10 +160,13 @@ class Past(Mapping[int, Entry]):
             self._ends[attempt] = self._read_end(attempt)
         return self._ends[attempt]
 
-    def all_ended(self) -> set[str]:
-        """Every attempt whose end is settled."""
-        listed = (paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS))
-        return {attempt for attempt in listed if attempt is not None}
+    def all_ended(self, asked: Collection[str]) -> set[str]:
+        """Every attempt whose end is settled, by a listing; those of ``asked`` also if the listing is old."""
+        found = {paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS)} - {None}
+        if lists_late(self._storage):
+            unknown = sorted({*asked} - found)
+            found |= {a for a, end in zip(unknown, at_once(self.ended, unknown), strict=True) if end is not None}
+        return {attempt for attempt in found if attempt is not None}
 
     def _read_end(self, attempt: str) -> int | None:
         path = paths.attempt_end(attempt)
@@ -172,7 +181,7 @@ class Past(Mapping[int, Entry]):
         return end.id
 
     def _list(self, folder: str) -> list[Fact]:
-        return [_fact(info.path) for info in self._storage.list(folder)]
+        return [_fact(path) for path in listed(self._storage, folder)]
 
 
 def _fact(path: str) -> Fact:

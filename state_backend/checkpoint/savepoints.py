@@ -162,7 +162,7 @@ def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
     Whoever reads a folder of Parquet files reads all that is in it. Files with names that no savepoint has are the owner's, and
     stay; in a pipeline's own folder all do, since its state has such names too.
     """
-    found = [info.path for info in storage.list("")]
+    found = [info.path for info in storage.list("") if not info.behind_link]
     if any(path.startswith(paths.CHECKPOINTS) for path in found):
         return 0
     named = {handle.path for handle in handles_in(savepoint)}

@@ -30,11 +30,14 @@ from datetime import timedelta
 from uuid import uuid4
 
 from state_backend.checkpoint.append import append
+from state_backend.checkpoint.clean_up import delete_file
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import last_marked
+from state_backend.checkpoint.listing import note_names
 from state_backend.checkpoint.log import Log, read_log, read_on
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.past import Fact, read_settled
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import KeepsRoom, Storage
 from state_backend.shard.manifest import manifest_of
@@ -68,7 +71,7 @@ _ENDINGS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
     """``abandon``: attempts to name in the log before any file goes. ``delete``: what goes, by path. ``unknown``: paths that
-    no part of this system writes; they stay."""
+    no part of this system writes, or that lie behind a symbolic link; they stay."""
 
     abandon: tuple[str, ...]
     delete: tuple[FileInfo, ...]
@@ -103,13 +106,17 @@ def plan_sweep(
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
-    finished = log.ended_attempts()
+    finished = log.ended_attempts({a for f in files if (a := _attempt_of(f.path)) is not None})
     alive = {a for f in files if f.modified_ms > oldest_ms and (a := _attempt_of(f.path)) is not None} - finished
     outdated = _outdated_marks(files, log)
     abandon, delete, unknown = set(), [], []
     for file in files:
         attempt = _attempt_of(file.path)
         if file.path in needed:
+            continue
+        if file.behind_link:  # outside of the root, whatever it is called here
+            if not _is_log(file.path):
+                unknown.append(file.path)
             continue
         lease = paths.leased_id(file.path)
         if lease is not None:  # of a pipeline that commits no more, so that no clean-up finds it
@@ -129,11 +136,12 @@ def plan_sweep(
 
 
 def sweep(
-    storage: Storage, pipeline: str, *, now_ms: int, min_age: timedelta = MIN_AGE, dry_run: bool = False
+    storage: Storage, pipeline: str, *, now_ms: int | None = None, min_age: timedelta = MIN_AGE, dry_run: bool = False
 ) -> SweepResult:
     """Finishes what a clean-up left, then plans and carries out a sweep of the pipeline's folder; ``dry_run`` only plans.
 
-    ``now_ms``: milliseconds since the epoch, by the storage's clock as near as may be.
+    ``now_ms``: milliseconds since the epoch; None: by the storage's clock. A host's clock may be an hour ahead, and files in use would
+    look old enough.
     Raises: CorruptFile, CorruptRecord in doubt, having deleted nothing; UnknownOutcome if it can't tell whether its record is
     in the log: nothing is deleted, and the next sweep goes on from there.
     """
@@ -151,8 +159,10 @@ def sweep(
             storage.keep_room()
 
 
-def _sweep(storage: Storage, pipeline: str, now_ms: int, min_age: timedelta, dry_run: bool) -> SweepResult:
+def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedelta, dry_run: bool) -> SweepResult:
     cleaned = None if dry_run else Coordinator(storage, pipeline).clean_up()
+    if now_ms is None:
+        now_ms = storage_now_ms(storage, dry_run=dry_run)
     files = list(storage.list(""))
     plan, record = _agreed_plan(storage, files, now_ms, min_age // timedelta(milliseconds=1), dry_run)
     if record is not None:
@@ -177,7 +187,7 @@ def _agreed_plan(
         if log.head_id < max(known_id, last_marked(f.path for f in files)[0]):
             log = read_on(storage, log)
         try:
-            needed = _needed(log, files, storage)
+            needed = _needed(log, storage)
         except (NotFound, StorageUnavailable) as error:
             if read_log(storage, log).head_id != log.head_id:
                 continue  # a commit dropped that checkpoint or replaced that output meanwhile, and its files went
@@ -208,7 +218,7 @@ def _agreed_plan(
     raise StorageUnavailable(f"{storage.url}: a sweep lost the race for the next id {_ROUNDS} times; try again")
 
 
-def _needed(log: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[str]:
+def _needed(log: Log, storage: Storage) -> frozenset[str]:
     """Every path that a record names.
 
     Raises: NotFound if a retained checkpoint's manifest is gone, which hides what it needs.
@@ -225,7 +235,8 @@ def _needed(log: Log, files: Sequence[FileInfo], storage: Storage) -> frozenset[
     retained = [r.content for r in whole if r.id in log.retained]
     # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
     dropped = [r.content for r in whole if r.id not in log.retained]
-    if any(f.path == paths.SAVEPOINT_RECORD for f in files):
+    # By its name: a listing may miss what was written some seconds ago.
+    if storage.stat(paths.SAVEPOINT_RECORD) is not None:
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
         named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}
         retained.append(saved.content)
@@ -253,11 +264,15 @@ def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
 
     def delete(file: FileInfo) -> FileInfo | None:
         try:
-            return file if storage.delete(file.path, generation=file.generation) else None
+            return file if delete_file(storage, file.path, generation=file.generation) else None
         except PreconditionFailed:  # written anew since: not what was judged
             return None
 
-    return [file for file in at_once(delete, files) if file is not None]
+    gone = [file for file in at_once(delete, files) if file is not None]
+    leases = [f.path.removeprefix(paths.LEASES) for f in gone if paths.leased_id(f.path) is not None]
+    if leases:
+        note_names(storage, paths.LEASES, [], drop=leases)
+    return gone
 
 
 def _attempt_of(path: str) -> str | None:
@@ -267,7 +282,7 @@ def _attempt_of(path: str) -> str | None:
 
 
 def _is_log(path: str) -> bool:
-    return path == paths.HEAD or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
+    return path in (paths.HEAD, paths.CLOCK) or path.startswith((paths.CHECKPOINTS, paths.QUARANTINE, paths.SETTLED))
 
 
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:

@@ -5,21 +5,37 @@ What is on disk if one stops, line by line:
     trials/<name>.json     nothing else yet: a sweep finds the trial when its time is over
     fork, intervals        as for any pipeline, all below roots/<name>
     removal                what is left of roots/<name>; the record goes last, so that the next removal finds the rest
+    after the removal      what the trial still writes if it runs: it stops before its next commit and removes that. If the trial dies
+                           first, the next sweep finds roots/<name> without a record, and removes it
 
 Production's folder is only read, but for a lease while its files are linked.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
-from state_backend.adapters.open_storage import join_url, open_storage, remove_all, remove_empty
+from state_backend.adapters.open_storage import folders_in, join_url, open_storage, remove_all, remove_empty
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import NotFound, UsageError
+from state_backend.values.errors import (
+    AlreadyExists,
+    BehindLink,
+    CorruptRecord,
+    NotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+    UsageError,
+)
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Trial, TrialBase
+
+logger = logging.getLogger("cairn")
+
+_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +98,34 @@ def trials_in(storage: Storage) -> list[Trial]:
 
 
 def write_trial(root: str, trial: Trial) -> None:
-    """Records a trial, anew or with another end. Raises: AlreadyExists, PreconditionFailed if somebody else did so meanwhile."""
+    """Records a trial, anew or with another end. Raises: UsageError if another process recorded or removed it meanwhile."""
     storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
     there, data = storage.stat(path), record_codec.encode(trial)
-    if there is None:
-        storage.create(path, data)
-    else:
-        storage.replace(path, data, generation=there.generation)
+    try:
+        if there is None:
+            storage.create(path, data)
+        else:
+            storage.replace(path, data, generation=there.generation)
+    except (AlreadyExists, NotFound, PreconditionFailed) as error:
+        raise UsageError(
+            f"another process began, ended or removed trial {trial.name!r} of {trial.pipeline!r} at the same moment; try again"
+        ) from error
+
+
+def renew_trial(root: str, trial: Trial) -> bool:
+    """Records another end of a trial. False if the trial was removed, also if another one of its name is there.
+
+    Raises: StorageUnavailable if other processes wrote the record again and again meanwhile.
+    """
+    storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
+    for _ in range(_ROUNDS):
+        info, there = storage.stat(path), _read(storage, path)
+        if info is None or there is None or there.attempt != trial.attempt:
+            return False
+        with suppress(NotFound, PreconditionFailed):  # another try of the same trial, or its removal
+            storage.replace(path, record_codec.encode(trial), generation=info.generation)
+            return True
+    raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
 
 
 def check_same_trial(there: Trial, wanted: Trial) -> None:
@@ -110,18 +147,42 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
 
 def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
     """Removes all of a trial, its record last. The same call goes on where one stopped."""
-    folder = trials_url(root, trial.pipeline)
-    files, size_bytes = remove_all(root_of_trial(root, trial.pipeline, trial.name), dry_run=dry_run)
+    return remove_trial_named(root, trial.pipeline, trial.name, dry_run=dry_run)
+
+
+def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = False) -> Removed:
+    """As `remove_trial`, also of what a removed trial wrote later. If another trial of that name begins meanwhile, its record goes
+    too, and it stops with an error: some of its files may be gone."""
+    folder = trials_url(root, pipeline)
+    files, size_bytes = remove_all(root_of_trial(root, pipeline, name), dry_run=dry_run)
     if not dry_run:
-        open_storage(folder).delete(paths.trial(trial.name))
+        open_storage(folder).delete(paths.trial(name))
         remove_empty(folder, up_to=root)
-    return Removed(name=trial.name, files=files, bytes=size_bytes)
+    return Removed(name=name, files=files, bytes=size_bytes)
 
 
-def sweep_trials(root: str, pipeline: str, *, now_ms: int, dry_run: bool = False) -> list[Removed]:
-    """Removes the pipeline's trials whose time is over. ``now_ms``: milliseconds since the epoch."""
-    over = [trial for trial in list_trials(root, pipeline) if trial.ends_ms < now_ms]
-    return [remove_trial(root, trial, dry_run=dry_run) for trial in over]
+def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run: bool = False) -> list[Removed]:
+    """Removes the pipeline's trials whose time is over, and what removed trials wrote after their removal. ``now_ms``: milliseconds
+    since the epoch; None: by the storage's clock. Behind a symbolic link nothing is removed."""
+    try:
+        # In this order: a trial writes its record before its first file, so that a root without a record is nobody's.
+        folder = trials_url(root, pipeline)
+        roots = [name for name in folders_in(folder, paths.TRIAL_ROOTS) if paths.is_name(name)]
+        trials = {t.name: t for t in list_trials(root, pipeline)}
+        # By name: a listing may miss the record of a trial that began some seconds ago.
+        trials |= {name: t for name in {*roots} - {*trials} if (t := read_trial(root, pipeline, name)) is not None}
+        if trials and now_ms is None:
+            now_ms = storage_now_ms(open_storage(folder), dry_run=dry_run)
+        over = {t.name for t in trials.values() if t.ends_ms < (now_ms or 0)} | ({*roots} - {*trials})
+        removed = [remove_trial_named(root, pipeline, name, dry_run=dry_run) for name in sorted(over)]
+        if not trials and not roots and not dry_run:
+            # A removal, or a trial before its record, stopped and left these.
+            open_storage(folder).delete(paths.CLOCK)
+            remove_empty(folder, up_to=root)
+        return removed
+    except BehindLink as error:
+        logger.warning("%s: no trial is removed: %s", pipeline, error)
+        return []
 
 
 def intervals_of_trial(trial: Trial) -> list[Interval]:
@@ -139,6 +200,10 @@ def _described(base: TrialBase | None) -> str:
 
 
 def _read(storage: Storage, path: str) -> Trial | None:
-    with suppress(NotFound):
-        return record_codec.decode(storage.read(path), path, Trial)
-    return None
+    try:
+        trial = record_codec.decode(storage.read(path), path, Trial)
+    except NotFound:
+        return None
+    if path != paths.trial(trial.name):  # whoever removes the trial would remove another one
+        raise CorruptRecord(f"{storage.url}/{path} is the record of trial {trial.name!r}; remove that file")
+    return trial

@@ -4,6 +4,7 @@
     HEAD.json                                                        the log has at least this id
     settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json        what a commit did, by the day that its interval starts in
     settled/attempts/<attempt>.json                                  which record says what became of it
+    settled/names/<folder>.json                                      on disks: files that a listing of the folder must not miss
     shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest           immutable
     attempts/<attempt>/prepared.json
     output/<interval>/<attempt>/part-<shard>-<task>.parquet, late-<shard>-<task>.parquet
@@ -12,6 +13,7 @@
     validated/00000000000000000042-full.json                         or -fast
     attempts/<attempt>/refused.json
     leases/00000000000000000042-900-<lease>.json                     somebody reads checkpoint 42; ends after 900 s without renewal
+    clock                                                            there for a moment: its time is the storage's
 
 and in a savepoint's own folder
 
@@ -50,9 +52,11 @@ VALIDATED = "validated/"
 LEASES = "leases/"
 MARKS = (PUBLISHED, VALIDATED, QUARANTINE)
 HEAD = "HEAD.json"
+CLOCK = "clock"
 SETTLED = "settled/"
 SETTLED_COMMITS = "settled/commits/"
 SETTLED_ATTEMPTS = "settled/attempts/"
+NAMES = "settled/names/"
 SETTLED_DAYS = (1, 32, 1024, 32_768, 4_000_000)
 """A settled commit lies in a folder for the period in which its interval starts. Periods are as many days long as the shortest of
 these that the interval is not longer than, so that a question about some interval is answered by two or three folders a length."""
@@ -60,6 +64,7 @@ SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 TRIALS = ".trials"
 TRIAL_RECORDS = "trials/"
+TRIAL_ROOTS = "roots"
 
 _DAY_MS = 86_400_000
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -79,9 +84,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 def check_name(name: str) -> str:
     """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100. Raises: UsageError if not."""
-    if not _NAME.fullmatch(name) or ".." in name:
+    if not is_name(name):
         raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
     return name
+
+
+def is_name(name: str) -> bool:
+    """True for a name that `check_name` accepts."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def record(checkpoint_id: int) -> str:
@@ -102,7 +112,7 @@ def trial(name: str) -> str:
 
 def trial_root(name: str) -> str:
     """Of the root that a trial's pipeline lies in, in the folder of the pipeline's trials. Raises: UsageError as ``check_name``."""
-    return f"roots/{check_name(name)}"
+    return f"{TRIAL_ROOTS}/{check_name(name)}"
 
 
 def prepared(attempt: str) -> str:
@@ -204,6 +214,13 @@ def _settled_folder(level: int, period: int) -> str:
     """By the date of the period's first day; one that begins before the year 1 has that year's first."""
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
+
+
+def names(folder: str) -> str:
+    """Of the file that names what is in a folder: ``settled/commits/<period>/``, ``quarantine/``, ``leases/``, or one of a plain copy,
+    whose readers skip what begins with ``_``."""
+    ours = folder.startswith((SETTLED_COMMITS, QUARANTINE, LEASES))
+    return f"{NAMES if ours else '_names/'}{folder.rstrip('/').rpartition('/')[2]}.json"
 
 
 def attempt_end(attempt: str) -> str:

@@ -283,7 +283,9 @@ def _spans(part: Part, state_ids: Sequence[int]) -> list[Span] | None:
 
 def needed_for(manifest: ShardManifest, spans: Sequence[Span]) -> ShardManifest:
     """The manifest without the SSTs that hold nothing of the spans. If RocksDB's own MANIFEST can't be followed, all stay."""
-    (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
+    log = next((f for f in manifest.inline_files if f.name.startswith("MANIFEST-")), None)
+    if log is None:  # A shard that never had an entry has no files.
+        return manifest
     try:
         files = store_of(log.data, f"{log.name} of shard {manifest.shard}").spans
     except CorruptFile:

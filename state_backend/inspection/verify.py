@@ -26,6 +26,7 @@ from state_backend.checkpoint.dropped import telling_drops
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.lineage import intervals_of, plan_base
 from state_backend.checkpoint.log import Log, read_log, read_whole_log
+from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
@@ -42,6 +43,7 @@ from state_backend.values.records import (
     Content,
     Head,
     Lease,
+    Names,
     Permissions,
     Prepared,
     Published,
@@ -64,6 +66,7 @@ _DECODED: Mapping[str, tuple[type, ...]] = {
     paths.ATTEMPTS: (Prepared, Refused),
     paths.SETTLED_COMMITS: (Settled,),
     paths.SETTLED_ATTEMPTS: (AttemptEnd,),
+    paths.NAMES: (Names,),
     paths.LEASES: (Lease,),
     paths.HEAD: (Head,),
 }
@@ -213,6 +216,9 @@ def verify_files(
     handles = dict.fromkeys([*handles_in(content), *handles_in(tuple(manifests)), *(f.handle for f in canonical)])
     folders = sorted({f"{handle.path.rpartition('/')[0]}/" for handle in handles})
     listed = {info.path: info for folder in folders for info in storage.list(folder)}
+    # A network disk may list a folder as it was some seconds ago.
+    missing = at_once(storage.stat, [handle.path for handle in handles if handle.path not in listed])
+    listed |= {info.path: info for info in missing if info is not None}
     wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
     unread = [h for h in handles if h not in wrong and listed[h.path].crc32c is None]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="verify") as pool:
@@ -271,10 +277,13 @@ def _path_of(
     | Settled
     | AttemptEnd
     | Lease
+    | Names
     | Head,
 ) -> str:
     if isinstance(value, Lease):
         return paths.lease(value.id, value.seconds, value.lease)
+    if isinstance(value, Names):
+        return paths.names(value.folder)
     if isinstance(value, Head):
         return paths.HEAD
     if isinstance(value, AttemptEnd):
@@ -300,7 +309,8 @@ def _files(
 ) -> Iterator[str]:
     """What is wrong with files: as listed, and if there is a ``work`` folder, byte by byte."""
     for handle in dict.fromkeys(handles):
-        finding = _listed(handle, files.get(handle.path))
+        # A network disk may have listed the folder as it was some seconds ago.
+        finding = _listed(handle, files.get(handle.path) or storage.stat(handle.path))
         if finding is None and work is not None:
             finding = _downloaded(handle, storage, work / "file")
         if finding is not None:

@@ -3,7 +3,8 @@
 What every adapter guarantees, and what the commit protocol rests on:
 1. `create` and `upload` never overwrite. Of any number of concurrent creators of a path exactly one succeeds.
 2. A file is visible whole or not at all. What a crash leaves half-written never shows in `read`, `stat` or `list`.
-3. When a write returns, the file survives a crash of the machine, and every later `read`, `stat` and `list` sees it.
+3. When a write returns, the file survives a crash of the machine, and every later `read` and `stat` sees it. So does every later
+   `list`, except where `lists_late` is true: there a list may be some seconds old.
 4. `replace` and `delete` with a generation act on exactly the bytes that the caller saw, or not at all.
 5. An error other than UnknownOutcome means that the call changed nothing.
 6. `download` yields exactly the bytes of its handle, or nothing.
@@ -21,11 +22,14 @@ from typing import Protocol, runtime_checkable
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import TEMP_FOLDER, FileInfo, Handle, check_path
 
-__all__ = ["TEMP_FOLDER", "DeletesMany", "KeepsRoom", "Storage", "check_path", "check_prefix"]
+__all__ = ["TEMP_FOLDER", "DeletesMany", "KeepsRoom", "Storage", "check_path", "check_prefix", "lists_late"]
 
 
 class Storage(Protocol):
     """Files under one root. Every path is relative, passes `check_path`, and raises UsageError if it does not.
+
+    On a disk, `read`, `stat`, `list`, `download` and the source of `copy_from` follow symbolic links below the root. Every other
+    method raises BehindLink (a PermissionRefused) where a link stands in the place of a folder: nothing outside the root is changed.
 
     Any method raises StorageUnavailable if the storage can't be reached or is full, PermissionRefused (a UsageError: only a
     person can mend it) if it refuses permission, or if the storage is read-only. UsageError if what it was opened with is wrong: a bucket that does not exist, credentials that nobody accepts.
@@ -95,6 +99,12 @@ class DeletesMany(Protocol):
         gone no later than what comes after, by hundreds.
 
         Raises: as `Storage.delete`; any of the files may be gone then."""
+
+
+def lists_late(storage: Storage) -> bool:
+    """Whether a listing may miss what was created some seconds ago, as on a network disk. Storages whose listings are as current as their
+    reads have ``lists_what_is_there = True``; of any other one this is True."""
+    return not getattr(storage, "lists_what_is_there", False)
 
 
 def check_prefix(prefix: str) -> str:

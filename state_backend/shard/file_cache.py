@@ -31,7 +31,9 @@ from uuid import uuid4
 
 import google_crc32c
 
+from state_backend.adapters import no_follow
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.adapters.work_folders import touched_s
 from state_backend.values.errors import CorruptFile, DamagedCopy
 from state_backend.values.handles import Handle
 from state_backend.values.records import ShardManifest
@@ -54,23 +56,24 @@ class FileCache:
 
     def link(self, url: str, handle: Handle, destination: Path) -> bool:
         """Puts the file of a root at ``destination``, which must not exist, if the cache has it whole."""
-        entry = self._entry(url, handle)
+        name = _entry(url, handle)
         try:
-            found = entry.stat(follow_symlinks=False)
-            if not self._is_own() or not stat.S_ISREG(found.st_mode):
-                return False
-            if found.st_size != handle.size_bytes or found.st_mtime_ns != _sealed_ns(entry.name):
-                entry.unlink()
-                return False
-            try:
-                os.link(entry, destination)
-            except OSError as error:
-                if error.errno not in _NO_LINK:
-                    raise
-                if not _copied(entry, destination, handle):
-                    entry.unlink()
+            with self._opened() as folder:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode):
                     return False
-            os.utime(entry, ns=(time.time_ns(), found.st_mtime_ns))
+                if found.st_size != handle.size_bytes or found.st_mtime_ns != _sealed_ns(name):
+                    os.unlink(name, dir_fd=folder)
+                    return False
+                try:
+                    os.link(name, destination, src_dir_fd=folder, follow_symlinks=False)
+                except OSError as error:
+                    if error.errno not in _NO_LINK:
+                        raise
+                    if not _copied(self._folder / name, destination, handle):
+                        os.unlink(name, dir_fd=folder)
+                        return False
+                os.utime(name, ns=(time.time_ns(), found.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             # Never there, or somebody evicted it; if that was after the link, ours stays.
             return destination.exists()
@@ -84,35 +87,35 @@ class FileCache:
         be used, but must not be written to any more. With the disk full, or the folder not ours, nothing is kept."""
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self._is_own():
-                return
-            full = False
-            for handle, local in files:
-                if handle.size_bytes <= self._limit_bytes:
-                    self._insert(self._entry(url, handle), handle, local)
-                    share = 16 * handle.size_bytes / self._limit_bytes + 64 / _MOST_FILES
-                    full = full or handle.crc32c < share * 2**32
-            if full:
-                self._evict()
+            with self._opened() as folder:
+                full = False
+                for handle, local in files:
+                    if handle.size_bytes <= self._limit_bytes:
+                        self._insert(folder, _entry(url, handle), handle, local)
+                        share = 16 * handle.size_bytes / self._limit_bytes + 64 / _MOST_FILES
+                        full = full or handle.crc32c < share * 2**32
+                if full:
+                    self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
         """Drops files that were found damaged after all, so that the next try fetches them; how many there were."""
         forgotten = 0
-        for handle in handles if self._is_own() else ():
-            with suppress(OSError):
-                self._entry(url, handle).unlink()
-                forgotten += 1
+        with suppress(OSError), self._opened() as folder:
+            for handle in handles:
+                with suppress(OSError):
+                    os.unlink(_entry(url, handle), dir_fd=folder)
+                    forgotten += 1
         return forgotten
 
-    def _insert(self, entry: Path, handle: Handle, local: Path) -> None:
-        sealed_ns = _sealed_ns(entry.name)
+    def _insert(self, folder: int, name: str, handle: Handle, local: Path) -> None:
+        sealed_ns = _sealed_ns(name)
         times_ns = (time.time_ns(), sealed_ns)
         if local.stat().st_size != handle.size_bytes:
             return
         try:
             # The two names are of one file, so this is what the entry's time will be, from its first moment on.
             os.utime(local, ns=times_ns)
-            os.link(local, entry)
+            os.link(local, name, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
             pass
         except OSError as error:
@@ -122,43 +125,50 @@ class FileCache:
             try:
                 if _copied(local, copy, handle):
                     os.utime(copy, ns=times_ns)
-                    copy.replace(entry)
+                    os.rename(copy.name, name, src_dir_fd=folder, dst_dir_fd=folder)
             finally:
-                copy.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(copy.name, dir_fd=folder)
 
-    def _evict(self) -> None:
+    def _evict(self, folder: int) -> None:
         """Removes the least recently used while there are more files or bytes than the limits, or more bytes than half of what
         the disk could give: work folders need the rest."""
         entries = []
-        now_s = time.time()
-        for path in self._folder.iterdir():
+        now_s = touched_s(folder)
+        for name in no_follow.names_in(folder):
             with suppress(OSError):
-                found = path.stat(follow_symlinks=False)
-                if path.suffix == ".part" and found.st_mtime < now_s - _LEFTOVER_MIN_AGE_S:
-                    path.unlink()
-                elif _NAME.fullmatch(path.name):
-                    entries.append((found.st_atime_ns, found.st_size, path))
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if name.endswith(".part") and found.st_mtime < now_s - _LEFTOVER_MIN_AGE_S:
+                    os.unlink(name, dir_fd=folder)
+                elif _NAME.fullmatch(name):
+                    entries.append((found.st_atime_ns, found.st_size, name))
         used_bytes = sum(size_bytes for _, size_bytes, _ in entries)
-        room_bytes = (used_bytes + shutil.disk_usage(self._folder).free) // 2
+        room_bytes = (used_bytes + shutil.disk_usage(folder).free) // 2
         most_bytes = min(self._limit_bytes, room_bytes)
-        for n, (_, size_bytes, path) in enumerate(sorted(entries)):
+        for n, (_, size_bytes, name) in enumerate(sorted(entries)):
             if used_bytes <= most_bytes and len(entries) - n <= _MOST_FILES:
                 return
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
             used_bytes -= size_bytes
 
-    def _entry(self, url: str, handle: Handle) -> Path:
-        crc32c = f"{handle.crc32c:08x}"
-        identity = f"{url}\0{handle.path}\0{handle.size_bytes}\0{crc32c}"
-        return self._folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:40]}-{crc32c}"
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The descriptor of the folder. Below a shared temp folder anybody could have made the folder first, or may lay a link in its
+        place at any time.
 
-    def _is_own(self) -> bool:
-        """Whether the folder is a real one of ours: below a shared temp folder, anybody could have made it first."""
-        try:
-            found = self._folder.stat(follow_symlinks=False)
-        except OSError:
-            return False
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        Raises: OSError if the folder is not a real one of this user's.
+        """
+        with no_follow.closing(no_follow.open_folder(self._folder)) as descriptor:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "the folder of another user", str(self._folder))
+            yield descriptor
+
+
+def _entry(url: str, handle: Handle) -> str:
+    crc32c = f"{handle.crc32c:08x}"
+    identity = f"{url}\0{handle.path}\0{handle.size_bytes}\0{crc32c}"
+    return f"{hashlib.sha256(identity.encode()).hexdigest()[:40]}-{crc32c}"
 
 
 def open_cache(options: EngineOptions) -> FileCache | None:

@@ -120,6 +120,10 @@ class PermissionRefused(UsageError):
     """The storage refuses permission; the message names who has to grant what. It doesn't pass by itself."""
 
 
+class BehindLink(PermissionRefused):
+    """A path leads through a symbolic link below the root. What lies behind the link is outside the root, and is not changed."""
+
+
 class StateSchemaError(UsageError):
     """A state descriptor does not fit the recorded one."""
 

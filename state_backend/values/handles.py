@@ -29,13 +29,15 @@ class Handle:
 class FileInfo:
     """What a storage says of a file. ``generation`` changes with every write to the path. ``modified_ms``, by the storage's own
     clock: not before the file got this path, even if it is a link or a copy of an older one. ``crc32c`` is None where the storage
-    keeps none (local files)."""
+    keeps none (local files). ``behind_link``: `Storage.list` reached the file through a symbolic link to a folder, so `Storage.delete`
+    refuses it."""
 
     path: str
     size_bytes: int
     generation: int
     modified_ms: int
     crc32c: int | None
+    behind_link: bool = False
 
 
 def check_path(path: str) -> str:

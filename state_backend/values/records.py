@@ -474,6 +474,14 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Names of files in a folder, for who lists it and may get a listing that is some seconds old. The listing may have more."""
+
+    folder: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
     """A checkpoint that validation refused, and why."""
 

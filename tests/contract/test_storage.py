@@ -29,6 +29,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (
     AlreadyExists,
+    BehindLink,
     CairnError,
     CorruptFile,
     NotFound,
@@ -289,6 +290,23 @@ def test_a_copy_is_as_old_as_its_path(storage: Storage, tmp_path: Path) -> None:
     assert abs(info.modified_ms - time.time() * 1000) < 600_000
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_no_clock_of_a_host_dates_a_file(
+    storage: Storage, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    if "memory" in request.node.callspec.id:
+        pytest.skip("its clock is that of its only process")
+    now_s, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now_s() + ahead_s)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + ahead_s * 10**9)
+    storage.create("a", b"1")
+    first = storage.stat("a")
+    assert first is not None
+    storage.replace("a", b"2", generation=first.generation)
+    for info in (first, storage.stat("a"), *storage.list("")):
+        assert info is not None and abs(info.modified_ms - now_s() * 1000) < 60_000
+
+
 @pytest.mark.parametrize("from_", [memory_below, local, gcs])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
@@ -415,13 +433,16 @@ def test_prefixes_that_leave_the_root_are_refused_at_once(storage: Storage, pref
 # --- local only -----------------------------------------------------------------------------------------------------------
 
 
-def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path) -> None:
+def test_leftovers_of_a_crash_are_invisible_and_go_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S24: what a killed writer left is removed; what a running one writes is not."""
     LocalStorage(tmp_path).create("a", b"1")
     old, new = tmp_path / ".tmp" / "old.part", tmp_path / ".tmp" / "new.part"
     for leftover in (old, new):
         leftover.write_bytes(b"half")
     os.utime(old, (0, 0))
+    # The clock of this host is two days ahead.
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() + 2 * 86_400)
 
     storage = LocalStorage(tmp_path)
     assert paths(storage, "") == ["a"]
@@ -460,14 +481,14 @@ def test_a_local_copy_is_a_link_where_the_system_lets_it(
     source, root = LocalStorage(tmp_path / "source"), LocalStorage(tmp_path / "root")
     handle = source.create("a", b"state")
     if refused is not None:
-        link = Path.hardlink_to
+        link = os.link
 
-        def across(self: Path, target: Path) -> None:
-            if target.is_relative_to(tmp_path / "source"):
+        def across(name: str, new_name: str, **folders: Any) -> None:
+            if name == "a":  # of the other root
                 raise OSError(getattr(errno, refused), "refused")
-            link(self, target)
+            link(name, new_name, **folders)
 
-        monkeypatch.setattr(Path, "hardlink_to", across)
+        monkeypatch.setattr(os, "link", across)
     root.copy_from(source, handle, "b")
     assert (tmp_path / "root" / "b").samefile(tmp_path / "source" / "a") == (refused is None)
     assert root.read("b") == b"state"
@@ -514,6 +535,129 @@ def test_a_symbolic_link_that_leads_back_ends_no_listing(tmp_path: Path) -> None
     (root / "published").symlink_to("published")
     with pytest.raises(StorageUnavailable, match="Too many levels of symbolic links"):
         list(storage.list("published/"))
+
+
+def linked_folder(root: Path, elsewhere: Path) -> Path:
+    """Moves shared/a out of a root, and leaves a link to it; its file, where that lies now."""
+    elsewhere.parent.mkdir(exist_ok=True)
+    (root / "shared" / "a").rename(elsewhere)
+    (root / "shared" / "a").symlink_to(elsewhere)
+    return elsewhere / "0.sst"
+
+
+def test_behind_a_symbolic_link_everything_is_read_and_nothing_is_changed(tmp_path: Path) -> None:
+    storage, other = LocalStorage(tmp_path / "root"), LocalStorage(tmp_path / "other")
+    handle = storage.create("shared/a/0.sst", b"state")
+    storage.create("shared/b/0.sst", b"state")
+    seen = generation(storage, handle.path)
+    file = linked_folder(tmp_path / "root", tmp_path / "elsewhere" / "a")
+
+    assert storage.read(handle.path) == b"state" and generation(storage, handle.path) == seen
+    storage.download(handle, tmp_path / "got")
+    for prefix in ("", "shared/", "shared/a", "shared/a/"):
+        listed = {info.path: info.behind_link for info in storage.list(prefix) if "/a/" in info.path}
+        assert listed == {"shared/a/0.sst": True}, prefix
+    assert [info.behind_link for info in storage.list("shared/b/")] == [False]
+    other.copy_from(storage, handle, "copy")
+    assert not (tmp_path / "other" / "copy").samefile(file)
+    for change in (
+        lambda: storage.create("shared/a/new", b""),
+        lambda: storage.create("shared/a/deeper/new", b""),
+        lambda: storage.upload("shared/a/new", tmp_path / "got"),
+        lambda: storage.copy_from(other, changed(handle, path="copy"), "shared/a/new"),
+        lambda: storage.replace(handle.path, b"", generation=seen),
+        lambda: storage.delete(handle.path),
+        lambda: storage.delete(handle.path, generation=seen),
+    ):
+        with pytest.raises(BehindLink, match=r"'shared/a' is a symbolic link, .* remove the link"):
+            change()
+    assert storage.delete("shared/a/absent") is False
+    assert [f.name for f in file.parent.iterdir()] == ["0.sst"] and file.read_bytes() == b"state"
+
+
+def test_a_link_in_the_place_of_a_file_is_changed_itself(tmp_path: Path) -> None:
+    root, file = tmp_path / "root", tmp_path / "elsewhere"
+    storage = LocalStorage(root)
+    file.write_bytes(b"of others")
+    for folder in ("a", ".tmp"):
+        (root / folder).mkdir(parents=True)
+    for link in ("a/replaced", "a/deleted", "a/taken"):
+        (root / link).symlink_to(file)
+    (root / "a/dangling").symlink_to(tmp_path / "missing")
+
+    storage.replace("a/replaced", b"ours", generation=generation(storage, "a/replaced"))
+    assert storage.read("a/replaced") == b"ours" and not (root / "a/replaced").is_symlink()
+    assert storage.delete("a/deleted", generation=generation(storage, "a/deleted"))
+    for path in ("a/taken", "a/dangling"):
+        with pytest.raises(AlreadyExists):
+            storage.create(path, b"ours")
+    (root / ".tmp" / "lock").unlink()
+    (root / ".tmp" / "lock").symlink_to(tmp_path / "missing")
+    with pytest.raises(BehindLink, match=r"'\.tmp/lock' is a symbolic link"):
+        storage.delete("a/replaced")
+    assert file.read_bytes() == b"of others" and not (tmp_path / "missing").exists()
+
+
+def test_leftovers_and_room_behind_a_link_stay(tmp_path: Path) -> None:
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "root"
+    root.mkdir()
+    elsewhere.mkdir()
+    for name in ("old.part", "room", "lock"):
+        (elsewhere / name).write_bytes(b"of others")
+        os.utime(elsewhere / name, (0, 0))
+    (root / ".tmp").symlink_to(elsewhere)
+    storage = LocalStorage(root)
+    for path in ("a", "b/c"):
+        with pytest.raises(BehindLink, match=r"'\.tmp' is a symbolic link"):
+            storage.create(path, b"")
+    storage.keep_room()
+    assert storage.free_room() is False
+    assert {f.name: f.read_bytes() for f in elsewhere.iterdir()} == dict.fromkeys(
+        ("old.part", "room", "lock"), b"of others"
+    )
+
+
+@pytest.mark.parametrize("call", ["link", "rename", "unlink"])
+def test_a_folder_that_becomes_a_link_between_look_and_change_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The change takes effect in the folder that was looked at, wherever that is by now."""
+    storage, victims, was = LocalStorage(tmp_path / "root"), tmp_path / "victims", tmp_path / "was"
+    storage.create("a/0.sst", b"ours")
+    seen = generation(storage, "a/0.sst")
+    victims.mkdir()
+    (victims / "0.sst").write_bytes(b"of others")
+    real, rename = getattr(os, call), os.rename
+
+    def swapped_before(*args: Any, **folders: Any) -> None:
+        if not was.exists():
+            rename(tmp_path / "root" / "a", was)
+            (tmp_path / "root" / "a").symlink_to(victims)
+        real(*args, **folders)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, swapped_before)
+        if call == "link":
+            storage.create("a/1.sst", b"new")
+        elif call == "rename":
+            storage.replace("a/0.sst", b"new", generation=seen)
+        else:
+            storage.delete("a/0.sst", generation=seen)
+    wanted = {"link": {"0.sst": b"ours", "1.sst": b"new"}, "rename": {"0.sst": b"new"}, "unlink": {}}[call]
+    assert {f.name: f.read_bytes() for f in was.iterdir()} == wanted
+    assert {f.name: f.read_bytes() for f in victims.iterdir()} == {"0.sst": b"of others"}
+
+
+def test_a_root_may_be_a_link(tmp_path: Path) -> None:
+    """Users link their data disk. What lies above the root is theirs too."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    for storage in (LocalStorage(tmp_path / "data"), LocalStorage(tmp_path / "data" / "pipeline")):
+        storage.create("a/b", b"1")
+        storage.replace("a/b", b"2", generation=generation(storage, "a/b"))
+        assert [(f.path, f.behind_link) for f in storage.list("a/")] == [("a/b", False)]
+        assert storage.delete("a/b")
+    assert (tmp_path / "disk" / "pipeline" / "a").is_dir()
 
 
 def test_a_full_or_read_only_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import coordinator_of, run_interval
-from cairn.operations.run_intervals import run_intervals
+from cairn.operations.run_intervals import Outcome, run_intervals
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval
 from cairn.runtime.keyed_state import KeyedState
@@ -48,9 +49,14 @@ def four_months(
     root = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAIRN_FLIGHTS", str(flights))
+        records: list[Record] = []
+
+        def keep(outcome: Outcome, _: Progress) -> None:
+            assert outcome.record is not None
+            records.append(outcome.record)
+
         # In one go: half of the time.
-        outcomes = run_intervals(spark, AIRCRAFT, [day(n) for n in range(DAYS)], str(root))
-    records = [outcome.record for outcome in outcomes if outcome.record is not None]
+        run_intervals(spark, AIRCRAFT, [day(n) for n in range(DAYS)], str(root), on_outcome=keep)
     assert len(records) == DAYS
     return root, records
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,12 @@ from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
-from local_stack.airflow_server import AirflowServer
+from local_stack.airflow_server import AirflowClient, AirflowServer, RestError
 from local_stack.demo import DAG, FIRST_DAY, DriverKiller, pipeline_env
 from local_stack.owned_process import command_line
 from local_stack.spark_server import SparkConnectServer
@@ -102,8 +105,9 @@ from cairn_operators import backfill_pipeline
 
 data = os.environ["CAIRN_DATA"]
 dag = backfill_pipeline("aircraft_range", "pipelines.aircraft:AIRCRAFT", f"file://{data}/range", pipeline_name="aircraft",
-                        docs_dir=f"{data}/range-docs")
+                        docs_dir=f"{data}/range-docs", backfill={"spark_conf": {"@AZURE@": "@KEY@", "spark.sql.shuffle.partitions": 2}})
 """
+AZURE, KEY = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net", "bm90LWEtcmVhbC1rZXk="
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +117,7 @@ def airflow(data: Path, connect: SparkConnectServer, pages: tuple[str, list[str]
     dags.mkdir()
     write_alarms(dags, data / "plugins")
     (dags / "aircraft.py").symlink_to(ROOT / "dags" / "aircraft.py")
-    (dags / "range.py").write_text(RANGE)
+    (dags / "range.py").write_text(RANGE.replace("@AZURE@", AZURE).replace("@KEY@", KEY))
     (dags / "tally.py").symlink_to(ROOT / "tests" / "support" / "tally_dags.py")
     env = pipeline_env(data, data / "flights", connect) | {
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
@@ -246,11 +250,18 @@ def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> 
     """The days of the test above, on another root: a dry run, all of them, and the same once more. Each has the digest that it had as a
     run of its own."""
     client, days = airflow.client, {"from": day(1)[:10], "to": day(3)[:10]}
+    command_lines: set[str] = set()
+
+    def note_command_lines() -> None:
+        command_lines.update(" ".join(command_line(pid)) for pid in airflow.pids())
 
     def ran(**conf: Any) -> tuple[str, Any, dict[str, str]]:
         run = client.trigger("aircraft_range", conf={**days, **conf})["dag_run_id"]
-        assert client.wait_for_runs("aircraft_range", [run], timeout_s=180) == {run: "success"}
+        ended = client.wait_for_runs("aircraft_range", [run], timeout_s=180, check=note_command_lines)
+        assert ended == {run: "success"}
         said = "\n".join(client.log("aircraft_range", run, "backfill", 1))
+        (task,) = (t for t in client.task_instances("aircraft_range", run) if t["task_id"] == "backfill")
+        assert task["rendered_fields"]["spark_conf"] == {AZURE: "***", "spark.sql.shuffle.partitions": 2}
         return said, client.xcom("aircraft_range", run, "backfill"), states(airflow, run, "aircraft_range")
 
     client.call("PATCH", "/api/v2/dags/aircraft_range", {"is_paused": False})
@@ -269,6 +280,30 @@ def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> 
     ]  # fmt: skip
     said, result, ended = ran()
     assert result["checkpoint"] == 3 and read_log(open_storage(url)).head_id == 3
+
+    assert any("cairn.command.driver range" in line for line in command_lines)
+    assert not [line for line in command_lines if KEY in line]
+    kept = [
+        f for folder in ("range", "logs", "home/logs", "range-docs") for f in (data / folder).rglob("*") if f.is_file()
+    ]
+    assert len(kept) > 20 and not [file for file in kept if KEY.encode() in file.read_bytes()]
+
+
+def test_who_reaches_the_port_of_airflow_needs_its_password(airflow: AirflowServer, tmp_path: Path) -> None:
+    """A command of the same user finds the password; any other user gets no token and no answer."""
+    assert AirflowClient(airflow.client.url).dag_runs(DAG)
+    with pytest.MonkeyPatch.context() as other:
+        other.setenv("XDG_STATE_HOME", str(tmp_path))
+        stranger = AirflowClient(airflow.client.url)
+        for path in ("/auth/token", "/api/v2/connections"):
+            with pytest.raises(RestError) as raised:
+                stranger.call("GET", path)
+            assert raised.value.status == 403
+    for page in ("/api/v2/connections", "/cairn/checkpoints/", "/cairn/docs/"):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(airflow.client.url + page, timeout=30)
+        assert refused.value.code == 401, page
+    assert stat.S_IMODE(airflow.passwords.stat().st_mode) == 0o600
 
 
 def test_clearing_only_the_checkpoint_commits_nothing(airflow: AirflowServer, data: Path) -> None:

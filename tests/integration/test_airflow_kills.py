@@ -338,13 +338,13 @@ def test_two_stateful_tasks_and_who_waits_for_them(airflow: AirflowServer, folde
     assert committed("weather") == committed("weather_records") == [(1, None, weather_hour(0))]
 
     # As if the first example had committed a day too, by the same operator: a day of it takes longer.
-    asset = client.call("GET", "/api/v2/assets?name_pattern=cairn_aircraft")["assets"][0]["id"]
+    asset = client.call("GET", "/api/v2/assets?uri_pattern=cairn://aircraft")["assets"][0]["id"]
     client.call("POST", "/api/v2/assets/events", {"asset_id": asset, "extra": {"checkpoint": 17}})
     wait_until(lambda: client.dag_runs("flying_weather"), 60, "a run of the DAG that waits for both assets")
     triggered = client.dag_runs("flying_weather")[0]["dag_run_id"]
     assert client.wait_for_runs("flying_weather", [triggered], timeout_s=60) == {triggered: "success"}
     report = client.xcom("flying_weather", triggered, "delays_by_weather")
-    assert report["checkpoints"] == {"cairn_weather": [1], "cairn_aircraft": [17]}
+    assert report["checkpoints"] == {"cairn://weather": [1], "cairn://aircraft": [17]}
 
     second = trigger(1)
     # While what comes before it runs: marked later, the scheduler may be starting it at that moment and wins.

@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -72,8 +75,12 @@ def trigger(airflow: ShownAirflow, dag_id: str, number: int) -> None:
         "data_interval_start": day(number).start.isoformat(),
         "data_interval_end": day(number).end.isoformat(),
     }
+    post(airflow, f"/api/v2/dags/{dag_id}/dagRuns", body)
+
+
+def post(airflow: ShownAirflow, path: str, body: dict[str, Any]) -> None:
     request = urllib.request.Request(
-        f"{airflow.url}/api/v2/dags/{dag_id}/dagRuns",
+        f"{airflow.url}{path}",
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json", "Authorization": f"Bearer {airflow.tokens['ada']}"},
     )
@@ -104,8 +111,6 @@ def said(chrome: Chrome) -> str:
 
 
 def key_of(airflow: ShownAirflow, name: str) -> str:
-    import re
-
     _, html = airflow.get("/cairn/checkpoints/", "ada")
     (key,) = set(re.findall(rf"/p/({name}-[0-9a-f]{{10}})/", html))
     return str(key)
@@ -254,6 +259,46 @@ def test_a_refused_user_sees_nothing_of_the_pipeline(airflow: ShownAirflow, chro
         assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", "vera")[0] == 200
         assert airflow.get(f"/cairn/checkpoints/p/{key}{view}", None)[0] == 401
     assert airflow.get(f"/cairn/checkpoints/run/secret/{RUN}", "nils")[0] == 403
+
+
+def test_nobody_reads_data_docs_of_a_dag_that_became_stale(airflow: ShownAirflow) -> None:
+    """As the DAG processor leaves a DAG whose file is gone."""
+    (page,) = (airflow.data.parent / "docs").rglob("*.html")
+    path = f"/cairn/docs/{quote(page.relative_to(airflow.data.parent / 'docs').as_posix())}"
+    assert [airflow.get(path, user)[0] for user in ("ada", "vera")] == [200, 200]
+    try:
+        set_stale(airflow, "rides", True)
+        assert [airflow.get(path, user)[0] for user in ("ada", "vera", "nils")] == [403] * 3
+        assert "rides" not in airflow.get("/cairn/docs/", "ada")[1].partition("</head>")[2]
+    finally:
+        set_stale(airflow, "rides", False)
+    assert airflow.get(path, "vera")[0] == 200
+
+
+def set_stale(airflow: ShownAirflow, dag_id: str, stale: bool) -> None:
+    change(airflow, "UPDATE dag SET is_stale = ? WHERE dag_id = ?", stale, dag_id)
+
+
+def change(airflow: ShownAirflow, statement: str, *values: Any) -> None:
+    with closing(sqlite3.connect(airflow.data.parent / "home" / "airflow.db", timeout=30)) as database, database:
+        assert database.execute(statement, values).rowcount == 1
+
+
+def test_an_xcom_makes_no_object_in_the_api_server(airflow: ShownAirflow) -> None:
+    """A task returns a text that names a class. Airflow's reader looks for the class, and the page would end with an error."""
+    entries = f"/api/v2/dags/rides/dagRuns/{RUN}/taskInstances/savepoint/xcomEntries"
+    post(airflow, entries, {"key": "return_value", "value": {"checkpoint": 3}})
+    page = f"/cairn/checkpoints/p/{key_of(airflow, 'rides')}/"
+    assert "Last savepoint 3" in text_of(airflow.get(page, "vera")[1])
+    forged = {"__classname__": "not.allowed.Class", "__version__": 1, "__data__": {"checkpoint": 3}}
+    # As the API of tasks stores a text: the column is JSON.
+    change(airflow, "UPDATE xcom SET value = ? WHERE task_id = 'savepoint'", json.dumps(json.dumps(forged)))
+    status, shown = airflow.get(page, "vera")
+    assert status == 200 and "No task of the DAG has taken one" in text_of(shown)
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</head>")[2]))
 
 
 SHOTS = {

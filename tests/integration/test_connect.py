@@ -9,7 +9,9 @@ import os
 import queue
 import shutil
 import signal
+import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -264,12 +267,48 @@ def test_a_token_over_tls(server: SparkConnectServer, tmp_path: Path) -> None:
         static = process(
             tmp_path, where, 1, "attempt-3", settings={"token": TOKEN, "conf": {"spark.executor.memory": "2g"}}
         )["error"]
-        unprotected = process(tmp_path, f"sc://127.0.0.1:{port}", 1, "attempt-4")["error"]
+        unprotected = process(tmp_path, f"sc://another-host:{port}", 1, "attempt-4")["error"]
     assert {error["type"] for error in (refused, without, static, unprotected)} == {"UsageError"}
     assert f"the Spark Connect server at {where} refuses a session without a token" in without["message"]
     assert f"the Spark Connect server at {where} refuses this token" in refused["message"]
     assert "does not let a session set spark.executor.memory" in static["message"]
     assert "would be sent unprotected; set use_ssl" in unprotected["message"]
+
+
+def test_a_driver_of_this_user_finds_the_token(
+    server: SparkConnectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each name of this machine. A driver of another user, who can't read the file, is refused."""
+    write_pipeline(tmp_path, "one", "hello")
+    for day, host in enumerate(("127.0.0.1", "localhost"), start=1):
+        result = process(tmp_path, f"sc://{host}:{server.port}", day, f"attempt-{day}", settings={"conf": {}})
+        assert "ok" in result, result
+        commit(tmp_path, f"attempt-{day}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+    refused = process(tmp_path, server.url, 3, "attempt-3", settings={"conf": {}})["error"]
+    assert refused["type"] == "UsageError" and "refuses a session without a token" in refused["message"]
+
+
+def test_no_port_of_the_server_reads_the_objects_of_another_user(server: SparkConnectServer) -> None:
+    """Spark's RPC and its block manager, which listen beside Spark Connect: both ask who it is before they read the message."""
+    listening = {
+        connection.laddr.port
+        for pid in server.pids()
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert server.port in listening and len(listening) >= 3
+    for port in listening - {server.port}:
+        assert b"Expected SaslMessage" in answer_of_spark(port, b"\xac\xed\x00\x05 a Java object")
+
+
+def answer_of_spark(port: int, body: bytes) -> bytes:
+    """What a port of Spark's network layer answers to an RPC: frame length, type 3, request id, body length, body."""
+    head = b"\x03" + struct.pack("!qi", 7, len(body))
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.settimeout(10)
+        connection.sendall(struct.pack("!q", 8 + len(head) + len(body)) + head + body)
+        return connection.recv(4096)
 
 
 @contextlib.contextmanager

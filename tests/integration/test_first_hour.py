@@ -31,7 +31,7 @@ from local_stack.owned_process import free_port
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.inspection.status import status_of
-from tests.support.browser import browser, wait_for
+from tests.support.browser import browser, log_in, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import in_docs, run_printed
 
@@ -152,6 +152,7 @@ if os.environ.get("CAIRN_LONG"):
         port = free_port()
         with started(clone, "make", "ui", f"PORT={port}", CAIRN_DATA=str(clone / data)) as lines, browser() as chrome:
             (address,) = (line.split("CAIRN_AIRFLOW=")[1] for line in lines if "CAIRN_AIRFLOW=" in line)
+            log_in(chrome, address, AirflowClient(address).token())
 
             def page(path: str) -> str:
                 chrome.switch_to.default_content()

@@ -26,7 +26,7 @@ from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.trials import list_trials, root_of_trial
-from tests.support.browser import browser, programs, wait_for
+from tests.support.browser import browser, log_in, programs, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.trials import bytes_of
 from tests.support.waiting import wait_until
@@ -250,6 +250,7 @@ def test_approved_in_the_browser_for_the_past_production_gets_what_was_tried(
 def approve_in_browser(airflow: AirflowServer, run: str, lines: int) -> None:
     """On the page of the run, whose text has so many lines."""
     with browser() as chrome:
+        log_in(chrome, airflow.client.url, airflow.client.token())
         chrome.get(f"{airflow.client.url}/dags/{FORM}/runs/{run}/tasks/deploy/required_actions")
         # Lines behind one another would be one wall of words.
         items = wait_for(lambda: [i.text for i in chrome.find_elements(By.CSS_SELECTOR, "li > code")], 60)

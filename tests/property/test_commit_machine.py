@@ -2,7 +2,8 @@
 
 The model knows sections 5 and 6 of the design as plain loops over plain values: which attempt may commit, what becomes stale, what
 is kept, what an interval starts from. What the model foretells has to happen, by class of error too. Processes die at any storage
-call or lose an answer; then the log says whether the call took effect, and nothing else than one or the other may be seen.
+call or lose an answer; then the log says whether the call took effect, and nothing else than one or the other may be seen. Folders
+are listed as they were some time ago, and the clocks of the hosts are an hour wrong.
 
 ``CAIRN_MODEL_EXAMPLES=2000`` runs that many histories instead of the few of the suite, at random.
 """
@@ -34,6 +35,8 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import past as pasts
+from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.past import Fact
@@ -48,7 +51,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import InlineShard, OutputFile, Permissions, Prepared, Record, RunRef, Savepoint
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import content, day, files_in, manifest, sst, start_ms
-from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
 
 EXAMPLES = int(os.environ.get("CAIRN_MODEL_EXAMPLES", "0"))
 STEPS = 50
@@ -240,12 +243,27 @@ class LosesOne(FaultyStorage):
         return super().create(path, data)
 
 
+class Host:
+    """The host at work, whose clock is wrong. ``now_ms``: the right time."""
+
+    ahead_ms = 0
+
+    def __init__(self) -> None:
+        self.now_ms: Callable[[], int] = lambda: 0
+
+    def time_ns(self) -> int:
+        return (self.now_ms() + self.ahead_ms) * 1_000_000
+
+
+HOST = Host()
+
+
 class House:
-    """A pipeline's folder with its model, and a sink."""
+    """A pipeline's folder on a network disk, with its model, and a sink."""
 
     def __init__(self, name: str, clock: Callable[[], int]) -> None:
         self.name, self.model, self.late = name, Model(), list[Late]()
-        self.storage = MemoryStorage(f"memory://{name}", now_ms=clock)
+        self.storage = StaleStorage(MemoryStorage(f"memory://{name}", now_ms=clock))
         self.published: dict[Interval, int] = {}
 
     def coordinator(self, last: int = 3, over: Storage | None = None) -> Coordinator:
@@ -268,9 +286,13 @@ class Pipelines(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 0
         self.names = 0
-        self.houses = [House("main", lambda: self.now_ms)]
+        self.houses = [House("main", self.storage_ms)]
         self.savepoints: list[tuple[MemoryStorage, Savepoint, Try]] = []
         SEEN["examples"] += 1
+
+    def storage_ms(self) -> int:
+        """The clock of the file server, which dates its files."""
+        return self.now_ms
 
     # Hypothesis shrinks better over numbers than over values that come and go.
     def house(self, which: int) -> House:
@@ -647,7 +669,7 @@ class Pipelines(RuleBasedStateMachine):
         target = self.goal(model, goal)
         permissions = Permissions(allow_stale_base=stale, allow_quarantined=vouched)
         refused = self.restorable(model, target, stale, vouched)
-        other = House(f"fork-{name}", lambda: self.now_ms)
+        other = House(f"fork-{name}", self.storage_ms)
 
         def go(over: Storage | None = None) -> Any:
             into = other.coordinator(3, over)
@@ -728,7 +750,7 @@ class Pipelines(RuleBasedStateMachine):
     def split_off_a_savepoint(self, which: int, at: int | None, when: Any) -> None:
         folder, savepoint, source = self.savepoints[which % len(self.savepoints)]
         name = self.name()
-        other = House(f"fork-{name}", lambda: self.now_ms)
+        other = House(f"fork-{name}", self.storage_ms)
 
         def go(over: Storage | None = None) -> Any:
             into = other.coordinator(3, over)
@@ -758,7 +780,7 @@ class Pipelines(RuleBasedStateMachine):
         storage: Storage = house.storage if at is None else FaultyStorage(house.storage, stop_at(at, when))
         SEEN["steps"] += 1
         try:
-            result = sweep(storage, house.name, now_ms=self.now_ms, min_age=timedelta(hours=2))
+            result = sweep(storage, house.name, min_age=timedelta(hours=2))
             assert (set(result.record.abandoned) if result.record else set()) == dead
         except StopHere:
             SEEN["died"] += 1
@@ -768,6 +790,13 @@ class Pipelines(RuleBasedStateMachine):
             SEEN["sweeps"] += 1
             model.log.append(None)
             model.abandoned |= dead
+
+    @rule(which=WHICH, ahead=st.integers(-1, 1))
+    def another_host(self, which: int, ahead: int) -> None:
+        """It lists these folders as they are now, until the next host is at work; its clock is so many hours ahead."""
+        self.house(which).storage.freeze(paths.CHECKPOINTS, paths.SETTLED, paths.QUARANTINE, paths.PUBLISHED)
+        HOST.ahead_ms, HOST.now_ms = ahead * HOUR_MS, lambda: self.now_ms
+        SEEN["hosts"] += 1
 
     @rule(which=WHICH)
     def settle(self, which: int) -> None:
@@ -837,15 +866,16 @@ def _run(run: tuple[str, int, int]) -> RunRef:
     return RunRef(run_id=run[0], clear_number=run[1], try_number=run[2])
 
 
-def _twin(storage: MemoryStorage) -> MemoryStorage:
+def _twin(storage: StaleStorage) -> StaleStorage:
     twin = MemoryStorage()
-    for info in storage.list(""):
+    for info in storage.inner.list(""):
         twin.create(info.path, storage.read(info.path))
-    return twin
+    return StaleStorage(twin)
 
 
 def explore(examples: int) -> None:
     SEEN.clear()
+    HOST.ahead_ms = 0
     run_state_machine_as_test(
         Pipelines,
         settings=settings(
@@ -864,11 +894,21 @@ def explore(examples: int) -> None:
 def test_histories_of_pipelines_are_what_the_model_says() -> None:
     """F25, F38, F49, F53, F54, F56, S2, S3: begin, prepare, commit, crashes, zombies, re-runs, rewinds, forks, savepoints, retention,
     sweeps, quarantine and lost answers in any order."""
-    explore(EXAMPLES or 70)
+    explore(EXAMPLES or 100)
     print(dict(sorted(SEEN.items())))
     for outcome in ("committed", "already", "adopted", "Fenced", "BaseMoved", "StateGapError", "StaleStateError"):
         assert SEEN[outcome], outcome
-    for happening in ("Swept", "died", "sweeps", "forks", "savepoints", "UnknownOutcome", "CorruptFile", "settled"):
+    for happening in (
+        "Swept",
+        "died",
+        "sweeps",
+        "forks",
+        "savepoints",
+        "UnknownOutcome",
+        "CorruptFile",
+        "settled",
+        "hosts",
+    ):
         assert SEEN[happening], happening
 
 
@@ -887,6 +927,17 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         lambda record: [Fact(record.content.interval, record.id, "interval")],
     ),
     "output of another cut is in nobody's way": (lineage, "overlapping_outputs", lambda log, interval: []),
+    "settled commits are looked for in a listing only": (
+        pasts,
+        "listed",
+        lambda storage, folder: [info.path for info in storage.list(folder)],
+    ),
+    "a sweep goes by the clock of its host": (
+        sweeping,
+        "storage_now_ms",
+        lambda storage, dry_run: HOST.time_ns() // 10**6,
+    ),
+    "a host dates the files that it writes": (Pipelines, "storage_ms", lambda self: self.now_ms + HOST.ahead_ms),
     "what was replaced counts again": (Log, "superseding", lambda log, candidate: []),
 }
 

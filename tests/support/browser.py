@@ -48,6 +48,12 @@ def browser(width: int = 1280, height: int = 900) -> Iterator[Chrome]:
         found.quit()
 
 
+def log_in(chrome: Chrome, url: str, token: str) -> None:
+    """Gives the browser the cookie that Airflow's login page gives."""
+    chrome.get(f"{url}/cairn/checkpoints/static/cairn.css")
+    chrome.add_cookie({"name": "_token", "value": token, "path": "/"})
+
+
 def wait_for(condition: Callable[[], T], timeout_s: float = 20) -> T:
     """What the condition gives once that is true. Elements that are not there yet are waited for."""
     until_s = time.monotonic() + timeout_s

@@ -21,6 +21,7 @@ from state_backend.values.records import Permissions
 from state_backend.values.retention import KeepLast, RetentionPolicy
 from tests.support.checkpoints import DAY, content, day, run, sst
 from tests.support.commit_world import (
+    careful,
     check,
     check_end,
     checkpoint_task,
@@ -31,11 +32,13 @@ from tests.support.commit_world import (
     rewinder,
     scene,
     sweeper,
+    viewer,
     whole_interval,
 )
-from tests.support.interleavings import Actor, Explorer, Figures, creates_of_records
+from tests.support.interleavings import NOW_MS, Actor, Explorer, Figures, creates_of_records
 
 TIGHT = KeepLast(1)
+HOUR_MS = 3_600_000
 X, Y = ("x", day(3), run("rx"), None), ("y", day(3), run("ry"), None)
 FIRST, SECOND = ("x", day(3), run("r", 0, 1), None), ("y", day(3), run("r", 0, 2), None)
 RERUN = ("z", day(1), run("rz"), None)
@@ -59,6 +62,12 @@ def unpublished(actor: Actor) -> Actor:
     return replace(actor, stages=(actor.stages[0], actor.stages[-1]))
 
 
+def next_day(policy: RetentionPolicy, **options: Any) -> Actor:
+    """Processes and commits."""
+    made = whole_interval("next", day(4), "w", policy, **options)
+    return replace(made, stages=made.stages[:2])
+
+
 def refused(attempt: str) -> Actor:
     made = task(attempt)
     return replace(made, may=(*made.may, CorruptFile))
@@ -67,6 +76,8 @@ def refused(attempt: str) -> Actor:
 def of_the_settled(path: str) -> bool:
     """What a committer writes down again of what is in the log. A few scenes show that it matters not where it stops there; in the
     others such a write is one with the next, since states are many enough."""
+    if path in (paths.names(paths.LEASES), paths.names(paths.QUARANTINE)):
+        return False
     return path.startswith(paths.SETTLED) or path == paths.HEAD
 
 
@@ -80,7 +91,8 @@ def any_but_the_sink(method: str, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """``scene`` is made anew for each exploration; ``big``: not in the suite; ``fine``: every write is a step."""
+    """``scene`` is made anew for each exploration; ``big``: not in the suite; ``fine``: every write is a step; ``stale``: a listing may be
+    old."""
 
     name: str
     scene: Callable[[], MemoryStorage]
@@ -89,6 +101,7 @@ class Scenario:
     lossy: Callable[[str, str], bool] = creates_of_records
     big: bool = False
     fine: bool = False
+    stale: bool = False
 
     def explore(self, **options: Any) -> Figures:
         with ExitStack() as stack:
@@ -109,6 +122,7 @@ class Scenario:
                 "faults": self.faults,
                 "lossy": self.lossy,
                 "reduced": True,
+                "stale": self.stale,
                 "merges": (lambda path: False) if self.fine else of_the_settled,
                 **options,
             },
@@ -346,6 +360,66 @@ SCENARIOS = (
         scene=partial(scene, 1, [DAY_1_AGAIN], recut=[("w", TWO_DAYS)], may_replace={"s"}),
         actors=(task("s"), task("s", "retry")),
         fine=True,
+    ),
+    Scenario(
+        name="stale listings: two attempts at one interval, and the next day",
+        scene=partial(scene, 2, [X, Y], outputs=False),
+        actors=(
+            *map(unpublished, (task("x", policy=KeepLast(5)), task("y", policy=KeepLast(5)))),
+            next_day(KeepLast(5), outputs=False),
+        ),
+        stale=True,
+    ),
+    Scenario(
+        name="stale listings: an attempt, a re-run of the first day, and who reads their output",
+        scene=partial(scene, 2, [X, RERUN]),
+        actors=(*map(unpublished, (task("x"), task("z"))), viewer(3)),
+        stale=True,
+    ),
+    Scenario(
+        name="stale listings: a lease, and an attempt that ends what it is on",
+        scene=partial(scene, 2, [X], inline=False, outputs=False),
+        actors=(replace(task("x"), stages=task("x").stages[:1]), cleaner(TIGHT), reader(2)),
+        stale=True,
+    ),
+    Scenario(
+        name="stale listings: a quarantine, and then a begin",
+        scene=partial(scene, 3, [("x", day(4), run("rx"), None)], outputs=False),
+        actors=(careful(3), unpublished(task("x", policy=KeepLast(5)))),
+        stale=True,
+    ),
+    Scenario(
+        name="stale listings: an attempt, the next day, and a sweep of what is old",
+        scene=partial(scene, 2, [X]),
+        actors=(unpublished(task("x")), next_day(TIGHT), sweeper()),
+        stale=True,
+        big=True,
+    ),
+    Scenario(
+        name="stale listings: a re-run, a sweep of what is old, and who reads the outputs",
+        scene=partial(scene, 2, [RERUN]),
+        actors=(unpublished(task("z")), sweeper(), viewer(2)),
+        stale=True,
+        big=True,
+    ),
+    Scenario(
+        name="skewed clocks: a lease an hour behind, and an attempt an hour ahead that ends what it is on",
+        scene=partial(scene, 2, [X], inline=False, outputs=False),
+        actors=(
+            replace(task("x"), stages=task("x").stages[:1], ahead_ms=HOUR_MS),
+            cleaner(TIGHT),
+            replace(reader(2), ahead_ms=-HOUR_MS),
+        ),
+    ),
+    Scenario(
+        name="skewed clocks: a lease, an attempt that ends what it is on, and a sweep an hour ahead",
+        scene=partial(scene, 2, [X], inline=False, outputs=False),
+        actors=(
+            replace(task("x"), stages=task("x").stages[:1]),
+            cleaner(TIGHT),
+            reader(2),
+            replace(sweeper(min_age_ms=NOW_MS // 5), ahead_ms=HOUR_MS),
+        ),
     ),
 )
 

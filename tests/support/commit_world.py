@@ -177,9 +177,9 @@ def rewinder(name: str, target: int, attempt: str, policy: RetentionPolicy) -> A
     return Actor(name=name, stages=stages, may=(AttemptLost, UnknownOutcome, StateUnusable), attempt=attempt)
 
 
-def sweeper(name: str = "sweep") -> Actor:
+def sweeper(name: str = "sweep", min_age_ms: int = NOW_MS // 2) -> Actor:
     def work(storage: Storage) -> None:
-        sweep(storage, PIPELINE, now_ms=NOW_MS, min_age=timedelta(milliseconds=NOW_MS // 2))
+        sweep(storage, PIPELINE, min_age=timedelta(milliseconds=min_age_ms))
 
     return Actor(name=name, stages=(work,), may=(UnknownOutcome,))
 
@@ -211,6 +211,34 @@ def quarantiner(checkpoint_id: int, name: str = "quarantine") -> Actor:
         coordinator(storage, DEFAULT_POLICY).quarantine(checkpoint_id, "wrong")
 
     return Actor(name=name, stages=(work,), may=(UnknownOutcome,))
+
+
+def careful(checkpoint_id: int, name: str = "careful") -> Actor:
+    """Quarantines a checkpoint; then another host begins the next interval."""
+
+    def begin(storage: Storage) -> str:
+        interval = day(checkpoint_id + 1)
+        made = coordinator(storage, DEFAULT_POLICY)
+        begun = made.begin(interval, run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="next")
+        base_id = begun.base.id if begun.base is not None else None
+        must(base_id != checkpoint_id, "nothing begins on what was quarantined", base_id)
+        return "begun"
+
+    return Actor(name=name, stages=(*quarantiner(checkpoint_id).stages, begin), may=(UnknownOutcome, StateUnusable))
+
+
+def viewer(days: int, name: str = "viewer") -> Actor:
+    """Reads whose output of the first days is current, and compares that with the records that it saw."""
+
+    def work(storage: Storage) -> str:
+        log = coordinator(storage, DEFAULT_POLICY).log()
+        assert log.past is not None
+        whole = Log(dict(log.past.items()))
+        for n in range(1, days + 1):
+            must(log.outputs_near(day(n)) == whole.outputs_near(day(n)), "a reader sees what is current", day(n))
+        return "viewed"
+
+    return Actor(name=name, stages=(work,))
 
 
 # --- the history, and what is true of it ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from state_backend.ports.storage import Storage
+from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
 
@@ -40,11 +40,13 @@ class _Process:
 class FaultyStorage:
     """Numbers the calls 0, 1, ... over all threads and raises the faults that are planned for their numbers.
 
-    After a StopHere every later call raises it too and does nothing: the dead don't clean up.
+    After a StopHere every later call raises it too and does nothing: the dead don't clean up. ``late``: as if the inner storage might
+    list what was there some seconds ago.
     """
 
-    def __init__(self, inner: Storage, plan: Mapping[int, Fault]) -> None:
+    def __init__(self, inner: Storage, plan: Mapping[int, Fault], *, late: bool = False) -> None:
         self.inner = inner
+        self.lists_what_is_there = not (late or lists_late(inner))
         self._process = _Process(plan)
 
     @property
@@ -124,3 +126,21 @@ def stop_at(call: int, when: Literal["before", "after"]) -> dict[int, Fault]:
 def lost_answer_at(call: int, when: Literal["before", "after"]) -> dict[int, Fault]:
     """The plan of a write whose answer is lost: it never arrived (before), or it took effect (after)."""
     return {call: Fault(error=UnknownOutcome(f"injected {when} call {call}"), when=when)}
+
+
+class StaleStorage(FaultyStorage):
+    """Another host's view of a network disk: from ``freeze`` on, folders that begin so are listed as they were then."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner, {}, late=True)
+        self._frozen: dict[str, list[FileInfo]] = {}
+
+    def freeze(self, *prefixes: str) -> None:
+        """Remembers what is there below each prefix."""
+        self._frozen = {prefix: [*self.inner.list(prefix)] for prefix in prefixes}
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `Storage.list`."""
+        now = [info for info in super().list(prefix) if not info.path.startswith(tuple(self._frozen))]
+        then = [info for files in self._frozen.values() for info in files if info.path.startswith(prefix)]
+        return iter(sorted([*now, *then], key=lambda info: info.path))

@@ -13,12 +13,16 @@ them for later. Whatever all of them can ever read and write is visited still, a
 A crash needs no step of its own: an actor that died is one that is never scheduled again, and every state is checked as if all
 that are not done had died in it. A lost answer is a step: the write takes effect and its caller hears UnknownOutcome, or it is
 under way and lands at any later moment, or never.
+
+``stale``: a listing is a step, too, with several answers: what is there, what was there when the actors began, and what is there
+but for any one file that was written since.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -36,6 +40,7 @@ from state_backend.checkpoint import clean_up as cleaning
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import dropped as dropping
 from state_backend.checkpoint import leases as leasing
+from state_backend.checkpoint import listing
 from state_backend.checkpoint import log as logs
 from state_backend.checkpoint import past as pasts
 from state_backend.checkpoint import rewind as rewinding
@@ -86,6 +91,8 @@ class Replay(Storage):
         self.known, self._answers, self._sees = known, list(answers), sees
         self._start = logs.Log(past=pasts.Past(self, 0, start))
         self.trail: list[int] = []
+        self.lists_what_is_there = True
+        self.stamp_ms = NOW_MS
 
     def read_log(
         self, before: logs.Log | None, read: Callable[[Storage, logs.Log | None], logs.Log] = logs.read_log
@@ -124,10 +131,10 @@ class Replay(Storage):
         return self._ask("read", path)  # type: ignore[no-any-return]
 
     def create(self, path: str, data: bytes) -> Handle:
-        return self._ask("create", path, data)  # type: ignore[no-any-return]
+        return self._ask("create", path, data, self.stamp_ms)  # type: ignore[no-any-return]
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        return self._ask("replace", path, data, generation)  # type: ignore[no-any-return]
+        return self._ask("replace", path, data, self.stamp_ms, generation)  # type: ignore[no-any-return]
 
     def stat(self, path: str) -> FileInfo | None:
         return self._ask("stat", path)  # type: ignore[no-any-return]
@@ -144,7 +151,7 @@ class Replay(Storage):
 
     def put(self, path: str, data: bytes) -> None:
         """Writes over what is there: what a sink that is no storage of ours does."""
-        self._ask("put", path, data)
+        self._ask("put", path, data, self.stamp_ms)
 
     def upload(self, path: str, local: Path) -> Handle:
         raise NotImplementedError
@@ -166,12 +173,13 @@ class _Raised:
 class Actor:
     """A process: its stages one after the other, each of which knows nothing but what it reads. A stage may have an attribute
     ``sees``: what of a log it depends on, if not on all; logs that agree in it are one answer. ``may``: errors that end it.
-    ``attempt``: the one that it commits."""
+    ``attempt``: the one that it commits. ``ahead_ms``: what its host's clock is ahead of the storage's, or behind it."""
 
     name: str
     stages: tuple[Stage, ...]
     may: tuple[type[CairnError], ...] = ()
     attempt: str | None = None
+    ahead_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +229,8 @@ def creates_of_records(method: str, path: str) -> bool:
 
 class Explorer:
     """``check`` looks at every contents once and raises a Violation; ``faults`` answers may be lost, of calls for which ``lossy``
-    is true. A write to a path for which ``merges`` is true is no step of its own: it is one with the next write of its process."""
+    is true. A write to a path for which ``merges`` is true is no step of its own: it is one with the next write of its process.
+    ``stale``: a listing may be old. ``host_dates_files``: a planted fault, files are dated by the clock of the host that writes them."""
 
     def __init__(
         self,
@@ -235,7 +244,10 @@ class Explorer:
         merges: Callable[[str], bool] = lambda path: False,
         check_end: Callable[[Contents, list[tuple[Actor, str]]], None] = lambda contents, ends: None,
         max_states: int = 20_000_000,
+        stale: bool = False,
+        host_dates_files: bool = False,
     ) -> None:
+        self._stale, self._host_dates_files = stale, host_dates_files
         self._actors, self._check, self._faults, self._lossy = actors, check, faults, lossy
         self._reduced, self._merges = reduced, merges
         self._check_end, self._max_states = check_end, max_states
@@ -248,6 +260,7 @@ class Explorer:
         self._roots: dict[tuple[int, int, tuple[str, ...]], int] = {}
         self._applied: dict[tuple[int, int], tuple[int, int]] = {}
         self._passed: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._listed: dict[tuple[int, int], tuple[int, ...]] = {}
         self._chosen: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._known = dict[int, Any]()
         start = {i.path: (scene.read(i.path), OLD_MS) for i in scene.list("")}
@@ -314,6 +327,11 @@ class Explorer:
                 for others in self._others(contents, between, nodes, n):
                     yield between, _with(others, n, writer), faults, pending
                 continue
+            if self._may_be_stale(between, call):
+                for others in self._others(contents, between, nodes, n):
+                    for answer in self._listings(between, call):
+                        yield between, _with(others, n, self._follow(writer, answer)), faults, pending
+                continue
             after, answer = self._apply(between, call)
             for others in self._others(contents, after, nodes, n):
                 yield after, _with(others, n, self._follow(writer, answer)), faults, pending
@@ -364,7 +382,7 @@ class Explorer:
         """A read, or a write that would find its work done or be refused."""
         method, path = self._calls[call][:2]
         if method not in WRITES:
-            return True
+            return not self._may_be_stale(contents, call)
         return self._apply(contents, call)[0] == contents and not (self._faults and self._lossy(method, path))
 
     def _choices(self, contents: int, after: int, node: int) -> tuple[int, ...]:
@@ -406,9 +424,16 @@ class Explorer:
     ) -> int:
         who = self._actors[actor]
         replay = Replay(self._answers, trail, getattr(who.stages[stage], "sees", None), self._known)
+        replay.lists_what_is_there = not self._stale
+        replay.stamp_ms += who.ahead_ms if self._host_dates_files else 0
         made = _Node(actor, stage, said, trail, story)
         try:
-            last_words = who.stages[stage](replay)
+            with (
+                mock.patch.object(time, "time_ns", lambda: (NOW_MS + who.ahead_ms) * 1_000_000)
+                if who.ahead_ms
+                else nullcontext()
+            ):
+                last_words = who.stages[stage](replay)
         except _NextCall as asked:
             made.call = self._calls.id(asked.call)
         except who.may as error:
@@ -440,10 +465,7 @@ class Explorer:
     def _applied_anew(self, contents: int, method: str, path: str, *rest: Any) -> tuple[int, int]:
         answer: Any = None
         if method == "list":
-            listed = self._answer_list(contents, path)
-            if rest:
-                listed = (i for i in listed if (fact := paths.parse_settled(i.path)) is not None and fact[1] < rest[0])
-            return contents, self._answers.id(tuple(listed))
+            return contents, self._listing(contents, path, *rest)
         files = dict(self._contents[contents])
         there = files.get(path)
         if method == "stat":
@@ -463,11 +485,32 @@ class Explorer:
             answer = True
         else:
             data = rest[0]
-            files[path] = self._files.id((data, NOW_MS))
+            files[path] = self._files.id((data, rest[1]))
             if method != "replace" and path.startswith(("checkpoints/", "attempts/")):
                 files.setdefault(GHOST + path, files[path])
             answer = Handle(path=path, size_bytes=len(data), crc32c=google_crc32c.value(data))
         return self._contents.id(frozenset(files.items())), self._answers.id(answer)
+
+    def _listing(self, contents: int, path: str, head_id: int | None = None) -> int:
+        listed = self._answer_list(contents, path)
+        if head_id is not None:
+            listed = (i for i in listed if (fact := paths.parse_settled(i.path)) is not None and fact[1] < head_id)
+        return self._answers.id(tuple(listed))
+
+    def _may_be_stale(self, contents: int, call: int) -> bool:
+        return self._stale and self._calls[call][0] == "list" and len(self._listings(contents, call)) > 1
+
+    def _listings(self, contents: int, call: int) -> tuple[int, ...]:
+        """What a listing may answer: the last of it is what is there."""
+        known = self._listed.get((contents, call))
+        if known is None:
+            _, path, *rest = self._calls[call]
+            now, before = dict(self._contents[contents]), dict(self._contents[self._start])
+            new = [p for p, file in sorted(now.items()) if p.startswith(path) and before.get(p) != file]
+            without = [{p: f for p, f in now.items() if p != one} | _only(before, one) for one in new]
+            old = [self._start, *(self._contents.id(frozenset(files.items())) for files in without), contents]
+            known = self._listed[contents, call] = tuple(dict.fromkeys(self._listing(n, path, *rest) for n in old))
+        return known
 
     def _answer_list(self, contents: int, prefix: str) -> Iterator[FileInfo]:
         for path, file in sorted(self._contents[contents]):
@@ -499,6 +542,10 @@ class _Interned(Generic[T]):
         return self._values[number - 1]
 
 
+def _only(files: dict[str, int], path: str) -> dict[str, int]:
+    return {path: files[path]} if path in files else {}
+
+
 def _with(nodes: tuple[int, ...], n: int, node: int) -> tuple[int, ...]:
     return (*nodes[:n], node, *nodes[n + 1 :])
 
@@ -507,6 +554,10 @@ def _read_of(log: logs.Log) -> dict[int, Any]:
     """The newest record, and what is known of those that it retains: a retained record is the same whenever it is read."""
     known = log.past.known if log.past is not None else log.entries
     return {n: known[n] for n in {log.head_id, *log.retained} if n in known}
+
+
+def storage_now_ms(storage: Storage, *, dry_run: bool) -> int:
+    return NOW_MS
 
 
 def _read_newest(storage: Storage, before: logs.Log | None = None) -> logs.Log:
@@ -522,8 +573,12 @@ def _read_log(storage: Storage, before: logs.Log | None = None) -> logs.Log:
 
 def _list_settled(past: pasts.Past, folder: str) -> list[pasts.Fact]:
     storage = past._storage
-    below = storage.settled_below(folder, past.head_id) if isinstance(storage, Replay) else storage.list(folder)
-    return [pasts._fact(info.path) for info in below]
+    if isinstance(storage, Replay) and storage.lists_what_is_there:
+        return [pasts._fact(info.path) for info in storage.settled_below(folder, past.head_id)]
+    return _LIST_SETTLED(past, folder)
+
+
+_LIST_SETTLED = pasts.Past._list
 
 
 def _encoded_once() -> Callable[[object], bytes]:
@@ -541,11 +596,13 @@ def _deterministic() -> Iterator[None]:
         for module in (coordinating, dropping, sweeping, rewinding):
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
         stack.enter_context(mock.patch.object(coordinating, "read_newest", _read_newest))
-        for module in (appending, cleaning, coordinating, logs, pasts, sweeping):
+        for module in (appending, cleaning, coordinating, listing, logs, pasts, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )
         stack.enter_context(mock.patch.object(pasts.Past, "_list", _list_settled))
+        # One answer, and no three steps: it depends on nobody, and nobody on the file that it takes.
+        stack.enter_context(mock.patch.object(sweeping, "storage_now_ms", storage_now_ms))
         stack.enter_context(mock.patch.object(sweeping, "uuid4", lambda: "the-sweep"))
         stack.enter_context(mock.patch.object(leasing, "uuid4", lambda: UUID(int=1)))
         stack.enter_context(mock.patch.object(record_codec, "decode", decode))

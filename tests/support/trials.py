@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -50,7 +49,6 @@ def try_days(pipeline: Pipeline, root: Path | str, days: Sequence[int], **more: 
         str(root),
         **{
             "code": CODE,
-            "now_ms": time.time_ns() // 1_000_000,
             "on_shards": partial(testing._on_shards, pipeline.processor),
             **more,
         },
@@ -58,8 +56,8 @@ def try_days(pipeline: Pipeline, root: Path | str, days: Sequence[int], **more: 
 
 
 def bytes_of(folder: Path) -> dict[str, str]:
-    """Every file of a pipeline's folder by the hash of its bytes, without the adapter's own."""
-    found = (p for p in folder.rglob("*") if p.is_file() and ".tmp" not in p.parts)
+    """Every file of a pipeline's folder by the hash of its bytes, without the adapter's own and without noted names."""
+    found = (p for p in folder.rglob("*") if p.is_file() and not {".tmp", "names"} & {*p.parts})
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
 
 

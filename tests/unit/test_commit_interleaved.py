@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,6 +17,8 @@ from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage
+from state_backend.checkpoint import log as logs
+from state_backend.checkpoint import past as pasts
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.clean_up import Needed, files_of
@@ -27,7 +30,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.values.errors import AlreadyExists, BaseMoved, StateUnusable, UnknownOutcome
 from state_backend.values.records import Published, Record, SweepRecord
 from state_backend.values.retention import KeepLast
-from tests.support import commit_world
+from tests.support import commit_world, interleavings
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario
 from tests.support.interleavings import Replay, Violation
 
@@ -230,7 +233,7 @@ def shrunk_before_its_files_are_deleted() -> Iterator[None]:
 
     def clean_up(self: Coordinator) -> Any:
         doomed: list[str] = []
-        with mock.patch.object(type(self._storage), "delete", lambda storage, path: doomed.append(path) or True):
+        with mock.patch.object(type(self._storage), "delete", lambda storage, path, **_: doomed.append(path) or True):
             result = real(self)
         for path in doomed:
             self._storage.delete(path)
@@ -461,6 +464,66 @@ def a_reader_looks_at_the_log_before_its_lease_is_there() -> Iterator[None]:
 def a_clean_up_asks_nobody_who_reads() -> Iterator[None]:
     with mock.patch.object(cleaning, "leased_checkpoints", lambda storage, now: ({}, [])):
         yield
+
+
+@bug("stale listings: two attempts")
+def a_fence_is_looked_for_in_a_listing_only() -> Iterator[None]:
+    with mock.patch.object(pasts, "listed", _only_listed):
+        yield
+
+
+@bug("stale listings: an attempt, a re-run")
+def output_is_looked_for_in_a_listing_only() -> Iterator[None]:
+    with mock.patch.object(pasts, "listed", _only_listed):
+        yield
+
+
+@bug("stale listings: two attempts")
+def what_is_settled_is_noted_behind_the_next_record() -> Iterator[None]:
+    real, note = appending.append, appending.note_names
+
+    def append(storage: Any, log: Log, entry: Any) -> Any:
+        noted: list[Any] = []
+        with mock.patch.object(appending, "note_names", lambda *what: noted.append(what)):
+            made = real(storage, log, entry)
+        for what in noted:
+            note(*what)
+        return made
+
+    with mock.patch.object(coordinating, "append", append):
+        yield
+
+
+@bug("stale listings: a quarantine")
+def a_quarantine_is_looked_for_in_a_listing_only() -> Iterator[None]:
+    with mock.patch.object(logs, "listed", _only_listed):
+        yield
+
+
+@bug("stale listings: a lease")
+def a_lease_is_looked_for_in_a_listing_only() -> Iterator[None]:
+    with mock.patch.object(cleaning, "listed_files", lambda storage, folder: list(storage.list(folder))):
+        yield
+
+
+@bug("skewed clocks: a lease, ")
+def a_sweep_goes_by_the_clock_of_its_host() -> Iterator[None]:
+    def host_ms(storage: Any, *, dry_run: bool) -> int:
+        return time.time_ns() // 1_000_000
+
+    with mock.patch.object(interleavings, "storage_now_ms", host_ms):
+        yield
+
+
+@bug("skewed clocks: a lease an hour behind")
+def a_host_dates_the_files_that_it_writes() -> Iterator[None]:
+    real = Scenario.explore
+    with mock.patch.object(Scenario, "explore", lambda self: real(self, host_dates_files=True)):
+        yield
+
+
+def _only_listed(storage: Any, folder: str) -> list[str]:
+    return [info.path for info in storage.list(folder)]
 
 
 @pytest.mark.parametrize("name", BUGS)

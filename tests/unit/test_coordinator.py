@@ -467,11 +467,12 @@ def check_restorable(storage: MemoryStorage) -> None:
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "manifest files"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["", "late listings"])
+def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool, late: bool) -> None:
     """F49, F50, F53, S3, S5, S6: at every call of commit, publish and clean-up the log is exactly old or new, all that is
     completed can be restored, and another process ends in the very state that no crash would have led to."""
     folder = scenario(inline)
-    whole = FaultyStorage(copy_of(memory(folder)), {})
+    whole = FaultyStorage(copy_of(memory(folder)), {}, late=late)
     finish(folder.over(whole))
     assert isinstance(whole.inner, MemoryStorage)
     expected = state_of(whole.inner)
@@ -480,12 +481,12 @@ def test_a_crash_at_any_call_is_recovered_by_the_next(when: When, inline: bool) 
         storage = copy_of(memory(folder))
         ran: list[Record] = []
         with pytest.raises(StopHere):
-            finish(folder.over(FaultyStorage(storage, stop_at(at, when))), ran.append)
+            finish(folder.over(FaultyStorage(storage, stop_at(at, when), late=late)), ran.append)
         check_restorable(storage)
         log = read_log(storage)
         assert log.head_id in (3, 4)
         assert [r.id for r in log.completed()] == [log.head_id]
-        finish(folder.over(storage), ran.append)
+        finish(folder.over(FaultyStorage(storage, {}, late=late)), ran.append)
         check_restorable(storage)
         assert state_of(storage) == expected, f"call {at} {whole.calls[at]}"
         assert 4 in [r.id for r in ran]  # at least once

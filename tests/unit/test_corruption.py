@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,30 @@ from cairn.runtime.keyed_output import _File, _OutputReader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.savepoints import check_unclaimed, claim_savepoint
+from state_backend.checkpoint.rewind import fork, rewind
+from state_backend.checkpoint.savepoints import (
+    check_unclaimed,
+    claim_savepoint,
+    delete_savepoint,
+    read_savepoint,
+    remove_leftovers,
+)
 from state_backend.checkpoint.sweep import sweep
+from state_backend.checkpoint.trials import (
+    list_trials,
+    remove_trial,
+    remove_trial_named,
+    root_of_trial,
+    sweep_trials,
+    write_trial,
+)
 from state_backend.formats import paths
 from state_backend.inspection.verify import offering_sound, verify_pipeline
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
-from state_backend.values.records import Claim
+from state_backend.values.records import Claim, Trial
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, day
+from tests.support.checkpoints import PIPELINE, day, run
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
 
@@ -358,3 +376,142 @@ def test_a_log_that_lost_its_end_commits_nothing(root: Path) -> None:
         mark.unlink()
     with pytest.raises(CorruptRecord, match=paths.record(8)):
         commit(root)
+
+
+# --- symbolic links -----------------------------------------------------------------------------------------------------------------
+
+VICTIMS = ("auth.log", "0-0-0.sst", "victim.parquet", "victim.part", "lock", "room", "prepared.json", "authorized_keys")
+
+
+@pytest.fixture(scope="module")
+def tried(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The original with a trial, and a trial whose record is gone."""
+    root = Path(shutil.copytree(original, tmp_path_factory.mktemp("tried") / "root"))
+    trial = Trial(
+        name="trial",
+        pipeline=PIPELINE,
+        code="module:NAME",
+        code_hash="0",
+        code_version=None,
+        span=day(6),
+        length_ms=86_400_000,
+        attempt="fork",
+        base=None,
+        ends_ms=0,
+    )
+    write_trial(str(root), trial)
+    for name in ("trial", "removed"):
+        own = LocalStorage(Path(root_of_trial(str(root), PIPELINE, name), PIPELINE))
+        fork(LocalStorage(root / PIPELINE), 5, Coordinator(own, PIPELINE), run=run(), attempt="fork")
+    return root
+
+
+def kind_of(path: Path) -> str:
+    """The same for paths of one kind: without what names an interval, an attempt or a savepoint."""
+    varies = r"[0-9]|again|waiting|another|crashed|fork"
+    return "/".join(f"<>{Path(name).suffix}" if re.search(varies, name) else name for name in path.parts)
+
+
+def by_kind(root: Path) -> list[Path]:
+    """The files and folders below a root, relative to it, one of each kind; a pipeline's own folder and a savepoint's may be links."""
+    below = sorted(path.relative_to(root) for path in root.rglob("*"))
+    allowed = {Path(PIPELINE), *(Path(f) for f in ("native", "canonical", "work"))}
+    allowed |= {Path(f, name) for f in ("native", "canonical") for name in (SAVED, OTHER)}
+    return list({kind_of(path): path for path in below if path not in allowed}.values())
+
+
+def put_elsewhere(path: Path, elsewhere: Path) -> None:
+    """Moves a file or folder out of the root and leaves a link to it. In the folder, files of others lie beside the root's own."""
+    elsewhere.mkdir()
+    target = elsewhere / path.name
+    path.rename(target)
+    path.symlink_to(target)
+    for folder in (target, target / "victim", target / "victim" / "victim") if target.is_dir() else ():
+        folder.mkdir(exist_ok=True)
+        for name in VICTIMS:
+            file = folder / name
+            if not file.exists():
+                file.write_bytes(b"of others")
+            os.utime(file, (0, 0))
+
+
+def seen_in(folder: Path) -> dict[str, tuple[bytes, int] | None]:
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def use_all(root: Path, *, shards: bool) -> None:
+    """Commits, drops checkpoints, sweeps, verifies, goes back, claims a savepoint and removes trials. ``shards``: also runs an
+    interval, and takes and restores savepoints."""
+    storage = LocalStorage(root / PIPELINE)
+    coordinator = Coordinator(storage, PIPELINE, policy=KeepLast(1))
+    url = str(root)
+
+    def claim() -> None:
+        source = LocalStorage(root / "native" / SAVED)
+        claim_savepoint(source, Claim(savepoint="s", owner="file:///ours", attempt="a"))
+        delete_savepoint(source, read_savepoint(source))
+        remove_leftovers(source, None)
+
+    uses: list[Callable[[], object]] = [
+        *(partial(need, root) for need in (process, restore_saved("canonical"), restore_saved("native")) if shards),
+        lambda: coordinator.commit("waiting"),
+        lambda: coordinator.publish(None),
+        lambda: coordinator.quarantine(coordinator.log().head_id, "a test"),
+        lambda: rewind(coordinator, coordinator.log().head_id, run=run(), attempt="back"),
+        coordinator.clean_up,
+        lambda: sweep_all(root),
+        lambda: verify_pipeline(storage, work=root / "work"),
+        claim,
+        lambda: sweep_all(root / "native" / SAVED),
+        lambda: sweep_trials(url, PIPELINE, now_ms=FAR_MS),
+        lambda: [remove_trial(url, trial) for trial in list_trials(url, PIPELINE)],
+        lambda: remove_trial_named(url, PIPELINE, "removed"),
+    ]
+    for use in uses:
+        (root / "work").mkdir(exist_ok=True)
+        with suppress(CairnError):
+            use()
+
+
+def check_links(tried: Path, folder: Path, kinds: Collection[str] = (), *, shards: bool) -> list[str]:
+    """Replaces each kind of file and folder, or only these kinds, by a link; the kinds of those behind which something was changed."""
+    changed = []
+    for n, linked in enumerate(f for f in by_kind(tried) if not kinds or kind_of(f) in kinds):
+        root, elsewhere = folder / str(n) / "root", folder / str(n) / "elsewhere"
+        shutil.copytree(tried, root)
+        put_elsewhere(root / linked, elsewhere)
+        before = seen_in(elsewhere)
+        use_all(root, shards=shards)
+        if seen_in(elsewhere) != before:
+            changed.append(kind_of(linked))
+        shutil.rmtree(folder / str(n))
+    return changed
+
+
+LINKED = {
+    *(
+        f"{PIPELINE}/{name}"
+        for name in (".tmp", "checkpoints", "leases", "output/<>/<>", "settled", "shared", "shared/<>")
+    ),
+    *(f".trials{name}" for name in ("", f"/{PIPELINE}", f"/{PIPELINE}/roots", f"/{PIPELINE}/roots/trial")),
+    f".trials/{PIPELINE}/roots/removed/{PIPELINE}",
+    f"native/{SAVED}/shared",
+}
+
+
+def test_nothing_changes_behind_a_link_in_the_place_of_a_folder(
+    tried: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {kind_of(path) for path in by_kind(tried)} >= LINKED
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # most of the time
+    assert check_links(tried, tmp_path, LINKED, shards=False) == []
+
+
+@pytest.mark.skipif("CAIRN_LONG" not in os.environ, reason="CAIRN_LONG=1: three minutes")
+def test_nothing_changes_behind_any_link_when_intervals_run(tried: Path, tmp_path: Path) -> None:
+    """Every kind of folder and file, and with shards, which restore and upload."""
+    assert len(by_kind(tried)) > 80
+    assert check_links(tried, tmp_path, shards=True) == []

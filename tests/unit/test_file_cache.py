@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -139,7 +140,7 @@ def test_many_small_files_are_bounded_by_their_number(host: Host, monkeypatch: p
     monkeypatch.setattr(file_cache, "_MOST_FILES", 640)
     looks = []
     evict = FileCache._evict
-    monkeypatch.setattr(FileCache, "_evict", lambda cache: (looks.append(1), evict(cache)))
+    monkeypatch.setattr(FileCache, "_evict", lambda *args: (looks.append(1), evict(*args)))
     for n in range(1000):
         host.keep(str(n).encode(), f"shared/{n}/0-0-0.sst")
     assert 600 <= len(host.entries()) <= 700
@@ -249,6 +250,28 @@ def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path) -> None:
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
 
 
+def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the temp folder lets others rename; a leftover there looks like somebody's download."""
+    host, victims = Host(tmp_path, limit_bytes=200), tmp_path / "victims"
+    host.keep(b"0" * 100, "shared/0/0-0-0.sst")
+    (host.folder / ".old.part").write_bytes(b"half")
+    shutil.copytree(host.folder, victims)
+    for folder in (host.folder, victims):
+        os.utime(folder / ".old.part", (0, 0))
+    evict, was = FileCache._evict, tmp_path / "was"
+
+    def swapped(*args: Any) -> None:
+        host.folder.rename(was)
+        host.folder.symlink_to(victims)
+        evict(*args)
+
+    monkeypatch.setattr(FileCache, "_evict", swapped)
+    host.keep(b"1" * 200, "shared/1/0-0-0.sst")
+    assert len(list(was.iterdir())) == 1 and len(list(victims.iterdir())) == 2
+
+
 def test_a_folder_of_another_user_is_not_used(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = host.keep(b"state")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -264,6 +287,7 @@ def test_where_the_cache_lies() -> None:
 _RACER = """
 import os, random, sys
 from pathlib import Path
+from typing import Any
 import google_crc32c
 from state_backend.shard.file_cache import FileCache
 from state_backend.values.handles import Handle

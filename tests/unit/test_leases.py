@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint.leases import give_back, holding, plan_leases, take_lease
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.inspection.table import StateSource
@@ -204,15 +204,36 @@ def test_a_reader_that_is_killed(tmp_path: Path) -> None:
         reader.wait()
         reader.stdout.close()  # type: ignore[union-attr]
     assert {info.path for info in storage.list(paths.LEASES)} == {now.path}
+    # As if the reader had asked for one second.
+    (tmp_path / PIPELINE / now.path).rename(tmp_path / PIPELINE / now.path.replace("-6-", "-1-"))
+    time.sleep(1.1)
     pipeline.run(3, "a3", {"a": 3})
-    # As if the newest record had been written an hour later.
-    head, later_s = tmp_path / PIPELINE / paths.record(3), time.time() + 3600
-    os.utime(head, (later_s, later_s))
-    pipeline.coordinator.clean_up()
     assert [*storage.list(paths.LEASES)] == []
     with pytest.raises(StateGapError):
         pipeline.coordinator.record(1)
     assert {paths.attempt_of(info.path) for info in storage.list(paths.ATTEMPTS)} == {"a3"}
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 900, 3600, 30 * 86_400])
+def test_no_clock_of_a_host_ends_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
+    """A host with a wrong clock commits, cleans up and sweeps while another host reads and writes."""
+    pipeline = RealPipeline(tmp_path, policy=KeepLast(1))
+    pipeline.run(1, "a1", {"a": 1})
+    storage = LocalStorage(tmp_path / PIPELINE)
+    with holding(storage, 1, "another host"):
+        storage.create(sst("under way"), b"state")
+        now_s, now_ns = time.time, time.time_ns
+        monkeypatch.setattr(time, "time", lambda: now_s() + ahead_s)
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns() + ahead_s * 10**9)
+        for n in (2, 3):
+            pipeline.run(n, f"a{n}", {"a": n})
+        assert sweep(storage, PIPELINE, min_age=timedelta(minutes=10)).deleted_files == 0
+        monkeypatch.undo()
+        pipeline.run(4, "a4", {"a": 4})
+        assert pipeline.coordinator.record(1).content.attempt == "a1"
+        assert sweep(storage, PIPELINE, min_age=timedelta(minutes=10)).deleted_files == 0
+        assert len([*storage.list(paths.LEASES)]) == 1 and storage.stat(sst("under way")) is not None
+    assert abs(storage_now_ms(storage) - time.time() * 1000) < 60_000 and storage.stat(paths.CLOCK) is None
 
 
 def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

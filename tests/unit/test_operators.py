@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     DownstreamTasksSkipped,
 )
+from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
+from airflow.serialization.serialized_objects import DagSerialization
 
 from cairn.pipeline import Interval
 from cairn_operators import (
@@ -47,9 +50,11 @@ from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.google_connection import google_credentials
-from cairn_operators.spark_location import spark_location, spark_url
+from cairn_operators.hidden_settings import hide_secrets
+from cairn_operators.spark_location import _texts, spark_location, spark_url
 from state_backend.values import errors
 
+AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
 START, END = datetime(2013, 1, 5, tzinfo=UTC), datetime(2013, 1, 6, tzinfo=UTC)
 
 # Does what FAKE_DRIVER says, and leaves its arguments and process ids in FAKE_DRIVER_DIR.
@@ -820,11 +825,97 @@ def test_cadence(days: float, every: timedelta | None, due: bool) -> None:
         (("spark_connect", "127.0.0.1", None), "sc://127.0.0.1:15002"),
         (("spark", "local[2]", None), "local[2]"),
         (("spark", "spark://host", 7077), "spark://host:7077"),
+        (("spark", "h1:7077,h2:7077", None), "spark://h1:7077,h2:7077"),
+        (("spark", "mesos://zk://host", 2181), "mesos://zk://host:2181"),
+        (("spark", "local-cluster[2,1,1024]", None), "local-cluster[2,1,1024]"),
         (("spark", None, None), "local[*]"),
     ],
 )
 def test_spark_url(parts: tuple[str, str | None, int | None], url: str) -> None:
     assert spark_url(*parts) == url
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("spark://host:7077", "spark://host:7077"),
+        ("spark://host", "spark://host"),
+        ("spark://[::1]:7077", "spark://[::1]:7077"),
+        ("spark://spark%3A%2F%2Fhost:7077", "spark://host:7077"),
+        ("spark://local%5B2%5D", "local[2]"),
+        ("spark://yarn", "yarn"),
+        ("yarn://", "yarn"),
+        ("k8s://host:6443", "k8s://host:6443"),
+        ("k8s://https://host:443", "k8s://https://host:443"),
+        ("spark://k8s://host:443", "k8s://host:443"),
+        ("spark://k8s%3A%2F%2Fhttps%3A%2F%2Fhost:443", "k8s://https://host:443"),
+        ("sc://host:15002", "sc://host:15002"),
+        ("sc://host", "sc://host:15002"),
+        ("sc://[::1]", "sc://[::1]:15002"),
+        ("sc://host:9/;use_ssl=true;user_id=me", "sc://host:9/;use_ssl=true;user_id=me"),
+        ("sc://host:9/?use_ssl=true", "sc://host:9/;use_ssl=true"),
+        ("spark-connect://host:9", "sc://host:9"),
+    ],
+)
+def test_a_connection_uri_keeps_its_scheme(monkeypatch: pytest.MonkeyPatch, uri: str, url: str) -> None:
+    """Airflow takes the URI apart, and stores the scheme as the type of the connection."""
+    monkeypatch.setenv("AIRFLOW_CONN_CAIRN_SPARK", uri)
+    assert spark_location("cairn_spark").url == url
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        (AZURE, "k", True),
+        ("spark.hadoop.fs.s3a.access.key", "k", True),
+        ("spark.hadoop.fs.s3a.secret.key", "k", True),
+        ("spark.ssl.keyStorePassword", "k", True),
+        ("spark.authenticate.secret", "k", True),
+        ("spark.hadoop.fs.gs.auth.access.token", "k", True),
+        ("spark.driver.extraJavaOptions", "-Djdbc.password=k", True),
+        ("spark.executorEnv.DATABASE", "jdbc:postgresql://h/d?user=u&password=k", True),
+        ("spark.executorEnv.PIN", "1234", False),
+        ("spark.sql.shuffle.partitions", "8", False),
+        ("spark.executor.memory", "4g", False),
+        ("spark.task.maxFailures", 4, False),
+        ("spark.speculation", True, False),
+    ],
+)
+def test_airflow_shows_no_secret_of_spark_conf(name: str, value: Any, hidden: bool) -> None:
+    """As the worker sends rendered fields to the API, and as the database stores the DAG."""
+    dag = stateful_pipeline("d", "m:P", "memory://r", schedule="@daily", start_date=START, spark_conf={name: value})
+    task = dag.get_task("process")
+    expected = {name: "***" if hidden else value}
+    stored = DagSerialization.to_dict(dag)["dag"]["tasks"]
+    assert [t["__var"]["spark_conf"] for t in stored if "spark_conf" in t["__var"]] == [expected]
+    for day in ("a", "b"):  # two runs of one process
+        copy = task.prepare_for_execution()
+        copy.render_template_fields({"day": day, "params": dict(dag.params)})
+        assert _serialize_rendered_fields(copy)["spark_conf"] == expected
+        assert _texts("spark_conf", copy.spark_conf) == {name: str(value).lower() if value is True else str(value)}
+
+
+def test_secrets_are_found_by_the_pattern_that_spark_would_use() -> None:
+    conf = {"spark.redaction.regex": "(?i)pin", "spark.executorEnv.PIN": "1234", "spark.a.password": "p", "spark.b": ""}
+    shown = {name: str(value) for name, value in hide_secrets(conf).items()}
+    assert shown == {**conf, "spark.executorEnv.PIN": "***", "spark.a.password": "***"}
+    assert str(hide_secrets({"spark.redaction.regex": "(", "spark.a.token": "t"})["spark.a.token"]) == "***"
+
+
+def test_templates_of_hidden_settings_are_rendered_for_each_run() -> None:
+    task = micro_batch(spark_conf={AZURE: "key-of-{{ day }}"})
+    for day in ("a", "b"):
+        copy = task.prepare_for_execution()
+        copy.render_template_fields({"day": day})
+        assert _texts("spark_conf", copy.spark_conf) == {AZURE: f"key-of-{day}"}
+
+
+def test_a_secret_that_another_task_returned_is_hidden() -> None:
+    result = SimpleNamespace(resolve=lambda context: context["key"])  # what Airflow asks of an XComArg
+    copy = micro_batch(spark_conf={AZURE: result, "spark.task.cpus": result}).prepare_for_execution()
+    copy.render_template_fields({"key": "k"})
+    assert _serialize_rendered_fields(copy)["spark_conf"] == {AZURE: "***", "spark.task.cpus": "k"}
+    assert _texts("spark_conf", copy.spark_conf) == {AZURE: "k", "spark.task.cpus": "k"}
 
 
 def connection(monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
@@ -842,7 +933,10 @@ def test_a_token_and_configuration_reach_the_driver_by_its_stdin_only(
     extra = {"use_ssl": True, "conf": '{"spark.hadoop.fs.secret": "s3cret", "spark.sql.shuffle.partitions": 4}'}
     connection(monkeypatch, conn_type="spark_connect", host="sc://h", port=7, login="me", password="t0ken", extra=extra)
     with caplog.at_level("DEBUG"):
-        result = run(micro_batch(spark_conf={"spark.sql.shuffle.partitions": 8, "spark.speculation": True}))
+        given = {"spark.sql.shuffle.partitions": 8, "spark.speculation": True, AZURE: "{{ p }}"}
+        task = micro_batch(spark_conf=given)
+        task.render_template_fields({"p": "azure=key"})
+        result = run(task)
     asked = json.loads((folder / "arguments.json").read_text())
     assert asked[asked.index("--spark") + 1] == "sc://h:7/;use_ssl=true;user_id=me"
     assert json.loads((folder / "stdin").read_text()) == {
@@ -851,9 +945,10 @@ def test_a_token_and_configuration_reach_the_driver_by_its_stdin_only(
             "spark.hadoop.fs.secret": "s3cret",
             "spark.sql.shuffle.partitions": "8",
             "spark.speculation": "true",
+            AZURE: "azure=key",
         },
     }
-    for secret in ("t0ken", "s3cret"):
+    for secret in ("t0ken", "s3cret", "azure=key"):
         assert all(secret not in told for told in (*asked, caplog.text, json.dumps(result)))
 
 
@@ -927,6 +1022,10 @@ def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(BaseHook, "get_connection", missing)
     assert spark_location("cairn_spark").url == "local[*]"
+    with pytest.raises(AirflowFailException) as raised:
+        spark_location("big spark")
+    (command,) = (line for line in str(raised.value).splitlines() if line.startswith("airflow connections add"))
+    assert "no connection 'big spark'" in str(raised.value) and shlex.split(command)[3] == "big spark"
     with pytest.raises(AirflowFailException, match="'http' does not lead to Spark"):
         spark_url("http", "h", 1)
 

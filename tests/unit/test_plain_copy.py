@@ -10,12 +10,13 @@ import pytest
 from cairn.plain_copy import _copy, plain_copy
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptFile, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from tests.support.checkpoints import DAY, Folder, day
-from tests.support.faulty_storage import FaultyStorage, StopHere, stop_at
+from tests.support.faulty_storage import FaultyStorage, StaleStorage, StopHere, stop_at
 
 HERE = "interval=20240101T000000000Z_20240102T000000000Z"
 
@@ -68,6 +69,23 @@ def test_a_crash_at_any_call_is_made_good_by_the_next_task(when: str) -> None:
         if len(dying.calls) <= at:
             break
     assert crashes == at >= 3
+
+
+def test_a_copy_on_a_disk_whose_listings_are_old() -> None:
+    """The files of a result that was published a moment ago go, though no listing shows them, and what is gone is copied again."""
+    this = Copying(MemoryStorage())
+    elsewhere = StaleStorage(this.copy)
+    elsewhere.freeze("interval=")
+    for attempt in ("a1", "a2"):
+        this.folder.run(day(1), attempt, digest=int(attempt[1]))
+        this.publish(FaultyStorage(this.copy, {}, late=True) if attempt == "a1" else elsewhere)
+    there = {path: data for path, data in this.contents().items() if not path.startswith("_")}
+    assert there == whole(2, "a2")
+    elsewhere.freeze("interval=")
+    this.copy.delete(f"{HERE}/{2:020d}-part-00000-0.parquet")
+    this.folder.storage.delete(paths.published(day(1), 2))
+    this.publish(elsewhere)
+    assert {path: data for path, data in this.contents().items() if not path.startswith("_")} == there
 
 
 def test_the_copy_is_a_file_of_its_own(tmp_path: Path) -> None:

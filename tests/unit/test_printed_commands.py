@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 import tomllib
 from datetime import timedelta
 from pathlib import Path
@@ -20,10 +21,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cairn.command import cli
 from cairn.command.cli import app
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+from state_backend.checkpoint import sweep
 from state_backend.formats import paths
 from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
 from tests.integration.test_docs import blocks_of, commands_in
@@ -45,6 +46,7 @@ RUN = {
     "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
     "--reprocess-behavior completed": "not run: 24 hours through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
+    "airflow connections": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add": AIRFLOW + "test_commands_for_airflow_do_what_the_docs_say",
     "airflow connections add cairn_spark --conn-type spark --conn-host 'local[2]'": AIRFLOW
     + "test_commands_for_airflow_do_what_the_docs_say",
@@ -110,6 +112,7 @@ RUN = {
     "cairn savepoint --stop": AIRFLOW + "test_stopping_with_a_savepoint_loses_no_interval",
     "cairn savepoint --to …": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn show": HERE + "test_what_docs_show_of_a_pipeline",
+    "cairn spark": "tests/integration/test_docs.py::server as printed",
     "cairn spark --port …": "tests/integration/test_docs.py::server as printed",
     "cairn sweep": HERE + "test_a_sweep_takes_what_its_dry_run_names",
     "cairn sweep --dry-run": HERE + "test_a_sweep_takes_what_its_dry_run_names",
@@ -304,8 +307,8 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.Mo
     left.parent.mkdir(parents=True)
     left.write_bytes(b"x" * 1000)
     assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
-    later_ms = cli._now_ms() + timedelta(days=4) // timedelta(milliseconds=1)
-    monkeypatch.setattr(cli, "_now_ms", lambda: later_ms)
+    later_ms = (time.time_ns() + 4 * 86_400_000_000_000) // 1_000_000
+    monkeypatch.setattr(sweep, "storage_now_ms", lambda storage, **_: later_ms)
     assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn verify")

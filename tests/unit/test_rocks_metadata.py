@@ -365,6 +365,29 @@ def test_one_start_removes_some_and_only_folders_of_ours(temp: Path, parent: Pat
     assert all((folder / "file").exists() for folder in others)
 
 
+def test_a_parent_that_becomes_a_link_is_not_followed(
+    temp: Path, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the temp folder lets others rename: folders of ours that are older than a week look abandoned."""
+    victim = tmp_path / "elsewhere" / "unlocked-documents"
+    (victim / "old").mkdir(parents=True)
+    for folder in (victim / "old", victim):
+        os.utime(folder, (0, 0))
+    find = work_folders._parent
+
+    def swapped() -> Path | None:
+        found = find()
+        parent.rename(temp / "was")
+        parent.symlink_to(victim.parent)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work_folders, "_parent", swapped)
+        with work_folder("next"):
+            pass
+    assert (victim / "old").is_dir()
+
+
 @pytest.mark.parametrize("what", ["a file", "a link", "another's"])
 def test_a_parent_that_is_not_ours_is_left_alone(
     temp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import time
 import traceback
@@ -21,12 +22,14 @@ from typer.testing import CliRunner
 from cairn import spark_session
 from cairn.command import spark_server
 from cairn.command.cli import app
+from cairn.local_secret import find_secret, kept_secret, new_secret
 from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.runtime.first_cause import first_cause
 from cairn.spark_session import (
     _properties,
     _session_url,
+    _with_token,
     check_running,
     collect_once,
     connect,
@@ -255,8 +258,7 @@ def test_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch, spark_says: str,
         raise RuntimeError(spark_says)
 
     session = SimpleNamespace(client=None, conf=SimpleNamespace(set=refuse))
-    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(getOrCreate=lambda: session))
-    monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(spark_session, "_remote_session", lambda _: session)
     monkeypatch.setattr(spark_session, "_check_listening", lambda _: None)
     monkeypatch.setattr(spark_session, "_be_impatient", lambda _: None)
     with pytest.raises(error, match=f"the Spark Connect server at sc://h {says}|{says}"):
@@ -297,6 +299,101 @@ def test_without_java(without_java: None) -> None:
     assert (result.exit_code, "no java on the PATH; run 'make java'" in result.stderr) == (2, True)
 
 
+# --- the token of a server on this machine --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("state_home")
+def test_the_secret_of_a_server_is_for_its_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
+    try:
+        with kept_secret("spark-connect", 7, "s3cret") as file:
+            assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
+            assert find_secret("spark-connect", 7) == "s3cret"
+            assert find_secret("spark-connect", 8) is None and find_secret("airflow", 7) is None
+            file.chmod(0o640)
+            with pytest.raises(UsageError, match="other users can read"):
+                find_secret("spark-connect", 7)
+            file.chmod(0o600)
+            monkeypatch.setattr(os, "getuid", lambda: 4321)
+            with pytest.raises(UsageError, match="other users can read"):
+                find_secret("spark-connect", 7)
+    finally:
+        os.umask(before)
+    assert not file.exists() and find_secret("spark-connect", 7) is None
+
+
+def test_a_file_in_the_place_of_the_secret_is_replaced(state_home: Path) -> None:
+    """A server that was killed left the file, or it is a link. A server that ends leaves the file of the next one."""
+    with kept_secret("spark-connect", 7, "old") as file:
+        file.unlink()
+        (state_home / "precious").write_text("kept")
+        file.symlink_to(state_home / "precious")
+        with kept_secret("spark-connect", 7, "new"):
+            assert find_secret("spark-connect", 7) == "new" and not file.is_symlink()
+            file.write_text("of a third server\n")
+        assert find_secret("spark-connect", 7) == "of a third server"
+    assert (state_home / "precious").read_text() == "kept"
+    assert len({new_secret() for _ in range(9)}) == 9 and len(new_secret()) >= 40
+
+
+@pytest.mark.usefixtures("state_home")
+@pytest.mark.parametrize(
+    ("where", "given", "url", "token"),
+    [
+        ("sc://127.0.0.1:7", "t", "sc://127.0.0.1:7", "t"),
+        ("sc://[::1]:7", "t", "sc://[::1]:7", "t"),
+        ("sc://localhost:7", "t", "sc://localhost:7", "t"),
+        ("sc://h:7/;use_ssl=true", "t", "sc://h:7/;use_ssl=true", "t"),
+        ("sc://h:7/;use_ssl=true;token=t%20u", None, "sc://h:7/;use_ssl=true", "t u"),
+        ("sc://127.0.0.1:7/;token=t", None, "sc://127.0.0.1:7/", "t"),
+        # The server of this user listens on 127.0.0.1: no other program gets the token.
+        ("sc://127.0.0.1", None, "sc://127.0.0.1", "kept"),
+        ("sc://localhost", None, "sc://127.0.0.1", "kept"),
+        ("sc://localhost:15002/;user_id=me", None, "sc://127.0.0.1:15002/;user_id=me", "kept"),
+        ("sc://localhost/;use_ssl=true", None, "sc://localhost/;use_ssl=true", None),
+        ("sc://h", None, "sc://h", None),
+        ("sc://127.0.0.1:7", None, "sc://127.0.0.1:7", None),
+    ],
+)
+def test_which_token_a_server_gets(where: str, given: str | None, url: str, token: str | None) -> None:
+    with kept_secret("spark-connect", 15002, "kept"):
+        assert _with_token(where, given) == (url, token)
+
+
+@pytest.mark.usefixtures("state_home")
+def test_a_token_is_not_sent_unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("h", "0.0.0.0", "localhost.example", "127.0.0.1.example"):
+        with pytest.raises(UsageError, match="would be sent unprotected"):
+            _with_token(f"sc://{host}:7", "t")
+    monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "of the environment")
+    assert _with_token("sc://127.0.0.1", None) == ("sc://127.0.0.1", "of the environment")
+    assert _with_token("sc://127.0.0.1", "t") == ("sc://127.0.0.1", "t")
+
+
+def test_a_spark_server_without_a_place_for_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(spark_server, "answers", lambda _: False)
+    monkeypatch.setattr(spark_server.signal, "signal", lambda *_: None)
+    result = CliRunner().invoke(app, ["spark"])
+    assert (result.exit_code, "Set XDG_STATE_HOME to a folder of yours" in result.stderr) == (2, True)
+
+
+def test_spark_on_this_machine_asks_who_it_is() -> None:
+    """tests/integration/test_connect.py shows that the ports do. A cluster's secret is the cluster's own."""
+    assert "spark.authenticate=true" in spark_server.server_command(7, "local[*]", 2)
+    assert "spark.authenticate=true" not in spark_server.server_command(7, "spark://h:7077", 2)
+    assert spark_session._LOCAL_CONF["spark.authenticate"] == "true"
+    assert not [word for word in spark_server.server_command(7, "local[2]", 2) if "token" in word.lower()]
+
+
 def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_server, "find_spec", lambda _: None)
     monkeypatch.setattr(spark_server, "answers", lambda _: False)
@@ -314,6 +411,7 @@ def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
         ("raise SystemExit(7)", [False, True], 3, "the Spark server ended with code 7; what it said is above"),
     ],
 )
+@pytest.mark.usefixtures("state_home")
 def test_a_server_that_does_not_come_up(
     monkeypatch: pytest.MonkeyPatch, program: str, answers: list[bool], code: int, says: str
 ) -> None:

@@ -26,10 +26,12 @@ from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import UsageError
 from state_backend.values.records import KeyGroupState
 from tests.support.checkpoints import PIPELINE
+from tests.support.counting import DAYS, day
 from tests.support.real_shards import RealPipeline
 from tests.support.savepoints import SmallPipeline
 from tests.support.shards import STATES, struct
 from tests.support.state_sources import USERS, CountingStorage, StateChain, random_changes
+from tests.support.trials import OLD, run
 from tests.unit.test_state_table import NAMES, rows
 
 Place = tuple[str, str, str, int | None]
@@ -98,6 +100,18 @@ def test_the_difference_is_that_of_the_two_tables(tmp_path: Path) -> None:
         assert check(sources[-1], same, tmp_path, seen) == 0
     only = changes(sources[0], sources[-1], tmp_path / "diff", states=["map", "$timers"])
     assert {place[0] for place in only} == {"map", "$timers"}
+
+
+def test_checkpoints_whose_shards_have_only_segments_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first interval in changelog mode leaves no file of RocksDB."""
+    for n, user in enumerate(["ann", "bob"]):
+        monkeypatch.setitem(DAYS, day(n).start, [(user, "tea", n + 1)])
+    records = [o.record for o in run(OLD, tmp_path, [0, 1], mode="changelog") if o.record is not None]
+    first, second = (StateSource.of_record(f"{tmp_path}/counting", record) for record in records)
+    found = list(diff_states(first, second, tmp_path / "diff"))
+    assert [c.change for c in found if c.state == "total"] == ["added"]
 
 
 def test_only_what_differs_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

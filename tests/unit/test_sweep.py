@@ -34,7 +34,7 @@ from state_backend.values.handles import Handle
 from state_backend.values.records import Record, Savepoint, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, files_in, run, sst
-from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
+from tests.support.faulty_storage import Fault, FaultyStorage, StaleStorage, StopHere, lost_answer_at, stop_at
 
 When = Literal["before", "after"]
 HOUR_MS = 3_600_000
@@ -264,6 +264,27 @@ def test_a_checkpoint_that_is_dropped_while_its_manifest_is_read() -> None:
     assert result.record is not None
     assert result.record.abandoned == ("crashed",)
     assert {sst("a2"), paths.output(day(2), "a2", 0, 0)} <= folder.paths()
+
+
+@pytest.mark.parametrize("frozen", [(paths.SETTLED,), (paths.SETTLED, paths.CHECKPOINTS, paths.PUBLISHED)])
+def test_a_sweep_whose_listings_are_old_deletes_no_output(frozen: tuple[str, ...]) -> None:
+    """What is settled was settled a moment ago, though the outputs are hours old: their checkpoints are dropped and shrunk."""
+    clock = Clock()
+    memory = MemoryStorage(now_ms=clock)
+    folder, elsewhere = Folder(FaultyStorage(memory, {}, late=True), policy=KeepLast(1)), StaleStorage(memory)
+    folder.run(day(1), "a1")
+    elsewhere.freeze(*frozen)
+    for n in range(2, 6):
+        folder.run(day(n), f"a{n}")
+        folder.coordinator.publish(None)
+        folder.coordinator.clean_up()
+        clock.pass_hours(3)
+    log = read_log(elsewhere)
+    assert [n for n, _ in sorted(log.current_outputs().values())] == [1, 2, 3, 4, 5]
+    assert [n for _, n in log.outputs_near(day(4))] == [4] and 4 not in log.retained
+    result = make(elsewhere, clock)
+    assert (result.plan.abandon, result.deleted_files, result.record) == ((), 0, None)
+    assert folder.paths(paths.OUTPUT) == {paths.output(day(n), f"a{n}", 0, 0) for n in range(1, 6)}
 
 
 def test_a_fork_that_links_old_files_is_not_abandoned(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +20,9 @@ from cairn.command.cli import app
 from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
 from cairn.operations.run_interval import coordinator_of
 from cairn.pipeline import Interval, KeepLast
+from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
+from state_backend.checkpoint import trials
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, rewind
 from state_backend.checkpoint.sweep import sweep
@@ -27,11 +31,21 @@ from state_backend.checkpoint.trials import (
     intervals_of_trial,
     list_trials,
     remove_trial,
+    renew_trial,
     root_of_trial,
     sweep_trials,
+    trials_url,
+    write_trial,
 )
 from state_backend.inspection.compare_runs import Comparison, compare_runs
-from state_backend.values.errors import CheckpointDropped, NotAsTried, SourceError, UsageError
+from state_backend.values.errors import (
+    CairnError,
+    CheckpointDropped,
+    CorruptRecord,
+    NotAsTried,
+    SourceError,
+    UsageError,
+)
 from state_backend.values.records import RunRef
 from tests.support.counting import DAYS, day
 from tests.support.savepoints import take
@@ -226,10 +240,13 @@ def test_a_trial_goes_on_though_production_has_dropped_what_it_began_from(tmp_pa
         try_days(AVERAGED, tmp_path, range(2, 5), name="other")
 
 
-def test_its_time_is_over_and_a_sweep_removes_it(root: Path) -> None:
+def test_its_time_is_over_and_a_sweep_removes_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = time.time_ns() // 1_000_000
-    try_days(OLD, root, [4], name="short", keep=timedelta(hours=1), now_ms=now_ms)
-    try_days(DOUBLED, root, [4], name="long", now_ms=now_ms)
+    with monkeypatch.context() as ahead:  # the clock of a host, and no matter
+        ahead.setattr(time, "time_ns", lambda: (now_ms + 30 * 86_400_000) * 1_000_000)
+        try_days(OLD, root, [4], name="short", keep=timedelta(hours=1))
+        try_days(DOUBLED, root, [4], name="long")
+        assert sweep_trials(str(root), NAME) == []
     later_ms = now_ms + 2 * 3_600_000
     assert [r.name for r in sweep_trials(str(root), NAME, now_ms=later_ms, dry_run=True)] == ["short"]
     # Production's own sweep sees nothing of it.
@@ -241,14 +258,147 @@ def test_its_time_is_over_and_a_sweep_removes_it(root: Path) -> None:
         find_trial(str(root), NAME, "short")
 
 
-def test_a_trial_that_is_removed_while_it_runs_leaves_nothing(root: Path) -> None:
+def test_a_trial_that_is_removed_while_it_runs_stops_and_leaves_nothing(root: Path) -> None:
+    done = []
+
     def remove(outcome: Any, progress: Any) -> None:
-        if progress.done == progress.total:
+        done.append(outcome)
+        if progress.done == 1:
             remove_trial(str(root), find_trial(str(root), NAME))
 
     with pytest.raises(UsageError, match="was removed while it ran"):
-        try_days(DOUBLED, root, range(2, 4), on_outcome=remove)
-    assert not list((root / ".trials").rglob("*.json"))
+        try_days(DOUBLED, root, range(2, 5), on_outcome=remove)
+    assert len(done) == 1
+    assert not (root / ".trials").exists()
+
+
+class Killed(BaseException):
+    """No handler of an Exception runs, as after a kill."""
+
+
+def removed_at(root: Path, monkeypatch: pytest.MonkeyPatch, removed: int, killed: int | None) -> bool:
+    """Runs a trial of two days that is removed before its write of that number, and killed before another one. True if it came to
+    the removal."""
+    writes = 0
+
+    def counted(call: Any) -> Any:
+        def write(self: LocalStorage, *args: Any, **more: Any) -> Any:
+            nonlocal writes
+            # The first write is that of the trial's record: before it there is nothing to remove.
+            if "/.trials/" in self.url:
+                writes += 1
+                if writes - 1 == killed:
+                    raise Killed
+                if writes - 1 == removed:
+                    remove_trial(str(root), find_trial(str(root), NAME))
+            return call(self, *args, **more)
+
+        return write
+
+    with monkeypatch.context() as patch:
+        for name in ("create", "upload", "replace", "copy_from"):
+            patch.setattr(LocalStorage, name, counted(getattr(LocalStorage, name)))
+        with suppress(Killed, CairnError):
+            try_days(DOUBLED, root, range(2, 4))
+            assert writes <= removed, "it did not notice that it was removed"
+    return writes > removed
+
+
+def check_removed_at(production: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, removed: int) -> bool:
+    for killed in (None, removed + 1, removed + 3):
+        root = Path(shutil.copytree(production, folder / f"{removed}-{killed}"))
+        if not removed_at(root, monkeypatch, removed, killed):
+            return False
+        if killed is not None:
+            sweep_trials(str(root), NAME, now_ms=time.time_ns() // 1_000_000)
+        assert not (root / ".trials").exists(), f"removed before write {removed}, killed before {killed}"
+        assert bytes_of(root) == bytes_of(production)
+    return True
+
+
+@pytest.mark.parametrize("removed", [2, 6])
+def test_what_a_removed_trial_still_writes_goes_with_it_or_with_a_sweep(
+    production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    assert check_removed_at(production, tmp_path, monkeypatch, removed)
+
+
+@pytest.mark.skipif("CAIRN_LONG" not in os.environ, reason="CAIRN_LONG=1: half a minute")
+def test_a_trial_is_removed_before_each_of_its_writes(
+    production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = 1
+    while check_removed_at(production, tmp_path, monkeypatch, removed):
+        removed += 1
+    assert removed > 10, removed
+
+
+def test_a_removed_trial_stops_though_another_of_its_name_began(root: Path) -> None:
+    """The other one neither goes on with the files of the first, nor loses its own."""
+
+    def begin_again(outcome: Any, progress: Any) -> None:
+        if progress.done == 1:
+            remove_trial(str(root), find_trial(str(root), NAME))
+            try_days(DOUBLED, root, [2], name="same")
+
+    with pytest.raises(UsageError, match="was removed while it ran"):
+        try_days(DOUBLED, root, range(2, 4), name="same", on_outcome=begin_again)
+    assert [o.computed for o in try_days(DOUBLED, root, range(2, 4), name="same").outcomes] == [False, True]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_two_tries_of_one_name_that_write_its_record_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """One of two that begin says so; of two that end both do."""
+    trial, stat = try_days(DOUBLED, root, [2], name="same").trial, LocalStorage.stat
+    if not before:
+        remove_trial(str(root), trial)
+    others = [lambda: write_trial(str(root), replace(trial, attempt=trial.attempt, ends_ms=trial.ends_ms + 1))]
+
+    def overtaken(self: LocalStorage, path: str) -> Any:
+        found = stat(self, path)
+        if path.startswith("trials/") and others:
+            others.pop()()
+        return found
+
+    monkeypatch.setattr(LocalStorage, "stat", overtaken)
+    if before:
+        assert renew_trial(str(root), replace(trial, ends_ms=trial.ends_ms + 2))
+        assert find_trial(str(root), NAME).ends_ms == trial.ends_ms + 2
+    else:
+        with pytest.raises(UsageError, match="at the same moment; try again"):
+            write_trial(str(root), trial)
+
+
+def test_a_sweep_keeps_a_trial_that_its_listing_misses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network disk lists a folder as it was some seconds ago."""
+    tried = try_days(DOUBLED, root, [2])
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "list_trials", lambda root, pipeline: [])
+        assert sweep_trials(str(root), NAME) == []
+    assert find_trial(str(root), NAME) == tried.trial
+
+
+def test_a_sweep_removes_a_folder_of_trials_without_a_trial(root: Path) -> None:
+    """A removal that stopped behind the record, and a trial that stopped before its own."""
+    trial = try_days(DOUBLED, root, [2]).trial
+    remove_trial(str(root), trial)
+    storage = open_storage(trials_url(str(root), NAME))
+    storage.create("trials/t.json", b"")
+    storage.delete("trials/t.json")
+    storage.create("clock", b"")
+    assert sweep_trials(str(root), NAME) == []
+    assert not (root / ".trials").exists()
+
+
+def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
+    tried = try_days(DOUBLED, root, [2])
+    records = root / ".trials" / NAME / "trials"
+    shutil.copyfile(records / f"{tried.trial.name}.json", records / "forged.json")
+    with pytest.raises(CorruptRecord, match=f"forged.json is the record of trial '{tried.trial.name}'"):
+        sweep_trials(str(root), NAME, now_ms=time.time_ns() // 1_000_000 + 10 * 86_400_000)
+    assert Path(tried.root, NAME, "HEAD.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,57 @@ def test_data_docs_follow_the_rights_on_the_dag(pages: Any, tmp_path: Path, monk
     assert pages.get("/cairn/docs/..%2fsecret").status_code == 404
 
 
+def test_data_docs_of_a_name_without_a_pipeline_are_denied(
+    pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a DAG that was deleted or is stale; a file beside the pipelines' folders; a pipeline whose name another DAG uses too."""
+    from starlette.testclient import TestClient
+
+    from cairn_ui import routes
+
+    monkeypatch.setenv("CAIRN_DOCS", str(tmp_path))
+    path = "validations/gone/total/checkpoint 1 a_b/1/h.html"
+    for name in ("gone", "secret", "rides"):
+        (tmp_path / name / path).parent.mkdir(parents=True)
+        (tmp_path / name / path).write_text("<html><head></head><body>amounts of clients</body></html>")
+    (tmp_path / "index.html").write_text("amounts of clients")
+    nils, vera = (TestClient(pages.app, cookies={"_token": name}) for name in ("nils", "vera"))
+    for client in (pages, nils, vera):
+        for hidden in (f"/cairn/docs/gone/{quote(path)}", "/cairn/docs/index.html"):
+            answer = client.get(hidden)
+            assert answer.status_code == 403 and "amounts" not in answer.text, hidden
+        assert "gone" not in text(client.get("/cairn/docs/").text)
+    assert "CAIRN_UI_PIPELINES" in pages.get(f"/cairn/docs/gone/{quote(path)}").text
+
+    # Two DAGs write Data Docs into one folder: who may not read one of the DAGs reads none of them.
+    refs = routes.dags.pipelines()
+    own = ref_of("secret", tmp_path / "own", dag_id="own")
+    monkeypatch.setattr(routes.dags, "pipelines", lambda: [*refs, own])
+    shared, framed = f"/cairn/docs/secret/{quote(path)}", f"{BASE}/p/{quote(own.key)}/docs/secret/{quote(path)}"
+    assert nils.get(f"{BASE}/p/{quote(own.key)}/").status_code == 200
+    assert [client.get(shared).status_code for client in (nils, vera)] == [403, 200]
+    assert [client.get(framed).status_code for client in (nils, vera)] == [404, 200]
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ({"checkpoint": 3, "savepoint": "file:///s"}, {"checkpoint": 3, "savepoint": "file:///s"}),
+        ('{"checkpoint": 3}', {"checkpoint": 3}),
+        ({"__classname__": "builtins.tuple", "__version__": 1, "__data__": [1]}, None),
+        ('{"__classname__": "airflow.sdk.Asset", "__version__": 1, "__data__": {}}', None),
+        ("checkpoint", None),
+        ("[3]", None),
+        (3, None),
+        (None, None),
+    ],
+)
+def test_only_json_of_an_xcom_is_read(stored: Any, read: Any) -> None:
+    from cairn_ui.airflow_side import json_object
+
+    assert json_object(stored) == read
+
+
 def test_the_commands_that_a_page_prints_are_right(pages: Any) -> None:
     """As they are printed: the difference of two, and what going back would discard."""
     shown = pages.get(f"{BASE}/p/{pages.keys['secret']}/compare?first=1&second=2").text

@@ -18,7 +18,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException
 
 from cairn_operators.driver_process import DriverProcess, repo_root
-from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
+from cairn_operators.warm_driver import WarmDriver, _ask, start_host_if_it_pays, start_warm
 from tests.support.waiting import wait_until
 from tests.unit.test_operators import FAKE_DRIVER, alive, gone, pids
 
@@ -153,6 +153,86 @@ def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path
     os.waitpid(running, 0)
     assert gone([driver])
     os.kill(child, signal.SIGKILL)  # as with any driver: its group is the next try's, or the server's, to end
+
+
+STOPPING_HOST = """
+import os, signal, sys
+from cairn.command import driver_host
+step = sys.argv.pop()
+real = getattr(os, step)
+def stopping(*arguments):
+    if step != "fork":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    found = real(*arguments)
+    if step == "fork" and found == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return found
+setattr(os, step, stopping)
+driver_host._NEEDED = ()
+driver_host.main()
+"""
+
+
+@pytest.mark.parametrize("step", ["fork", "getppid", "setsid", "dup2", "chdir"])
+def test_a_driver_that_is_stopped_as_it_begins_ends_with_its_task(fake: Callable[[str], Path], step: str) -> None:
+    """The driver itself asked the kernel to end it with its task; stopped before that, it lived on."""
+    folder = fake("hang")
+    path = folder / f"{step}.sock"
+    command = [sys.executable, "-c", STOPPING_HOST, str(path), str(os.getpid()), step]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as host, ExitStack() as ending:
+        ending.callback(host.kill)
+        wait_until(path.exists, 30, "the host listens")
+        driver = _ask(path, "warm_fake", [], folder, os.environ, None)
+        assert driver is not None
+        stopped = Path(f"/proc/{driver.pid}/stat")
+        wait_until(lambda: stopped.read_text().rsplit(")", 1)[1].split()[0] == "T", 10, "the driver is stopped")
+        driver.close()
+        driver.stdout.close()
+        assert gone([driver.pid])
+
+
+# A host that is stopped between the fork of a driver and the step that ties the driver to its task.
+HALF_DONE_HOST = """
+import os, signal, sys
+from cairn.command import driver_host
+host, tie = os.getpid(), driver_host._tie_to
+def stopping(*arguments):
+    if os.getpid() == host:
+        os.kill(host, signal.SIGSTOP)
+    tie(*arguments)
+driver_host._tie_to = stopping
+driver_host._NEEDED = ("numpy",)
+driver_host.main()
+"""
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_driver_whose_host_is_stopped_ends_with_its_task(fake: Callable[[str], Path], *, continues: bool) -> None:
+    """The task waits five seconds for the host, and starts a driver of its own then: two would share its attempt."""
+    folder = fake("hang")
+    path = folder / "half.sock"
+    command = [sys.executable, "-c", HALF_DONE_HOST, str(path), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as host, ExitStack() as ending:
+        ending.callback(host.kill)
+        wait_until(path.exists, 30, "the host listens")
+        running = os.fork()
+        if running == 0:
+            try:
+                _ask(path, "warm_fake", ["--result", "r"], folder, os.environ, None)
+            finally:
+                os._exit(0)
+        driver, child = pids(folder)
+        os.kill(running, signal.SIGKILL)
+        os.waitpid(running, 0)
+        if continues:
+            os.kill(host.pid, signal.SIGCONT)
+        # Ended, and not yet waited for while the host is stopped.
+        wait_until(
+            lambda: not alive(driver) or Path(f"/proc/{driver}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z",
+            5,
+            "the driver ends",
+        )
+        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("manner", ["", "stubborn"])

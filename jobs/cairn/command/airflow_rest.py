@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from cairn.local_secret import LOOPBACK, find_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
 
 TOKEN_VARIABLE = "CAIRN_AIRFLOW_TOKEN"
+ADMIN = "admin"
 
 
 class RestError(RuntimeError):
@@ -55,14 +57,17 @@ class Backfill:
 
 
 class AirflowRest:
-    """``token``: of a user, where Airflow wants one; left out: the environment's, else Airflow is asked for one, which it gives where
-    everybody is admin (``[core] simple_auth_manager_all_admins``)."""
+    """``token``: of a user, where Airflow wants one; left out: the environment's, else Airflow is asked for one. Airflow gives one to
+    the user ``admin`` with the ``password``; left out: that of an Airflow which this user runs on this machine. Without a password
+    Airflow gives one where everybody is admin (``[core] simple_auth_manager_all_admins``)."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, *, password: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._token = token or os.environ.get(TOKEN_VARIABLE)
+        at = urllib.parse.urlsplit(url)
+        local = at.hostname in LOOPBACK
+        self._password = password or (find_secret("airflow", at.port or 80) if local else None)
         # Never through a proxy of the environment if it is this machine.
-        local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost")
         self._opener = (
             urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
         )
@@ -85,7 +90,7 @@ class AirflowRest:
         """As ``call``; a refusal of the moment is an error too."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if path != "/auth/token":
-            headers["Authorization"] = f"Bearer {self._token or self._fetch_token()}"
+            headers["Authorization"] = f"Bearer {self.token()}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
@@ -95,8 +100,15 @@ class AirflowRest:
             raise RestError(error.code, error.read().decode(errors="replace")[:2000]) from None
         return json.loads(text) if text else None
 
-    def _fetch_token(self) -> str:
-        self._token = self.call("GET", "/auth/token")["access_token"]
+    def token(self) -> str:
+        """The token of the user: for the cookie ``_token`` of a browser too."""
+        if self._token is not None:
+            return self._token
+        if self._password is None:
+            answer = self.call("GET", "/auth/token")
+        else:
+            answer = self.call("POST", "/auth/token", {"username": ADMIN, "password": self._password})
+        self._token = str(answer["access_token"])
         return self._token
 
     # --- what a backfill needs ------------------------------------------------------------------------------------------------

@@ -453,8 +453,8 @@ def sweep_(
 ) -> int:
     """Deletes what crashed and lost attempts left behind, and trials whose time is over."""
     storage, _ = _open(root, pipeline)
-    trials = sweep_trials(root, pipeline, now_ms=_now_ms(), dry_run=dry_run)
-    result = sweep(storage, pipeline, now_ms=_now_ms(), min_age=parse_duration(min_age), dry_run=dry_run)
+    trials = sweep_trials(root, pipeline, dry_run=dry_run)
+    result = sweep(storage, pipeline, min_age=parse_duration(min_age), dry_run=dry_run)
     plan = result.plan
     abandoned = plan.abandon if dry_run else result.record.abandoned if result.record is not None else ()
     if as_json:

@@ -189,7 +189,6 @@ def _try(options: argparse.Namespace) -> dict[str, Any]:
         code=options.pipeline,
         name=options.trial,
         keep=timedelta(seconds=options.keep_s),
-        now_ms=time.time_ns() // 1_000_000,
     )
     trial, found = compare_trial(options.root, pipeline.name, tried.trial.name, options.key, 3)
     lines = comparison_lines(trial, describe_comparison(found))
@@ -356,7 +355,7 @@ def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> S
         options.spark, f"cairn {pipeline.name} {command}", shared_as=name, token=options.token, conf=options.conf
     )
     spark.addTag(tag)
-    interrupt_on_sigterm(spark, options.spark, tag)
+    interrupt_on_sigterm(spark, options.spark, tag, token=options.token)
     return spark
 
 

@@ -7,8 +7,7 @@ never speaks to Spark: a driver loads its own, with its own environment. Over th
 big-endian) and JSON ``{"module", "arguments", "environment", "cwd", "worker"}``, with three files: stdin, what stdout and stderr are to be,
 and a lifeline. ``worker`` is the process that runs the task, WORKER the first of them. Back go the pid, 0 for "start one yourself", and when the driver has ended its code as ``subprocess`` has it (4 bytes, signed).
 
-    the task that asked is gone   its end of the lifeline closes, and the kernel kills the driver, also one that is stopped; this process
-                                  arms the lifeline, since a driver may be stopped before its first line
+    the task that asked is gone   its end of the lifeline closes, and the kernel kills the driver, also one that is stopped
     this process is gone          the kernel kills its drivers; their tasks see a killed driver
     a file that it imported has changed, all workers that asked are gone, or nobody asked for ten minutes: it ends, after its drivers
 """
@@ -142,15 +141,15 @@ class _Host:
                     if os.getppid() != parent:
                         os._exit(1)
                     return request
-                if not _arm(request.files[2], pid):
-                    os.kill(pid, signal.SIGKILL)  # not reaped: nobody else has its pid
+                # Here, not in the driver: a driver that is stopped before its first step would outlive its task.
+                _tie_to(request.files[2], pid)
                 pidfd = os.pidfd_open(pid)
                 print(f"driver {pid} of task {task}", flush=True)
                 self._drivers[pidfd] = (pid, connection)
                 self._selector.register(pidfd, selectors.EVENT_READ, partial(self._tell, pidfd))
                 connection.sendall(struct.pack("!i", pid))
             except (OSError, ValueError) as error:
-                # The lifeline of a driver that was forked is armed: if the task is gone, the kernel kills the driver.
+                # A driver that was forked is killed by its lifeline, if its task is gone.
                 print(f"a request came to nothing: {error!r}", flush=True)
             if any(connection is kept for _, kept in self._drivers.values()):
                 closing.pop_all()
@@ -257,9 +256,8 @@ def _become(request: Request, libc: Any) -> None:
     os.setsid()
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
     stdin, output, lifeline = request.files
-    # The host does so too. If the host is stopped before that, the driver sees to it.
-    if not _arm(lifeline, os.getpid()):
-        os._exit(1)
+    # Again: the host may have been stopped before it did so, and the task waits five seconds for it.
+    _tie_to(lifeline, os.getpid())
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)
     os.close(stdin)
@@ -279,17 +277,14 @@ def _become(request: Request, libc: Any) -> None:
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
-def _arm(lifeline: int, driver: int) -> bool:
-    """Has the kernel kill the driver when the task closes its end, whatever state the driver is in then.
-
-    False: the task closed its end before. The owner and the flags belong to the socket, which host and driver share."""
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, driver)
+def _tie_to(lifeline: int, pid: int) -> None:
+    """Have the kernel kill a driver when its task's end of the lifeline is closed, whatever state the driver is in then."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, pid)
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
-    try:
-        return os.read(lifeline, 1) != b""
-    except BlockingIOError:
-        return True
+    with contextlib.suppress(BlockingIOError):
+        if os.read(lifeline, 1) == b"":  # closed before the kernel was told
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """``cairn spark``: a Spark Connect server on this machine's loopback interface, in the foreground.
 
-Drivers that find one do not pay for a JVM with every interval. Whoever reaches its port runs code as its user, so it listens on
-127.0.0.1 alone.
+Drivers that find one do not pay for a JVM with every interval. Whoever reaches its port runs code as its user, so that it listens on
+127.0.0.1 alone and asks for a token, which only this user can read.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cairn.local_secret import kept_secret, new_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -39,6 +42,8 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
         # At INFO each interval writes hundreds of lines into the terminal.
         "spark.log.level": "WARN",
+        # Tasks on a local master: Spark's own ports read Java objects from every user of the machine otherwise.
+        **({"spark.authenticate": "true"} if master.startswith("local") else {}),
         **(more or {}),
     }
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
@@ -46,13 +51,14 @@ def server_command(port: int, master: str, shuffle_partitions: int, more: Mappin
     return [submit, *options, "--class", _CLASS, "--name", "Cairn", "spark-internal"]
 
 
-def server_environment() -> dict[str, str]:
-    """Of the server: Spark's own home, and this Python for its workers."""
+def server_environment(token: str) -> dict[str, str]:
+    """Of the server: Spark's own home, this Python for its workers, and the token: every user can read the options of a process."""
     return {
         **os.environ,
         "SPARK_HOME": str(_spark_home()),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
     }
 
 
@@ -97,23 +103,28 @@ def spark(
             f"somebody listens on port {port} already; take another one, as in: cairn spark --port {_free_behind(port)}"
         )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with subprocess.Popen(
-        server_command(port, master, os.cpu_count() or 2), env=server_environment(), start_new_session=True
-    ) as server:
+    token = os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") or new_secret()
+    with ExitStack() as stack:
         try:
-            deadline_s = time.monotonic() + 120
-            while not answers(port):
-                if server.poll() is not None:
-                    raise StorageUnavailable(
-                        f"the Spark server ended with code {server.returncode}; what it said is above"
-                    )
-                if time.monotonic() > deadline_s:
-                    raise StorageUnavailable(
-                        f"the Spark server does not answer on port {port} after two minutes; what it said is above, try again"
-                    )
-                time.sleep(0.3)
+            file = stack.enter_context(kept_secret("spark-connect", port, token))
+        except OSError as error:
+            raise UsageError(
+                f"the token of the Spark server can't be kept in a file: {error}\nSet XDG_STATE_HOME to a folder of yours"
+            ) from error
+        return _serve(port, master, token, file)
+
+
+def _serve(port: int, master: str, token: str, file: Path) -> int:
+    command = server_command(port, master, os.cpu_count() or 2)
+    with subprocess.Popen(command, env=server_environment(token), start_new_session=True) as server:
+        try:
+            _await_answer(server, port)
             connection = f'{{"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": {port}}}'
+            typer.echo(
+                f"Its token:     {file}   (only you can read it; cairn and Airflow's tasks, run by you, find it there)"
+            )
             typer.echo(f"Spark Connect: sc://127.0.0.1:{port}   (Ctrl-C stops it)")
+            typer.echo(f"For PySpark:   export SPARK_CONNECT_AUTHENTICATE_TOKEN=$(cat {shlex.quote(str(file))})")
             typer.echo(f"For Airflow:   export AIRFLOW_CONN_CAIRN_SPARK='{connection}'")
             server.wait()
         except KeyboardInterrupt:
@@ -123,3 +134,15 @@ def spark(
             if server.poll() is None:
                 os.killpg(server.pid, signal.SIGTERM)
     raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; what it said is above")
+
+
+def _await_answer(server: subprocess.Popen[bytes], port: int) -> None:
+    deadline_s = time.monotonic() + 120
+    while not answers(port):
+        if server.poll() is not None:
+            raise StorageUnavailable(f"the Spark server ended with code {server.returncode}; what it said is above")
+        if time.monotonic() > deadline_s:
+            raise StorageUnavailable(
+                f"the Spark server does not answer on port {port} after two minutes; what it said is above, try again"
+            )
+        time.sleep(0.3)

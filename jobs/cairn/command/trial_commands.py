@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -111,7 +110,6 @@ def try_(
         name=name,
         savepoint=savepoint,
         keep=keeps,
-        now_ms=_now_ms(),
         on_plan=None if as_json else _say_plan,
         on_outcome=None if as_json else _say_outcome,
     )
@@ -455,7 +453,3 @@ def _command(what: str, root: str, pipeline: str, trial: str) -> str:
 def _print_json(value: Any) -> int:
     typer.echo(json.dumps(value, indent=2))
     return 0
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

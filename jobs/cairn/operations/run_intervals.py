@@ -57,9 +57,17 @@ log = logging.getLogger("cairn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one interval. ``record``: what was committed; only ``on_outcome`` gets it, and gets None if checkpoint
-    ``checkpoint`` stays as it is. ``checkpoint``: None in a dry run for what would be computed. ``ours``: this run committed it, now or
-    in an earlier try. ``why``: a sentence."""
+    """The result of one interval.
+
+    Attributes:
+        interval: The interval.
+        computed: True if this call computed the interval, False if an earlier result stays.
+        ours: True if this run committed the checkpoint, now or in an earlier try.
+        checkpoint: The id of the checkpoint; None if a dry run would compute the interval.
+        record: The record that this call committed, in `OnOutcome` alone. The outcomes that `run_intervals` returns have None, since
+            the records of a long range would fill the memory; `Coordinator.record` reads a retained one by its id.
+        why: A sentence for the log.
+    """
 
     interval: Interval
     computed: bool
@@ -90,7 +98,7 @@ def run_intervals(
     before_commit: Callable[[Content], None] | None = None,
     asked: Mapping[Interval, Read] | None = None,
 ) -> list[Outcome]:
-    """Processes and commits intervals in their order; returns what became of each, without the records.
+    """Processes and commits intervals in their order; returns what became of each.
 
     Each is what `run_interval` would have made of it. At the first failure it stops: everything before is committed, and a call with
     the same arguments goes on behind that; with "all" only if it names the same ``run``.
@@ -103,7 +111,7 @@ def run_intervals(
     run: names what is run, the same in every try; left out: this call.
     read_ahead: the source is asked for the next interval while this one is computed. False, if what it says depends on the
         pipeline's own output.
-    on_outcome: gets each outcome as soon as it is there, with its record and the progress.
+    on_outcome: gets each outcome with its record as soon as it is there, and the progress.
     on_shards: as `process_interval` has it.
     before_commit: gets what was prepared, before it is committed. If it raises, that interval is not committed, and the range stops.
     asked: what the source has said of some of the intervals; it is not asked again.
@@ -125,7 +133,6 @@ def run_intervals(
         progress = Progress(done=0, total=len(intervals), kept=0, recent_s=())
         try:
             for outcome, seconds in made.outcomes(intervals):
-                # A record takes about 100 KB of memory: 1,800 of them would take more than all else in this process.
                 outcomes.append(replace(outcome, record=None))
                 progress = progress.computed(seconds) if outcome.computed else progress.left_alone()
                 log.info("%s %s: %s (%s)", pipeline.name, outcome.interval, outcome.why, progress)

@@ -30,11 +30,15 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.output_schemas import recorded_schemas
 from state_backend.checkpoint.rewind import fork
 from state_backend.checkpoint.savepoints import read_savepoint
+from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.checkpoint.trials import (
     check_no_trial,
     check_same_trial,
     read_trial,
+    remove_trial_named,
+    renew_trial,
     root_of_trial,
+    trials_url,
     write_trial,
 )
 from state_backend.values.errors import StateUnusable, UsageError
@@ -87,7 +91,7 @@ def try_code(
     savepoint: str | None = None,
     keep: timedelta = KEEP,
     mode: str = "incremental",
-    now_ms: int,
+    now_ms: int | None = None,
     on_plan: Any = None,
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
@@ -96,20 +100,23 @@ def try_code(
 
     root: production's. code: module:NAME of the pipeline, for people. name: of the trial; None: from its first interval and code.
     savepoint: URL of a native one that ends where the first interval starts, in place of production's state.
-    keep: how long the trial stays from the end of this call on. now_ms: milliseconds since the epoch.
+    keep: how long the trial stays from the end of this call on. now_ms: milliseconds since the epoch; None: by the storage's clock, which
+        the sweep goes by too.
     on_plan: gets the `TrialPlan` before anything is written.
     Raises: UsageError, StateUnusable, SourceError before the first row for all that production would refuse; then as `run_intervals`.
         Nothing of production is changed in any case.
     """
     check_running(spark)
     use_this_python(spark)
-    plan = plan_trial(
-        spark, pipeline, intervals, root, code=code, name=name, savepoint=savepoint, ends_ms=_later(now_ms, keep)
-    )
+    plan = plan_trial(spark, pipeline, intervals, root, code=code, name=name, savepoint=savepoint, ends_ms=0)
     if on_plan is not None:
         on_plan(plan)
-    trial, own = plan.trial, root_of_trial(root, pipeline.name, plan.trial.name)
+    if now_ms is None:
+        now_ms = storage_now_ms(open_storage(trials_url(root, pipeline.name)))
+    trial, own = replace(plan.trial, ends_ms=_later(now_ms, keep)), root_of_trial(root, pipeline.name, plan.trial.name)
     begun = time.monotonic()
+    if read_trial(root, pipeline.name, trial.name) is None:
+        remove_all(own)  # what a removed trial of that name wrote after its removal
     write_trial(root, trial)
     try:
         fork_s = _fork(plan, pipeline, own)
@@ -124,15 +131,16 @@ def try_code(
             on_outcome=on_outcome,
             on_shards=on_shards,
             asked=plan.asked,
+            before_commit=lambda _: _check_there(root, trial),
         )
     except Exception as error:
         # What its files' absence led to says less.
-        _check_there(root, trial, own, error)
+        _clean_up_removed(root, trial, error)
         raise
-    _check_there(root, trial, own)
     took_ms = int((time.monotonic() - begun) * 1000)
     trial = replace(trial, ends_ms=_later(now_ms + took_ms, keep))
-    write_trial(root, trial)
+    if not renew_trial(root, trial):
+        _clean_up_removed(root, trial)
     return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
 
 
@@ -289,11 +297,21 @@ def _fork(plan: TrialPlan, pipeline: Pipeline, own: str) -> float:
     return time.monotonic() - began
 
 
-def _check_there(root: str, trial: Trial, own: str, error: Exception | None = None) -> None:
-    """Raises: UsageError if somebody removed the trial; then what was written since is removed too."""
-    if read_trial(root, trial.pipeline, trial.name) is None:
-        remove_all(own)
+def _check_there(root: str, trial: Trial, error: Exception | None = None) -> None:
+    """Raises: UsageError if somebody removed the trial, also if another one of its name began since."""
+    there = read_trial(root, trial.pipeline, trial.name)
+    if there is None or there.attempt != trial.attempt:
         raise UsageError(f"trial {trial.name!r} of {trial.pipeline!r} was removed while it ran; try again") from error
+
+
+def _clean_up_removed(root: str, trial: Trial, error: Exception | None = None) -> None:
+    """Removes what a trial wrote after its removal. Raises: as `_check_there`."""
+    try:
+        _check_there(root, trial, error)
+    except UsageError:
+        if read_trial(root, trial.pipeline, trial.name) is None:
+            remove_trial_named(root, trial.pipeline, trial.name)
+        raise
 
 
 def _later(now_ms: int, keep: timedelta) -> int:

@@ -65,7 +65,7 @@ def find_state(
         path = join_url(root, pipeline)
     else:
         storage = open_storage(path)
-        if next(iter(storage.list(paths.CHECKPOINTS)), None) is not None:
+        if storage.stat(paths.record(1)) is not None:
             pipeline = pipeline or path.rstrip("/").rpartition("/")[2]
         elif pipeline is None or storage.stat(paths.SAVEPOINT_RECORD) is not None:
             return StateSource.of_savepoint(path, read_savepoint(storage))

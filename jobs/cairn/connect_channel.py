@@ -1,0 +1,29 @@
+"""Channels to Spark Connect servers. Spark's own client sends a token without TLS to a host named localhost only."""
+
+from __future__ import annotations
+
+import grpc
+from pyspark.sql.connect.client import DefaultChannelBuilder
+
+from cairn.local_secret import LOOPBACK
+
+
+class ConnectChannel(DefaultChannelBuilder):  # type: ignore[misc]  # PySpark is not type-checked here
+    """A channel that sends a token without TLS to every address of the loopback interface.
+
+    The name localhost stands for ::1 too, where a server on 127.0.0.1 does not listen: another user could, and would get the token.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        super().__init__(url)
+        if token is not None:
+            self.set(self.PARAM_TOKEN, token)
+
+    def toChannel(self) -> grpc.Channel:
+        """Open the channel."""
+        if self.token is None or self.use_ssl or self.host.strip("[]") not in LOOPBACK:
+            return super().toChannel()
+        credentials = grpc.composite_channel_credentials(
+            grpc.local_channel_credentials(), grpc.access_token_call_credentials(self.token)
+        )
+        return self._secure_channel(self.endpoint, credentials)
