@@ -577,6 +577,16 @@ def frames_to(tmp_path: Path) -> OutputFrames:
     return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"), schema, "UTC")
 
 
+def test_of_two_columns_with_one_name_the_first_goes_out(tmp_path: Path) -> None:
+    """As under Spark; the frame was refused with an error of pandas."""
+    output = frames_to(tmp_path)
+    frame = pd.DataFrame([["a", 1, 2], ["b", 3, 4]], columns=["k", "n", "n"])
+    output.add(frame)
+    output.flush()
+    output._file.finish(MemoryStorage(), "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["n"].to_pylist() == [1, 3]
+
+
 def test_rows_go_out_by_name(tmp_path: Path) -> None:
     file = LocalParquet(OUTPUT, tmp_path / "rows.parquet")
     output = OutputRows(file)

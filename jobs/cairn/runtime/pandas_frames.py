@@ -184,7 +184,7 @@ class OutputFrames:
             if all(type(column) is np.ndarray for column in columns):
                 return columns
         try:
-            return [_values(frame[name]) for name in self._names]
+            return [_values(_first(frame[name])) for name in self._names]
         except KeyError:
             pass
         labels = list(frame.columns)
@@ -256,6 +256,11 @@ class OutputFrames:
             ) from error
         array = batch.column(0)
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
+
+
+def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
+    """Return the first column of a name that a frame has twice, as Spark does."""
+    return columns.iloc[:, 0] if isinstance(columns, pd.DataFrame) else columns
 
 
 def _values(column: pd.Series[Any]) -> Any:
