@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from state_backend.ports.storage import Storage, lists_late
-from state_backend.values.errors import UnknownOutcome
+from state_backend.values.errors import CairnError, UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
 
 R = TypeVar("R")
@@ -114,7 +115,9 @@ class FaultyStorage:
         if fault is None:
             return action()
         if fault.when == "after":
-            action()
+            # The storage's own refusal is an answer too, and is lost like any other.
+            with suppress(CairnError):
+                action()
         raise fault.error
 
 
