@@ -267,10 +267,13 @@ class Log:
         below = self.past.facts(interval, self.summary.levels)
         if interval is None:
             self._check_settled(below, own)
-        else:  # the newest record says the same of what it retains
-            kept = {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
-            below += sorted({f for f in kept if f.interval.overlaps(interval)} - {*below})
+        else:
+            below += sorted({f for f in self._kept_facts() if f.interval.overlaps(interval)} - {*below})
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
+
+    def _kept_facts(self) -> set[Fact]:
+        """What the newest record says of the commits that it retains, so that a lost file of theirs, or an old listing, hides nothing."""
+        return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
         """What every commit did, dropped ones too. Lists all that was settled."""
