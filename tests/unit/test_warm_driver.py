@@ -153,6 +153,10 @@ def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path
     os.waitpid(running, 0)
     assert gone([driver])
     os.kill(child, signal.SIGKILL)  # as with any driver: its group is the next try's, or the server's, to end
+    assert len(list(folder.glob("cairn-work-*/*-driver-*"))) == 1
+    fake("ok {}")
+    ask()  # removes what the killed task left
+    assert not list(folder.glob("cairn-work-*/*-driver-*"))
 
 
 STOPPING_HOST = """
