@@ -304,7 +304,7 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.Mo
     left.write_bytes(b"x" * 1000)
     assert "would delete 0 files" in said(root, "cairn sweep --dry-run")
     later_ms = cli._now_ms() + timedelta(days=4) // timedelta(milliseconds=1)
-    monkeypatch.setattr(cli, "_now_ms", lambda: later_ms)
+    monkeypatch.setattr("state_backend.checkpoint.sweep.storage_now_ms", lambda storage, dry_run: later_ms)
     assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn verify")
