@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -115,9 +114,11 @@ class FaultyStorage:
         if fault is None:
             return action()
         if fault.when == "after":
-            # The storage's own refusal is an answer too, and is lost like any other.
-            with suppress(CairnError):
+            try:
                 action()
+            except CairnError:
+                if not isinstance(fault.error, StopHere):  # who dies after a call does so whatever it answered
+                    raise
         raise fault.error
 
 
