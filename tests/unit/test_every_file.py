@@ -24,6 +24,7 @@ from state_backend.checkpoint.trials import list_trials, write_trial
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CairnError, CorruptRecord
+from state_backend.values.handles import Handle
 from state_backend.values.records import Claim, Record, SweepRecord, Tombstone, Trial
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, day
@@ -154,7 +155,11 @@ def use(root: Path) -> tuple[dict[str, Any], list[str]]:
 
     def outputs() -> dict[str, list[bytes]]:
         current = read_log(storage).current_outputs()
-        return {str(i): [storage.read(f.handle.path) for f in files] for i, (_, files) in sorted(current.items())}
+        return {str(i): [whole(f.handle) for f in files] for i, (_, files) in sorted(current.items())}
+
+    def whole(handle: Handle) -> bytes:
+        storage.download(handle, root / "work" / "output")
+        return (root / "work" / "output").read_bytes()
 
     def usable() -> list[int]:
         log = read_log(storage)
@@ -230,7 +235,8 @@ BRIEF = {
     "lease": (empty,),
     "prepared": (link_to_another,),
 }
-SILENT = {(kind, damage) for kind in ("refused", ".trials: trial.json") for damage in (remove, folder)}
+UNSEEN = ("refused", "taken: claimed.json", ".trials: trial.json")
+SILENT = {(kind, damage) for kind in UNSEEN for damage in (remove, folder)}
 """Nobody can tell that such a file was there; docs/design.md says what that means."""
 
 
