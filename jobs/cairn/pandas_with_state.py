@@ -8,6 +8,7 @@ stores afterwards what the function left in it. Only the public handle is used, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
+from cairn.runtime.ddl import parse_ddl_locally
 from state_backend.values.errors import UsageError
 
 Timeout = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
@@ -32,6 +34,8 @@ _INTEGERS = {"tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "
 _NUMBERS = {**_INTEGERS, "float": "float32", "double": "float64"}
 _SYNONYMS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
 _NESTED = ("array<", "map<", "struct<")
+# DDL allows a space before the bracket: "array <int>".
+_NESTED_WORD = re.compile(r"(array|map|struct)(<|$)")
 
 
 def pandas_with_state(
@@ -47,7 +51,7 @@ def pandas_with_state(
     func: ``(key, frames, state) -> frames``, unchanged.
     key: the key columns, in the pipeline's order.
     input_schema: the columns that the source gives, in order. The function gets them with the dtypes that Spark gives it:
-        int32 for INT, float32 for FLOAT. Columns of arrays, maps or structs need a ``StructType``.
+        int32 for INT, float32 for FLOAT.
     state_schema: the state's fields, DDL or ``StructType``.
     timeout: as in ``GroupStateTimeout``. "EventTimeTimeout" needs a pipeline with ``time_mode="event"``, the others one with
         ``time_mode="processing"``.
@@ -154,7 +158,7 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
 def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
     """The columns of a schema with their types: Spark's short names, or for nested types the type itself.
 
-    Raises: UsageError for a text that is no list of ``name type``, or has nested types.
+    Raises: UsageError for a text that is no list of ``name type``, or nests a type that ``parse_ddl_locally`` does not read.
     """
     if isinstance(schema, StructType):
         short = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -166,8 +170,10 @@ def columns_of(schema: str | StructType) -> dict[str, str | DataType]:
         if not rest:
             raise UsageError(f"input_schema: {part.strip()!r} is no column; expected a name and a type")
         kind = rest[0].lower()
-        if kind.startswith(_NESTED):
-            raise UsageError(f"input_schema: column {name!r} is nested; pass the schema as a StructType")
+        if _NESTED_WORD.match(kind):
+            (field,) = parse_ddl_locally(part).fields
+            columns[field.name] = field.dataType
+            continue
         columns[name.strip("`")] = _SYNONYMS.get(kind, kind)
     return columns
 

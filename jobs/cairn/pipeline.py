@@ -60,6 +60,9 @@ class Pipeline:
     time_mode: "none", "processing" (the clock is the interval's end) or "event".
     event_time, watermark_delay, watermark: for "event": the timestamp column; how far behind the newest event a row may be;
         and whether the watermark follows the events seen ("observed": Spark's rule) or the interval's end ("interval").
+    on_type_mismatch: what happens to a value that does not fit its state's schema. "error" stops the interval and names the state and
+        the field. "null" stores NULL where Spark stores NULL without a word, and logs how many values of each field became NULL; for
+        pipelines that come from Spark streaming. Row and pandas API.
     time_zone: the zone in which the processor runs, on every host: of naive datetimes in state and frames, and of TZ. Default:
         that of the Spark session (UTC through Airflow). Once an interval has run, another one must be named here.
     order_by: the rows of one key arrive sorted by these columns (default: the event time), then by all others, so their
@@ -92,6 +95,7 @@ class Pipeline:
     event_time: str | None = None
     watermark_delay: timedelta | None = None
     watermark: Literal["observed", "interval"] = "observed"
+    on_type_mismatch: Literal["error", "null"] = "error"
     time_zone: str | None = None
     order_by: Sequence[str] = ()
     initial_state: Callable[[SparkSession], DataFrame | GroupedData] | None = None
@@ -127,9 +131,12 @@ class Pipeline:
             ("api", self.api, ("row", "pandas", "arrow")),
             ("time_mode", self.time_mode, ("none", "processing", "event")),
             ("watermark", self.watermark, ("observed", "interval")),
+            ("on_type_mismatch", self.on_type_mismatch, ("error", "null")),
         ):
             if value not in known:
                 raise UsageError(f"pipeline {self.name!r}: {name}={value!r} is not one of {', '.join(known)}")
+        if self.api == "arrow" and self.on_type_mismatch == "null":
+            raise UsageError(f"pipeline {self.name!r}: on_type_mismatch='null' needs api='row' or 'pandas'")
         if self.api == "arrow" and self.initial_state is not None:
             raise UsageError(f"pipeline {self.name!r}: initial_state needs api='row' or 'pandas'")
         if self.retention is not None:

@@ -52,8 +52,11 @@ class DriverProcess:
 
         Raises: AirflowException for what a retry may mend, AirflowFailException for the rest.
         """
-        with tempfile.TemporaryDirectory(prefix="cairn-driver-") as folder:
-            result = Path(folder, "result.json")
+        from state_backend.adapters.work_folders import work_folder
+
+        # The next task on this host removes the folder of a task that was killed.
+        with work_folder("driver") as folder:
+            result = folder / "result.json"
             try:
                 self._process = _start(self._module, [*arguments, "--result", str(result)], environment or {}, private)
                 for line in _lines(self._process):

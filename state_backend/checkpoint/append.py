@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from state_backend.checkpoint.listing import note_names
@@ -90,8 +91,8 @@ def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -
         if isinstance(file, Settled):
             folder, slash, name = paths.settled(file.interval, file.id, file.kind).rpartition("/")
             noted.setdefault(folder + slash, set()).add(name)
-    at_once(lambda file: create_settled(storage, file), settled)
-    at_once(lambda item: note_names(storage, *item), noted.items())
+    creates = [partial(create_settled, storage, file) for file in settled]
+    at_once(lambda write: write(), [*creates, *(partial(note_names, storage, *item) for item in noted.items())])
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:

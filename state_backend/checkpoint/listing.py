@@ -72,6 +72,8 @@ def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collec
         with suppress(AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome):
             if info is None:
                 storage.create(path, data)
+            elif not wanted:
+                storage.delete(path, generation=info.generation)
             else:
                 storage.replace(path, data, generation=info.generation)
             return

@@ -7,8 +7,8 @@ are computed in one way. If it stops before ``prepared.json`` is there, files of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from state_backend.checkpoint.coordinator import Coordinator
@@ -103,7 +103,8 @@ class ShardAck:
 
     ``uploaded_*``: what is new on the storage; ``downloaded_bytes`` came from there, ``cached_bytes`` from this host's cache.
     ``durations_us`` by phase; ``pid`` is the worker's process. The rest is of intervals only: ``outputs``, late rows' files included;
-    ``newest_event_us``, the latest event time that was seen.
+    ``newest_event_us``, the latest event time that was seen; ``mismatches``, by state and field, the values that became NULL, and the
+    message of the first.
     """
 
     shard: int
@@ -122,6 +123,21 @@ class ShardAck:
     input_rows: int = 0
     keys_touched: int = 0
     changed_bytes: int = 0
+    mismatches: Mapping[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+
+
+def mismatches_in_words(acks: Sequence[ShardAck]) -> list[str]:
+    """Return a sentence for each field of a state that got NULL for values that do not fit."""
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+    for ack in acks:
+        for place, (count, message) in ack.mismatches.items():
+            counts[place] += count
+            first.setdefault(place, message)
+    return [
+        f"stored NULL for {count:,} values that do not fit; the first: {first[place]}"
+        for place, count in sorted(counts.items())
+    ]
 
 
 def digest_of(acks: Sequence[ShardAck]) -> int:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from state_backend.adapters.rocks import RocksStore
+from state_backend.formats.spark_nulls import MismatchCounts
 from state_backend.state import layout
 from state_backend.state.entry_columns import changes_by_key_group, is_expiring, parts_of, stored_keys
 from state_backend.values.errors import InvariantViolated, StateSchemaError
@@ -96,7 +97,8 @@ class ShardState:
     """State of the key groups of one shard, over a store that holds nothing else.
 
     ``now_ms`` is the logical processing time: expiry is judged by it, never by a wall clock. The states of
-    ``state_variables`` act on the key that ``set_key`` chose last. ``zone``: of naive datetimes in timestamps.
+    ``state_variables`` act on the key that ``set_key`` chose last. ``zone``: of naive datetimes in timestamps. ``nulls_for_misfits``:
+    store NULL where Spark does (`spark_nulls`), and count that in ``mismatches``.
     """
 
     def __init__(
@@ -108,8 +110,10 @@ class ShardState:
         now_ms: int,
         struct_factory: Any = None,
         zone: tzinfo = UTC,
+        nulls_for_misfits: bool = False,
     ) -> None:
         self.store = store
+        self.mismatches = MismatchCounts() if nulls_for_misfits else None
         self.now_ms = now_ms
         self.changed_bytes = 0
         self.struct_factory = struct_factory

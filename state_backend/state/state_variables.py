@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import EvolvingRowCodec
+from state_backend.formats.spark_nulls import nulling_encoder
 from state_backend.formats.types import parse_struct
 from state_backend.state import layout
 from state_backend.state.shard_state import CHANGE_BYTES, GATHERED_BYTES, UNREAD, ShardState, Stride
@@ -30,6 +31,8 @@ class _KeyedState:
         self._name = name
         self._ttl_ms = descriptor.ttl_ms
         self._encode = codec.encode
+        if shard.mismatches is not None:
+            self._encode = nulling_encoder(name, codec.schema, shard.zone, codec.encode, shard.mismatches)
         self._decode = codec.decode
         self._group = -2  # not one that `set_key` gives, not even for no key
         self._prefix = bytes([0, 0, descriptor.state_id])
@@ -132,7 +135,7 @@ class ListState(_KeyedState):
                 if row is not None:
                     yield self._decode(row)
 
-    def put(self, new_state: Sequence[Any]) -> None:
+    def put(self, new_state: Iterable[Any]) -> None:
         """Replaces the whole list."""
         rows = [self._encode(value) for value in new_state]
         base = self._stored_key()
@@ -166,7 +169,7 @@ class ListState(_KeyedState):
         if shard.gathered_bytes > GATHERED_BYTES:
             shard.flush()
 
-    def append_list(self, new_values: Sequence[Any]) -> None:
+    def append_list(self, new_values: Iterable[Any]) -> None:
         """Adds elements at the end, in their order."""
         rows = [self._encode(value) for value in new_values]
         base = self._stored_key()

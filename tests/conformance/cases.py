@@ -161,3 +161,15 @@ class Deleting(StatefulProcessor):
 
 class DeletingInFrames(Deleting):
     frames = True
+
+
+class ZerosInMaps(StatefulProcessor):
+    """The entries of a map with the user keys 0.0 and -0.0."""
+
+    def init(self, handle: Any) -> None:
+        self.map = handle.getMapState("zeros", "x double", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.map.updateValue((0.0,), (1,))
+        self.map.updateValue((-0.0,), (2,))
+        yield Row(k=key[0], out=str(sorted((repr(k[0]), v[0]) for k, v in self.map.iterator())))

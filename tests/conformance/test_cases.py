@@ -86,3 +86,10 @@ def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
     assert all(both.spark.outputs), "Spark put nothing out"
     differences = both.differences()
     assert differences == [], "\n".join(differences)
+
+
+def test_zeros_as_user_keys_are_one_entry_here_and_two_under_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """docs/processors.md names the difference."""
+    both = run_both(spark, by_k(cases.ZerosInMaps, "row", batches=[[(0, "a", 1)]]), tmp_path)
+    assert [row["out"] for row in both.cairn.outputs[0]] == ["[('0.0', 2)]"]
+    assert [row["out"] for row in both.spark.outputs[0]] == ["[('-0.0', 2), ('0.0', 1)]"]

@@ -229,7 +229,9 @@ def test_parts_of_keys(value: Any, kind: Any, expected: Any) -> None:
 def test_columns_have_the_dtypes_of_arrow() -> None:
     nested = StructType().add("a", ArrayType(LongType())).add("s", StructType().add("x", IntegerType()))
     frame = pd.DataFrame({"a": [[1], None], "s": [{"x": 1}, None]})
-    given = as_spark_gives(frame, columns_of(nested))
+    ddl = columns_of("a ARRAY <long>, `s`: struct<x: int>")
+    assert ddl == columns_of(nested)
+    given = as_spark_gives(frame, ddl)
     assert [type(v).__name__ for v in given["a"]] == ["ndarray", "NoneType"]
     assert given["s"].tolist() == [{"x": 1}, None]
     flat = columns_of("a: int, `b` BYTE comment 'x', c decimal(10, 2) not null, d real")
@@ -246,7 +248,7 @@ def test_columns_have_the_dtypes_of_arrow() -> None:
     [
         ({"timeout": "Never"}, "timeout='Never' is not one of NoTimeout"),
         ({"key": ["z"]}, "lacks the key column 'z'; it has k, n"),
-        ({"input_schema": "k string, n array<int>"}, "column 'n' is nested; pass the schema as a StructType"),
+        ({"input_schema": "k string, n array<int"}, "expected '>'"),
         ({"input_schema": "k string, n"}, "'n' is no column"),
     ],
 )

@@ -153,11 +153,13 @@ def test_a_hundred_keys_write_no_state_object_and_no_change_writes_records_only(
     before = files(root)
     record = run_interval(spark, counting(), day(8), str(tmp_path), "changelog")
     assert record.content.totals.changed_bytes == record.content.totals.uploaded_bytes == 0
+    settled = paths.settled(day(7), record.id - 1, "interval")
     assert files(root) - before == {
         f"checkpoints/{record.id:020d}.json",
         f"attempts/{record.content.attempt}/prepared.json",
         paths.published(day(8), record.id),
-        paths.settled(day(7), record.id - 1, "interval"),
+        settled,
+        paths.names(settled.rpartition("/")[0]),
     }
 
 

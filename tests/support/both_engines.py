@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -95,14 +95,14 @@ def pipeline_of(case: Case, inputs: dict[datetime, DataFrame], start: datetime, 
 
 
 def run_under_cairn(
-    spark: SparkSession, case: Case, files: Sequence[Path], root: Path, ends_ms: Sequence[int]
+    spark: SparkSession, case: Case, files: Sequence[Path], root: Path, ends_ms: Sequence[int], **changes: Any
 ) -> tuple[Outcome, list[Record]]:
-    """One interval for each file; the n-th ends at ``ends_ms[n]``."""
+    """One interval for each file; the n-th ends at ``ends_ms[n]``. ``changes``: of the pipeline."""
     edges = [from_ms(ms) for ms in (ends_ms[0] - _HOUR_MS, *ends_ms)]
     intervals = [Interval(start, end) for start, end in pairwise(edges)]
     schema = ddl(spark, case.input_schema)
     inputs = {i.start: spark.read.schema(schema).parquet(str(f)) for i, f in zip(intervals, files, strict=True)}
-    pipeline = pipeline_of(case, inputs, edges[0], spark)
+    pipeline = replace(pipeline_of(case, inputs, edges[0], spark), **changes)
     records = [run_interval(spark, pipeline, interval, str(root)) for interval in intervals]
     outcome = Outcome(
         outputs=[read_rows(root, record) for record in records],

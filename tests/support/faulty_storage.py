@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from state_backend.ports.storage import Storage, lists_late
-from state_backend.values.errors import UnknownOutcome
+from state_backend.values.errors import CairnError, UnknownOutcome
 from state_backend.values.handles import FileInfo, Handle
 
 R = TypeVar("R")
@@ -114,7 +114,11 @@ class FaultyStorage:
         if fault is None:
             return action()
         if fault.when == "after":
-            action()
+            try:
+                action()
+            except CairnError:
+                if not isinstance(fault.error, StopHere):  # who dies after a call does so whatever it answered
+                    raise
         raise fault.error
 
 

@@ -74,6 +74,9 @@ class Collected(list[Any]):
     full = False
     add = list.append
 
+    def settle(self) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 
@@ -563,14 +566,25 @@ def test_what_a_handler_does_to_a_frame_no_other_key_sees() -> None:
     first["more"] = 1
     expected = pd.DataFrame({"n": [3, 4], "m": [7, 8], "s": ["c", None]})
     pd.testing.assert_frame_equal(second, expected)
+    second.columns.values[0] = "renamed"
     (third,) = slices(2, 4)
     pd.testing.assert_frame_equal(third, expected)
-    assert first["n"].tolist() == [9, 2]
+    assert first["n"].tolist() == [9, 2] and list(second.columns) == ["renamed", "m", "s"]
 
 
 def frames_to(tmp_path: Path) -> OutputFrames:
     schema = StructType([StructField("k", StringType()), StructField("n", LongType())])
     return OutputFrames(LocalParquet(OUTPUT, tmp_path / "rows.parquet"), schema, "UTC")
+
+
+def test_of_two_columns_with_one_name_the_first_goes_out(tmp_path: Path) -> None:
+    """As under Spark; the frame was refused with an error of pandas."""
+    output = frames_to(tmp_path)
+    frame = pd.DataFrame([["a", 1, 2], ["b", 3, 4]], columns=["k", "n", "n"])
+    output.add(frame)
+    output.flush()
+    output._file.finish(MemoryStorage(), "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["n"].to_pylist() == [1, 3]
 
 
 def test_rows_go_out_by_name(tmp_path: Path) -> None:

@@ -73,6 +73,16 @@ def test_an_interval_asks_as_much_at_any_age(shards: int, intervals: int) -> Non
     assert_the_model_says_so(storage, counts, shards, intervals)
 
 
+def test_a_disk_is_asked_for_names_too() -> None:
+    """Where a listing may be old; not one list more."""
+    counts = [
+        count(FaultyStorage(MemoryStorage(), {}, late=late), 7, 2, retention=KeepLast(3)) for late in (False, True)
+    ]
+    more = {phase: asked.total() - counts[0][phase].total() for phase, asked in counts[1].items()}
+    assert more == {"begin": 1, "shards": 0, "prepare": 0, "commit": 3, "publish": 0, "clean up": 1}
+    assert all(counts[0][phase]["list"] == counts[1][phase]["list"] for phase in more)
+
+
 def assert_the_model_says_so(storage: MemoryStorage, counts: Counts, shards: int, intervals: int) -> None:
     """The same requests of each kind in each phase, and about as many bytes and objects, from what the last record says."""
     log = Coordinator(storage, "counting").log()

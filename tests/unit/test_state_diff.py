@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.export import export_state
+from cairn.operations.run_interval import coordinator_of
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import EntryChange, diff_states, merged, plan_groups
@@ -108,8 +109,9 @@ def test_checkpoints_whose_shards_have_only_segments_are_compared(
     """The first interval in changelog mode leaves no file of RocksDB."""
     for n, user in enumerate(["ann", "bob"]):
         monkeypatch.setitem(DAYS, day(n).start, [(user, "tea", n + 1)])
-    records = [o.record for o in run(OLD, tmp_path, [0, 1], mode="changelog") if o.record is not None]
-    first, second = (StateSource.of_record(f"{tmp_path}/counting", record) for record in records)
+    run(OLD, tmp_path, [0, 1], mode="changelog")
+    coordinator = coordinator_of(OLD, str(tmp_path))
+    first, second = (StateSource.of_record(f"{tmp_path}/counting", coordinator.record(n)) for n in (1, 2))
     found = list(diff_states(first, second, tmp_path / "diff"))
     assert [c.change for c in found if c.state == "total"] == ["added"]
 

@@ -153,6 +153,10 @@ def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path
     os.waitpid(running, 0)
     assert gone([driver])
     os.kill(child, signal.SIGKILL)  # as with any driver: its group is the next try's, or the server's, to end
+    assert len(list(folder.glob("cairn-work-*/*-driver-*"))) == 1
+    fake("ok {}")
+    ask()  # removes what the killed task left
+    assert not list(folder.glob("cairn-work-*/*-driver-*"))
 
 
 STOPPING_HOST = """
@@ -189,6 +193,45 @@ def test_a_driver_that_is_stopped_as_it_begins_ends_with_its_task(fake: Callable
         driver.close()
         driver.stdout.close()
         assert gone([driver.pid])
+
+
+# A host that is stopped between the fork of a driver and the step that ties the driver to its task.
+HALF_DONE_HOST = """
+import os, signal, sys
+from cairn.command import driver_host
+host, tie = os.getpid(), driver_host._tie_to
+def stopping(*arguments):
+    if os.getpid() == host:
+        os.kill(host, signal.SIGSTOP)
+    tie(*arguments)
+driver_host._tie_to = stopping
+driver_host._NEEDED = ("numpy",)
+driver_host.main()
+"""
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_driver_whose_host_is_stopped_ends_with_its_task(fake: Callable[[str], Path], *, continues: bool) -> None:
+    """The task waits five seconds for the host, and starts a driver of its own then: two would share its attempt."""
+    folder = fake("hang")
+    path = folder / f"half-{continues}.sock"
+    command = [sys.executable, "-c", HALF_DONE_HOST, str(path), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as host, ExitStack() as ending:
+        ending.callback(host.kill)
+        wait_until(path.exists, 30, "the host listens")
+        running = os.fork()
+        if running == 0:
+            try:
+                _ask(path, "warm_fake", ["--result", "r"], folder, os.environ, None)
+            finally:
+                os._exit(0)
+        driver, child = pids(folder)
+        os.kill(running, signal.SIGKILL)
+        os.waitpid(running, 0)
+        if continues:
+            os.kill(host.pid, signal.SIGCONT)
+        assert gone([driver])
+        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("manner", ["", "stubborn"])

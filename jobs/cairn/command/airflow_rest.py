@@ -97,7 +97,8 @@ class AirflowRest:
             with self._opener.open(request, timeout=60) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
-            raise RestError(error.code, error.read().decode(errors="replace")[:2000]) from None
+            with error:  # holds the connection
+                raise RestError(error.code, error.read().decode(errors="replace")[:2000]) from None
         return json.loads(text) if text else None
 
     def token(self) -> str:

@@ -255,7 +255,9 @@ def _become(request: Request, libc: Any) -> None:
     """Runs the driver in this process, as if Python had been started for it."""
     os.setsid()
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
-    stdin, output, _ = request.files
+    stdin, output, lifeline = request.files
+    # Again: the host may have been stopped before it did so, and the task waits five seconds for it.
+    _tie_to(lifeline, os.getpid())
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)
     os.close(stdin)

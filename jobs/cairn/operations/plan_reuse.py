@@ -116,6 +116,7 @@ def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtim
         "parallelism": str(task.parallelism),
         "max_parallelism": str(task.max_parallelism),
         "zone": task.zone,
+        "on_type_mismatch": task.on_type_mismatch,
         "source": source[:12],
         "runtime": runtime,
     }
@@ -158,6 +159,7 @@ def made_of(
             (
                 *(pipeline.api, pipeline.time_mode, pipeline.event_time, pipeline.watermark_delay, pipeline.watermark),
                 *(pipeline.parallelism, pipeline.max_parallelism, pipeline.engine, pipeline.changelog),
+                pipeline.on_type_mismatch,
             )
         ),
     }

@@ -37,7 +37,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.output_schemas import check_output_schema
-from state_backend.checkpoint.prepare import ShardAck
+from state_backend.checkpoint.prepare import ShardAck, mismatches_in_words
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.inspection.verify import offering_sound
@@ -288,6 +288,7 @@ def _process_interval(
         parallelism=pipeline.parallelism,
         max_parallelism=pipeline.max_parallelism,
         api=pipeline.api,
+        on_type_mismatch=pipeline.on_type_mismatch,
         key_schema=key_schema.jsonValue(),
         input_schema=arrow_schema_json(rows.schema.jsonValue()),
         initial_schema=arrow_schema_json(initial.schema.jsonValue()) if initial is not None else None,
@@ -331,6 +332,8 @@ def _process_interval(
         *(totals.input_rows, totals.output_rows, totals.keys_touched),
         *(totals.changed_bytes, totals.uploaded_bytes, totals.state_bytes, totals.state_files),
     )
+    for text in mismatches_in_words(acks):
+        log.warning("%s %s: %s", pipeline.name, interval, text)
     # The last line: where the time went, for who asks why an interval was slow.
     phases = prepared.content.durations_us | {"prepare": (time.monotonic_ns() - planned_ns) // 1000 - spark_us}
     log.info("%s %s: %s", pipeline.name, interval, in_words(phases, (time.monotonic_ns() - started_ns) // 1000))

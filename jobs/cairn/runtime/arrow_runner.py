@@ -96,13 +96,15 @@ class ArrowRunner:
                 # One row is kept back, so that something does follow.
                 cut, last_key_continues = len(encoded) - 1, True
             if cut:
+                # A copy: the processor may write to the buffers of its rows, through NumPy.
+                kept = rows.take(pa.array(np.arange(cut, rows.num_rows)))
                 yield _Round(
                     rows=rows[:cut],
                     encoded=encoded[:cut],
                     starts=starts[starts < cut],
                     last_key_continues=last_key_continues,
                 )
-                held, limit = [rows[cut:]], ROUND_ROWS + rows.num_rows - cut
+                held, limit = [kept], ROUND_ROWS + rows.num_rows - cut
             else:
                 limit *= 2
         if held:
@@ -204,8 +206,9 @@ class ArrowRunner:
                     due.key_groups,
                     due.keys,
                     keys=pa.Table.from_arrays(keys, names=self._key_names),
-                    rows=pa.table({EXPIRY: due.times_ms}),
-                    row_offsets=due.offsets,
+                    # Copies: the timers that fired are deleted by these arrays once the processor is through.
+                    rows=pa.table({EXPIRY: due.times_ms.copy()}),
+                    row_offsets=due.offsets.copy(),
                     time=self._expired_values,
                 )
         self._handle.state = HandleState.TIMER_PROCESSED

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 from cairn.runtime.input_rows import KeyedInput
+from cairn.runtime.mutable_values import all_immutable
 from cairn.runtime.processor_handle import HandleState, ProcessorHandle, row_maker
 from cairn.runtime.routing import INITIAL
 from cairn.runtime.user_code import UserCode, iterable
@@ -19,7 +20,7 @@ _KEYS_PER_CHECK = 256
 
 
 class Output(Protocol):
-    """Takes what handlers yield; written by ``flush``, between keys, when ``full``."""
+    """Takes what handlers yield: ``settle`` ends the rows of a key, and ``flush`` writes, between keys, when ``full``."""
 
     @property
     def full(self) -> bool:
@@ -27,6 +28,9 @@ class Output(Protocol):
 
     def add(self, item: Any) -> None:
         """Takes one thing that a handler yielded. Raises: ProcessorError for what is no row."""
+
+    def settle(self) -> None:
+        """Copies the cells that the processor could still change. Call it after every handler that yielded rows."""
 
     def flush(self) -> None:
         """Writes what waits."""
@@ -65,7 +69,7 @@ class KeyedRunner:
 
     def process(self, rows: KeyedInput) -> None:
         """Calls ``handleInputRows`` key by key. Raises: ProcessorError from its code."""
-        state, output, add = self._state, self._output, self._output.add
+        state, output, add, settle = self._state, self._output, self._output.add, self._output.settle
         handler, timer_values = self._processor.handleInputRows, self._timer_values
         for count, (kind, key_group, key, encoded_key, items) in enumerate(rows):
             state.key_group, state.key = key_group, encoded_key  # `set_key`, written out: this runs once per key
@@ -78,6 +82,7 @@ class KeyedRunner:
                 else:
                     for result in iterable(handler(key, items, timer_values), call):
                         add(result)
+                    settle()
             except BaseException as error:
                 self._user_code.failed(call, key, error)
             if count % _KEYS_PER_CHECK == 0 and output.full:
@@ -88,15 +93,18 @@ class KeyedRunner:
         """Calls ``handleExpiredTimer`` for what is due, in the order of time, key group and key."""
         if self._timed:
             handler, timer_values = self._processor.handleExpiredTimer, self._expired_values
-            output, add = self._output, self._output.add
+            output, add, settle = self._output, self._output.add, self._output.settle
             last_key, key = None, self._row_key(())
             for count, (expiry_ms, _, encoded_key, _) in enumerate(self._state.due_timers(self._due_ms)):
                 if encoded_key != last_key:
-                    last_key, key = encoded_key, self._row_key(self._keys.decode(encoded_key))
+                    key = self._row_key(self._keys.decode(encoded_key))
+                    # The handler may change the arrays and structs of a key, which the key's next timer gets too.
+                    last_key = encoded_key if all_immutable(key) else None
                 try:
                     results = handler(key=key, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(expiry_ms))
                     for result in iterable(results, "handleExpiredTimer"):
                         add(result)
+                    settle()
                 except Exception as error:
                     self._user_code.failed("handleExpiredTimer", key, error)
                 if count % _KEYS_PER_CHECK == 0 and output.full:

@@ -10,14 +10,20 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import Row
 
+from cairn.runtime.mutable_values import IMMUTABLE, copy_of, without_rows
 from cairn.runtime.output_file import LocalParquet
 from state_backend.values.errors import ProcessorError
 
 _ROWS_PER_BATCH = 10_000
+# `all_immutable` written out: this runs once per row.
+_only_immutable = IMMUTABLE.issuperset
 
 
 class OutputRows:
     """Collects output rows; the caller writes them by ``flush`` when ``full``, between keys.
+
+    PySpark's worker copies lists and dicts when a row is yielded (``Row.asDict``), and everything else when the key's rows are
+    complete: a buffer that is refilled between two rows of a key is in both rows, as under Spark. ``settle`` is the second moment.
 
     zone: of naive datetimes in TIMESTAMP columns. State gives such datetimes, and what it gave can be yielded as it is.
     """
@@ -29,6 +35,8 @@ class OutputRows:
         self._known = frozenset(self._names)
         self._nested = any(pa.types.is_nested(t) for t in file.schema.types)
         self._pending: list[tuple[Any, ...]] = []
+        # Positions of the rows with cells that the processor could still change.
+        self._unsettled: list[int] = []
 
     def add(self, row: Any) -> None:
         """One row; fields are matched by name, and a missing one is null.
@@ -36,20 +44,40 @@ class OutputRows:
         Raises: ProcessorError if it is no row, if its fields have no names, or if a name is none of a column.
         """
         if isinstance(row, Row) and getattr(row, "__fields__", None) == self._names and not self._nested:
+            if not _only_immutable(map(type, row)):
+                self._unsettled.append(len(self._pending))
             self._pending.append(row)
         else:
+            others: list[Any] = []
             try:
-                fields = row.asDict(True)
+                values = self._values(row, others)
             except AttributeError:
                 raise ProcessorError(f"the processor yielded {_short(row)}; expected pyspark.sql.Row") from None
             except TypeError:
                 raise ProcessorError(
                     f"the processor yielded {_short(row)}, which has no field names; use Row(name=value, ...)"
                 ) from None
-            # Most often a misspelt column: Spark drops the field, and the column is null in every row.
-            if not self._known.issuperset(fields):
-                raise ProcessorError(_unknown_fields(fields, self._names))
-            self._pending.append(tuple(fields.get(name) for name in self._names))
+            if others:
+                self._unsettled.append(len(self._pending))
+            self._pending.append(values)
+
+    def _values(self, row: Any, others: list[Any]) -> tuple[Any, ...]:
+        """The row's cells by column. ``others``: takes the cells that the processor could still change."""
+        plain = type(row).asDict is Row.asDict
+        fields = row.asDict(not plain)
+        # Most often a misspelt column: Spark drops the field, and the column is null in every row.
+        if not self._known.issuperset(fields):
+            raise ProcessorError(_unknown_fields(fields, self._names))
+        if plain:
+            return tuple(without_rows(fields.get(name), others) for name in self._names)
+        others.append(row)  # a class of the user's, whose method may give the same objects again
+        return tuple(fields.get(name) for name in self._names)
+
+    def settle(self) -> None:
+        """Ends the rows of a key: nothing that the processor does from now on changes them."""
+        for at in self._unsettled:
+            self._pending[at] = tuple(map(copy_of, self._pending[at]))
+        self._unsettled.clear()
 
     @property
     def full(self) -> bool:

@@ -24,6 +24,7 @@ from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversio
 from pyspark.sql.types import StructType
 
 from cairn.runtime.input_rows import Slices, SlicesOf
+from cairn.runtime.mutable_values import copy_of_column
 from cairn.runtime.output_file import LocalParquet
 from cairn.runtime.output_rows import column_of, no_nulls_if_none_may_be
 from state_backend.values.errors import ProcessorError
@@ -44,6 +45,9 @@ def frame_slices(zone: str) -> SlicesOf:
                 frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
         # One block for each dtype, which may be written to, as a copy for each key would have them.
         frame = frame.copy()
+        names = batch.schema.names
+        # All frames share the array of labels: an index of their own would cost each key a lookup table of names.
+        labels: Any = frame.columns
         exact = {
             at: (
                 values.is_valid().to_numpy(zero_copy_only=False),
@@ -54,6 +58,10 @@ def frame_slices(zone: str) -> SlicesOf:
         }
 
         def slices(start: int, end: int) -> Iterable[pd.DataFrame]:
+            nonlocal labels
+            # A handler may have renamed a column by `frame.columns.values[0] = "x"`.
+            if labels._values.tolist() != names:
+                frame.columns = labels = pd.Index(names)
             part = _rows_of(frame, start, end)
             for at, (valid, values) in exact.items():
                 if valid[start:end].all():
@@ -158,8 +166,12 @@ class OutputFrames:
                 f"the processor yielded a {type(frame).__name__}; with api='pandas' it must yield pandas.DataFrame"
             )
         if len(frame):
-            self._pending.append(self._columns(frame))
+            # PySpark's worker converts a frame before it resumes the generator, which may then refill the frame.
+            self._pending.append([*map(copy_of_column, self._columns(frame))])
             self._pending_rows += len(frame)
+
+    def settle(self) -> None:
+        """Does nothing: ``add`` has copied every frame."""
 
     @property
     def full(self) -> bool:
@@ -172,7 +184,7 @@ class OutputFrames:
             if all(type(column) is np.ndarray for column in columns):
                 return columns
         try:
-            return [_values(frame[name]) for name in self._names]
+            return [_values(_first(frame[name])) for name in self._names]
         except KeyError:
             pass
         labels = list(frame.columns)
@@ -244,6 +256,11 @@ class OutputFrames:
             ) from error
         array = batch.column(0)
         return no_nulls_if_none_may_be(field, array if array.type == field.type else array.cast(field.type))
+
+
+def _first(columns: pd.Series[Any] | pd.DataFrame) -> pd.Series[Any]:
+    """Return the first column of a name that a frame has twice, as Spark does."""
+    return columns.iloc[:, 0] if isinstance(columns, pd.DataFrame) else columns
 
 
 def _values(column: pd.Series[Any]) -> Any:

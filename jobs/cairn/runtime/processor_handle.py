@@ -103,11 +103,14 @@ class RowMapState(state_variables.MapState, spark_api.MapState):
     removeKey = state_variables.MapState.remove_key
 
 
-def _not_empty(name: str, values: Any) -> list[Any]:
-    rows = list(values)
-    if not rows:
+def _not_empty(name: str, values: Any) -> Iterator[Any]:
+    """The values, one at a time: a generator may refill one object for all of them. Raises: StateTypeError if there is none."""
+    empty = True
+    for value in values:
+        empty = False
+        yield value
+    if empty:
         raise StateTypeError(f"list state {name!r}: an empty list can't be stored; call clear() instead")
-    return rows
 
 
 def _milliseconds(expiry: Any) -> int:

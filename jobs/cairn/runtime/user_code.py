@@ -9,16 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from state_backend.values.errors import CairnError, InvariantViolated, ProcessorError, RetryableError, StateUnusable
+from state_backend.values.errors import (
+    CairnError,
+    InvariantViolated,
+    ProcessorError,
+    RetryableError,
+    StateTypeError,
+    StateUnusable,
+)
 from state_backend.values.intervals import Interval
 
 
 class UserCode:
-    """The processor's calls in one interval of a pipeline."""
+    """The processor's calls in one interval of a pipeline. ``offers_null``: the pipeline could store NULL for values that do not fit."""
 
-    def __init__(self, interval: Interval, pipeline: str) -> None:
+    def __init__(self, interval: Interval, pipeline: str, *, offers_null: bool = False) -> None:
         self._interval = interval
         self._pipeline = pipeline
+        self._offers_null = offers_null
 
     @contextmanager
     def call(self, name: str, key: Any = None) -> Iterator[None]:
@@ -39,6 +47,8 @@ class UserCode:
         where = f"{name}, key {tuple(key)!r}" if key is not None else name
         trace = user_traceback(error)
         what = f"pipeline {self._pipeline!r}: {where}, interval {self._interval}: {described(error)}"
+        if self._offers_null and isinstance(error, StateTypeError):
+            what += "\nTo store NULL where Spark does, set Pipeline(on_type_mismatch='null')"
         raised = ProcessorError(printable(what))
         # As a note, since Spark passes on neither causes nor the frames of what it takes for its own. It prints causes too, and
         # can't send what is not UTF-8: the traceback is all that goes on.

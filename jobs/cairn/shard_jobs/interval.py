@@ -91,6 +91,7 @@ class IntervalJob:
     parallelism: int
     max_parallelism: int
     api: Literal["row", "pandas", "arrow"]
+    on_type_mismatch: Literal["error", "null"]
     key_schema: dict[str, Any]
     input_schema: dict[str, Any]
     initial_schema: dict[str, Any] | None
@@ -166,6 +167,7 @@ class IntervalJob:
             now_ms=self.time.processing_time_ms,
             struct_factory=row_maker,
             zone=zone_of(self.zone).rules,
+            nulls_for_misfits=self.on_type_mismatch == "null",
         )
         for descriptor in self.dropped:
             state.drop(descriptor)
@@ -205,6 +207,7 @@ class IntervalJob:
             input_rows=inputs.input_rows,
             keys_touched=keys,
             changed_bytes=state.changed_bytes,
+            mismatches=state.mismatches.as_mapping() if state.mismatches is not None else {},
             uploaded_bytes=snapshot.uploaded_bytes if snapshot else 0,
             uploaded_files=snapshot.uploaded_files if snapshot else 0,
             downloaded_bytes=restored.downloaded_bytes,
@@ -281,7 +284,8 @@ class IntervalJob:
         self, inputs: InputBatches, state: ShardState, output: LocalParquet
     ) -> tuple[KeyedRunner | ArrowRunner, int]:
         """The processor after all input, and how many keys had any."""
-        user_code = UserCode(self.interval, self.pipeline)
+        offers_null = self.api != "arrow" and self.on_type_mismatch == "error"
+        user_code = UserCode(self.interval, self.pipeline, offers_null=offers_null)
         due_ms = (
             self.time.processing_time_ms if self.event_time is None else self.event_time.due_ms(self.interval.end_ms)
         )

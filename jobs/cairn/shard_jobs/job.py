@@ -26,6 +26,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from cairn.runtime.arrange_rows import Arrangement
 from cairn.runtime.first_cause import first_cause
 from cairn.runtime.routing import PART, ticks
+from cairn.shard_jobs.idle_daemon import end_idle_daemon
 from cairn.shard_jobs.shipping import ship, unship
 from cairn.spark_session import collect_once
 from state_backend.adapters.work_folders import work_folder
@@ -127,6 +128,7 @@ def _run_shard(shipped: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     """In a worker: one row with the ack."""
     context = TaskContext.get()
     assert context is not None
+    end_idle_daemon()
     job: Any
     arrangement: Arrangement | None
     job, arrangement = unship(shipped)

@@ -1,0 +1,254 @@
+"""What intervals of five minutes leave behind under Airflow and Spark Connect: processes, memory and files, before and after.
+
+    python -m benchmarks.footprint [--cold 100] [--warm 200] [--every 50] [--validate] [--daemon-idle-s 30]
+
+One Spark Connect server and one PostgreSQL Airflow run one tiny pipeline, first with drivers that tasks start, then with warm ones. The figures
+are taken after ten intervals, after every ``--every`` intervals, and at the end of each part, ``--settle-s`` after its last interval.
+
+Time runs faster than on the wall: an interval takes some seconds, not five minutes. Drivers share a session for an hour, so the
+pipeline's module takes that hour from the interval: twelve drivers share one session, as they do in production. The server closes a
+session that nobody has used for two minutes, and Spark's Python daemon of a session ends ``--daemon-idle-s`` after its last worker; 0:
+it never does.
+
+Processes count by kind, with their memory (PSS: a shared page counts once), threads and open files. Folders count by files and bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cairn.shard_jobs.idle_daemon import IDLE_VARIABLE
+from local_stack.airflow_server import AirflowServer
+from local_stack.spark_server import SparkConnectServer
+
+ROOT = Path(__file__).resolve().parents[1]
+START = datetime(2024, 1, 1, tzinfo=UTC)
+EVERY = timedelta(minutes=5)
+WARM_UP = 10
+DAG = "tiny"
+
+PIPELINE = """
+import sys
+from datetime import UTC, datetime
+import cairn.spark_session
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import Row
+from cairn.pipeline import Pipeline
+from state_backend.adapters.rocks import EngineOptions
+
+if "--start" in sys.argv:
+    hour = int(datetime.fromisoformat(sys.argv[sys.argv.index("--start") + 1]).timestamp() // 3600)
+    cairn.spark_session._hour = lambda: hour
+
+def source(spark, interval):
+    n = int(interval.start.timestamp() // 300)
+    return spark.createDataFrame([(f"user {(n + k) % 50}", k) for k in range(20)], "user string, amount long")
+
+class Tiny(StatefulProcessor):
+    def init(self, handle):
+        self._sum = handle.getValueState("sum", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        n = (self._sum.get() or (0,))[0] + sum(row.amount for row in rows)
+        self._sum.update((n,))
+        yield Row(user=key[0], n=n)
+
+TINY = Pipeline(name="tiny", start=datetime(2024, 1, 1, tzinfo=UTC), source=source, key=["user"], processor=Tiny,
+                output_schema="user string, n long", parallelism=2, max_parallelism=8,
+                engine=EngineOptions(metadata_dir="@MEMORY@"))
+"""
+
+DAGS = """
+# An Airflow DAG: where a file says neither word, Airflow skips it.
+from datetime import datetime, timedelta
+from airflow.sdk import CronDataIntervalTimetable
+from cairn_operators import stateful_pipeline
+
+dag = stateful_pipeline(
+    "tiny", "tiny_pipeline:TINY", "file://@FOLDER@/state", docs_dir=@DOCS@, expectations_every=timedelta(days=365),
+    schedule=CronDataIntervalTimetable("*/5 * * * *", timezone="UTC"), start_date=datetime.fromisoformat("@START@"),
+    end_date=datetime.fromisoformat("@END@"), catchup=True,
+)
+"""
+
+# By a part of the command line; the first that fits counts.
+KINDS = {
+    "daemon's watcher": "pidfd_open",
+    "warm driver host": "cairn.command.driver_host",
+    "driver": "cairn.command.driver",
+    "Spark server": "java",
+    "scheduler": "airflow scheduler",
+    "DAG processor": "dag-processor",
+    "triggerer": "triggerer",
+    "API server": "api",
+    "database": "postgres",
+    "executor worker": "LocalExecutor",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cold", type=int, default=100, help="intervals with drivers that tasks start")
+    parser.add_argument("--warm", type=int, default=200, help="intervals with warm drivers")
+    parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--validate", action="store_true", help="each checkpoint is validated by a driver of its own")
+    parser.add_argument("--daemon-idle-s", type=float, default=30)
+    parser.add_argument("--settle-s", type=float, default=120, help="Spark keeps a worker for a minute")
+    options = parser.parse_args()
+    os.environ[IDLE_VARIABLE] = str(options.daemon_idle_s)
+    with tempfile.TemporaryDirectory(prefix="cairn-fp-") as text, memory_folder() as memory:
+        folder = Path(text)
+        folder.chmod(0o711)  # PostgreSQL runs as another user, if this is root
+        for made in ("code", "tmp"):
+            (folder / made).mkdir()
+        (folder / "code" / "tiny_pipeline.py").write_text(PIPELINE.replace("@MEMORY@", str(memory)))
+        os.environ["TMPDIR"] = str(folder / "tmp")
+        conf = {
+            "spark.local.dir": str(folder / "tmp"),
+            "spark.connect.session.manager.defaultSessionTimeout": "2min",
+            "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder / 'tmp'}",
+        }
+        with SparkConnectServer(ROOT, log_dir=folder / "logs-spark", conf=conf) as spark:
+            run_part(folder, memory, spark, "cold", 0, options.cold, options)
+            run_part(folder, memory, spark, "warm", options.cold, options.warm, options)
+
+
+@contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder in memory for the metadata of open stores: that of the user has other processes' in it."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="cairn-fp-", dir=shared if shared.is_dir() else None) as text:
+        yield Path(text)
+
+
+def run_part(
+    folder: Path, memory: Path, spark: SparkConnectServer, way: str, first: int, count: int, options: argparse.Namespace
+) -> None:
+    """Runs intervals ``first`` to ``first + count`` and prints the figures. Raises: RuntimeError if one fails."""
+    if not count:
+        return
+    home = folder / f"airflow-{way}"
+    (home / "dags").mkdir(parents=True)
+    named = {
+        "@FOLDER@": str(folder),
+        "@DOCS@": repr(str(folder / "docs") if options.validate else None),
+        "@START@": (START + first * EVERY).isoformat(),
+        "@END@": (START + (first + count - 1) * EVERY).isoformat(),
+    }
+    text = DAGS
+    for name, value in named.items():
+        text = text.replace(name, value)
+    (home / "dags" / "tiny.py").write_text(text)
+    env = {
+        "AIRFLOW_CONN_CAIRN_SPARK": spark.airflow_connection,
+        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
+        "AIRFLOW__CAIRN__WARM_DRIVERS": str(way == "warm"),
+        "PYTHONPATH": os.pathsep.join([*(str(ROOT / name) for name in ("jobs", "plugins", "")), str(folder / "code")]),
+    }
+    with AirflowServer(ROOT, home=home, log_dir=folder / f"logs-{way}", env=env) as airflow:
+        airflow.wait_for_dag(DAG)
+        began_s = time.monotonic()
+        for wanted in sorted({min(WARM_UP, count), *range(options.every, count, options.every), count}):
+            wait_for(airflow, wanted, 60.0 * count + 600)
+            if wanted == count:
+                time.sleep(options.settle_s)
+            figures = {
+                "part": way,
+                "intervals": wanted,
+                "seconds": round(time.monotonic() - began_s),
+                "load": round(os.getloadavg()[0], 1),
+                "processes": processes(airflow, spark),
+                "folders": {
+                    name: folder_size(path)
+                    for name, path in {
+                        "state": folder / "state",
+                        "temp": folder / "tmp",
+                        "memory": memory,
+                        "Spark's log": folder / "logs-spark",
+                        "task logs": home / "logs",
+                        "component logs": folder / f"logs-{way}",
+                        "database": home / "airflow.postgres",
+                    }.items()
+                },
+                "temp": top_of(folder / "tmp"),
+                "XCom bytes of a run": xcom_bytes(airflow),
+            }
+            print(json.dumps(figures), flush=True)
+
+
+def wait_for(airflow: AirflowServer, wanted: int, timeout_s: float) -> None:
+    """Waits until so many runs have succeeded. Raises: RuntimeError if one failed; TimeoutError."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        airflow.processes.check_alive()
+        states = collections.Counter(run["state"] for run in airflow.client.dag_runs(DAG))
+        if states["failed"]:
+            raise RuntimeError(f"a run failed: {dict(states)}; logs: {airflow.task_logs}")
+        if states["success"] >= wanted:
+            return
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{dict(states)} after {timeout_s} s")
+        time.sleep(1)
+
+
+def processes(airflow: AirflowServer, spark: SparkConnectServer) -> dict[str, dict[str, float]]:
+    """Count, PSS in MiB, threads and open files by kind."""
+    found: dict[str, dict[str, float]] = {}
+    for pid in {*airflow.pids(), *spark.pids()}:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline())
+            if "pyspark.daemon" in command:
+                parent = process.parent()
+                kind = "pyspark.daemon" if parent is not None and parent.name() == "java" else "Python worker"
+            else:
+                kind = next((kind for kind, part in KINDS.items() if part in command), "other")
+            seen = {
+                "count": 1,
+                "pss_mib": process.memory_full_info().pss / 2**20,
+                "threads": process.num_threads(),
+                "files": process.num_fds(),
+            }
+            total = found.setdefault(kind, dict.fromkeys(seen, 0.0))
+            for name, value in seen.items():
+                total[name] = round(total[name] + value, 1)
+    return dict(sorted(found.items()))
+
+
+def folder_size(folder: Path) -> dict[str, int]:
+    """Files and bytes; what vanishes meanwhile does not count."""
+    files = size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += Path(parent, name).lstat().st_size
+                files += 1
+    return {"files": files, "bytes": size}
+
+
+def top_of(folder: Path) -> dict[str, int]:
+    """Entries of the temp folder by the beginning of their names."""
+    return dict(collections.Counter(entry.name.split("-")[0][:24] for entry in folder.iterdir()))
+
+
+def xcom_bytes(airflow: AirflowServer) -> int:
+    """What the tasks of the newest run that succeeded returned, as JSON."""
+    run = next(run for run in reversed(airflow.client.dag_runs(DAG)) if run["state"] == "success")
+    tasks: list[Any] = airflow.client.task_instances(DAG, run["dag_run_id"])
+    return sum(len(json.dumps(airflow.client.xcom(DAG, run["dag_run_id"], t["task_id"]))) for t in tasks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Generated processors that change all that they yielded, stored, read or received, under Spark and here: no difference.
+
+A sample of 75 programs; with CAIRN_LONG=1 all 2,000: ``CAIRN_LONG=1 pytest tests/conformance/test_mutations.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conformance.mutations import run_columns, run_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONG = bool(os.environ.get("CAIRN_LONG"))
+# 1,600 programs in eight queries, four of each API, and 400 of the vectorised API.
+PROGRAMS, SEEDS, COLUMNS = (200, range(4), range(400)) if LONG else (30, range(1), range(15))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("api", ["row", "pandas"])
+def test_programs_of_rows_and_frames(spark: SparkSession, tmp_path: Path, api: str, seed: int) -> None:
+    programs, rows, differences = run_query(spark, api, seed, PROGRAMS, tmp_path)
+    assert differences == [], "\n".join(line[:1000] for line in differences[:20])
+    assert programs == PROGRAMS and rows > 10 * PROGRAMS
+
+
+def test_programs_of_the_vectorised_api() -> None:
+    assert run_columns(COLUMNS) == []
