@@ -286,6 +286,7 @@ class Pipelines(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 0
         self.names = 0
+        HOST.ahead_ms, HOST.now_ms = 0, lambda: self.now_ms
         self.houses = [House("main", self.storage_ms)]
         self.savepoints: list[tuple[MemoryStorage, Savepoint, Try]] = []
         # Each history begins with a right clock: its replay would go another way with the last one's.
@@ -797,7 +798,7 @@ class Pipelines(RuleBasedStateMachine):
     def another_host(self, which: int, ahead: int) -> None:
         """It lists these folders as they are now, until the next host is at work; its clock is so many hours ahead."""
         self.house(which).storage.freeze(paths.CHECKPOINTS, paths.SETTLED, paths.QUARANTINE, paths.PUBLISHED)
-        HOST.ahead_ms, HOST.now_ms = ahead * HOUR_MS, lambda: self.now_ms
+        HOST.ahead_ms = ahead * HOUR_MS
         SEEN["hosts"] += 1
 
     @rule(which=WHICH)
