@@ -286,7 +286,6 @@ class Pipelines(RuleBasedStateMachine):
         super().__init__()
         self.now_ms = 0
         self.names = 0
-        HOST.ahead_ms, HOST.now_ms = 0, lambda: self.now_ms
         self.houses = [House("main", self.storage_ms)]
         self.savepoints: list[tuple[MemoryStorage, Savepoint, Try]] = []
         # Each history begins with a right clock: its replay would go another way with the last one's.
