@@ -774,8 +774,9 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
         assert len(copies) == len(set(unquote(r.target) for r in copies)) and 0 < len(copies) <= len(state)
         moved = [r for r in fork if ".sst" in unquote(r.target) and ("alt=media" in r.target or "/upload/" in r.target)]
         assert not moved and sum(len(r.body) for r in fork) < 100_000
-        # What else: records, the lease, the trial's own record, and what the first interval asks before its shards; whatever the state's size.
-        assert len(fork) - 2 * len(copies) <= 80, len(fork)
+        # The rest: records, the lease, the trial's own record, leftovers of a removed trial with this name, and the first interval's requests
+        # before its shards; whatever the size of the state.
+        assert len(fork) - 2 * len(copies) <= 84, len(fork)
 
         began = len(server.requests)
         _, found = compare_trial(root, "counting", None, ["user", "kind"], 1)
