@@ -78,6 +78,9 @@ class _Output:
     def add(self, item: Any) -> None:
         self.rows.append(item)
 
+    def settle(self) -> None:
+        pass
+
     def flush(self) -> None:
         """Nothing is held."""
 
