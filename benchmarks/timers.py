@@ -75,6 +75,9 @@ class Discarded:
     def add(self, item: Any) -> None:
         self.rows += 1
 
+    def settle(self) -> None:
+        """See `Output`."""
+
     def flush(self) -> None:
         """Nothing is held."""
 
