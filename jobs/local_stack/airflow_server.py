@@ -180,8 +180,8 @@ class AirflowServer(Server):
     Its database is a PostgreSQL in ``database_dir``, or SQLite where that can't run, which it says; or what
     AIRFLOW__DATABASE__SQL_ALCHEMY_CONN names. ``database`` says which, once it has started.
 
-    Every user of the machine reaches its port, so that Airflow asks for the ``password`` of the user ``admin``: a random one, the same
-    for every start in this ``home``. Commands of this user find the password.
+    Every user of the machine can reach its port, so Airflow asks for the ``password`` of the user ``admin``. The password is random, and
+    the same for every start in this ``home``. Commands of this user find the password.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ class SparkConnectServer(Server):
     """``with SparkConnectServer(root, log_dir=...) as spark: spark.url``. ``start`` alone does not wait: other things can
     start meanwhile, until ``wait_until_ready``.
 
-    Whoever reaches the port has the server run any code, so that the server asks for a ``token``: a random one if left out. Drivers of
-    this user find the token. ``master``: where its tasks run, if not in the server on ``cores`` cores; ``conf``: more of Spark's
+    Whoever reaches the port can have the server run any code, so the server asks for a ``token``. The default token is random. Drivers
+    of this user find the token. ``master``: where its tasks run, if not in the server on ``cores`` cores; ``conf``: more of Spark's
     configuration.
     """
 

@@ -174,9 +174,10 @@ def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
 
 
 def json_object(value: Any) -> dict[str, Any] | None:
-    """Read an XCom as the database stores it: JSON, or JSON in a text. None for anything but an object.
+    """Read an XCom as the database stores it: a JSON value, or a string that contains JSON. Return None unless it is a JSON object.
 
-    Airflow's own reader makes an instance of the class that the JSON names. A task would run code in the API server so.
+    Airflow's own reader is not used. It creates an instance of any class that the JSON names, so the author of a task could run code
+    inside the API server.
     """
     if isinstance(value, str):
         try:

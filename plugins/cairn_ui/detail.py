@@ -226,13 +226,13 @@ def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None =
         found.append(
             Action(
                 title="Run its interval again" if alone else "Run its interval and those before it again",
-                why="The next interval can't start from it any more. "
+                why="The next interval can't start from this checkpoint any more. "
                 + (
                     ""
                     if alone
-                    else "The checkpoints that it was made from can't be used either, so the command begins with theirs. "
+                    else "The checkpoint before this interval can't be used either, so the command begins with an earlier interval. "
                 )
-                + "The overview has the command for all intervals that have to be run again.",
+                + "Later intervals may need a re-run too: the overview has the command for all of them.",
                 command=backfill_command(ref.dag_id, again, airflow),
             )
         )

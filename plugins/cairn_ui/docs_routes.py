@@ -66,6 +66,6 @@ def _why_not(name: str, known: bool) -> str:
     if known:
         return "Airflow does not let you read the DAG of this pipeline"
     return (
-        f"no DAG of Airflow has a pipeline named {name!r}, so that nobody may read its Data Docs. Add the URL of its folder to "
-        "CAIRN_UI_PIPELINES: then whoever may read Airflow's configuration reads them"
+        f"no DAG of Airflow has a pipeline named {name!r}, so nobody may read its Data Docs. Add the URL of the pipeline's folder to "
+        "CAIRN_UI_PIPELINES. Then users who may read Airflow's configuration may read these Data Docs"
     )

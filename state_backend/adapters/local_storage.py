@@ -397,8 +397,8 @@ class LocalStorage:
 
     @contextmanager
     def _folder(self, folder: str, *, make: bool = False) -> Iterator[int]:
-        """The descriptor of a folder of the root; "" is the root itself. ``make``: the folder and its parents are created where they
-        are missing, such that they survive a crash. A folder that is found may have been made a moment ago by another process
+        """The descriptor of a folder of the root; "" is the root itself. ``make``: missing folders are created and
+        synced. A folder that is found may have been made a moment ago by another process
         that has not synced it yet; so each one is synced once per instance.
 
         Raises: LinkInPath if a folder below the root is a symbolic link.
@@ -530,7 +530,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """Creates a root with its parents such that they survive a crash, links followed."""
+    """Create the root folder and its missing parents, and sync them: they survive a crash of the machine. Links in the path are followed."""
     missing = [folder for folder in (root, *root.parents) if not folder.is_dir()]
     for folder in reversed(missing or [root]):
         _make_folder(folder)

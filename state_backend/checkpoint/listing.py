@@ -1,11 +1,11 @@
-"""Which files a folder has, where a listing may be old.
+"""The files of a folder on storages whose listings may be old.
 
 A network disk answers a listing from a cache that may be some seconds old: files that others created since are missing. A read of one
 file by its name is current. So whoever creates a file that a listing must not miss notes its name in ``settled/names/<folder>.json``
 first, or before anybody depends on the file; whoever lists the folder reads that file by its name and adds what it names.
 
 What is on disk if this stops: a name without a file, which readers skip or whose writer tries again; or a file without a name, which
-nobody depends on yet, and which a listing shows some seconds later. Storages that list what is there need no such file and get none.
+nobody depends on yet, and which a listing shows some seconds later. Storages whose listings are always current get no such file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _ROUNDS = 100
 
 
 def listed(storage: Storage, folder: str) -> list[str]:
-    """The paths of the files in a folder; of those whose names are noted also if the listing is old. Some may be gone, or not there
-    yet."""
+    """List the paths in a folder, and add the paths whose names are noted. Some of these files may be gone, or not written yet."""
     found = {info.path for info in storage.list(folder)}
     if lists_late(storage):
         found |= {folder + name for name in _noted(storage, paths.names(folder))}
@@ -44,7 +43,7 @@ def listed(storage: Storage, folder: str) -> list[str]:
 
 
 def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
-    """As ``listed``, with what the storage says of each noted file now. What is gone is left out."""
+    """List the files in a folder as `listed` does, with the current `FileInfo` of each noted file, and without files that are gone."""
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):
         noted = [folder + name for name in sorted(_noted(storage, paths.names(folder)))]
@@ -55,7 +54,7 @@ def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
 
 
 def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collection[str] = ()) -> None:
-    """Notes the names of files in a folder, and forgets others. Does nothing where a listing shows what is there.
+    """Add names to the folder's file in ``settled/names/``, and drop others from it. Do nothing if listings are always current.
 
     Raises: UnknownOutcome, StorageUnavailable if it can't be told whether the names are noted.
     """

@@ -272,7 +272,7 @@ class Log:
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
 
     def _kept_facts(self) -> set[Fact]:
-        """What the newest record says of the commits that it retains, so that a lost file of theirs, or an old listing, hides nothing."""
+        """Return the facts of the retained commits from the newest record: a lost settled file or an old listing can't hide these."""
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:

@@ -103,7 +103,7 @@ class Past(Mapping[int, Entry]):
 
     @property
     def lists_late(self) -> bool:
-        """Whether a listing of all that is settled may miss what was settled some seconds ago."""
+        """True if a listing of settled files may miss files of some seconds ago."""
         return lists_late(self._storage)
 
     def over(self, storage: Storage) -> Past:

@@ -1,8 +1,9 @@
 """Which files `settled/` must have, and how a sweep writes lost ones anew.
 
-Records and tombstones say everything that these files say. Readers go by the names in a folder, so to them a lost file means that
-an interval was never committed; the next sweep would delete its output. So a sweep writes lost files anew before it plans, and
-`cairn verify` names them.
+Settled files repeat facts of records and tombstones, so each settled file can be rebuilt from these. Readers list `settled/commits/` and
+go by the names of its files: if a settled file is lost, its interval looks as if it was never committed, and a sweep could delete
+the interval's output. To prevent that, every sweep writes lost settled files anew before it looks for files to delete. `cairn verify`
+names lost settled files.
 
 What is on disk if a sweep stops between two files: some are there again, and the next sweep writes the rest. A committer or clean-up
 beside it is safe: files are created if absent, so a file that somebody rewrote since stays; and a clean-up rewrites a settled file
@@ -75,7 +76,7 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
     """The files of ``plan_settled`` that are not there. ``listed``: paths that were listed after the log was read."""
     planned, there = plan_settled(log), {*listed}
     missing = [path for path in planned if path not in there]
-    # Once more by name: a network disk may list a folder as it was some seconds ago.
+    # A listing on a network disk may be some seconds old, so a file counts as lost only if a look-up by its name finds nothing.
     found = at_once(storage.stat, missing)
     return {path: planned[path] for path, info in zip(missing, found, strict=True) if info is None}
 

@@ -12,10 +12,16 @@ _ROUNDS = 100
 
 
 def storage_now_ms(storage: Storage, *, dry_run: bool = False) -> int:
-    """Writes a file and reads its time: milliseconds since the epoch. The file is deleted; the next call deletes a file that a stopped
-    call left. ``dry_run``: where no file can be written, the time of the newest file counts, which is not later than now.
+    """Return the time now by the storage's clock, in milliseconds since the epoch.
 
-    Raises: StorageUnavailable, PermissionRefused where no file can be written.
+    The function writes a file, reads the time that the storage gave the file, and deletes the file. If the process is killed in
+    between, the next call deletes the file.
+
+    Args:
+        storage: Where the file is written.
+        dry_run: If the file can't be written, return the time of the newest file instead of raising; that time is never in the future.
+
+    Raises: StorageUnavailable or PermissionRefused if the file can't be written, except in a dry run.
     """
     try:
         return _written_ms(storage)

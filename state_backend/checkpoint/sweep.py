@@ -241,7 +241,7 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     retained = [r.content for r in whole if r.id in log.retained]
     # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
     dropped = [r.content for r in whole if r.id not in log.retained]
-    # By its name: a listing may miss what was written some seconds ago.
+    # Looked up by its name: a listing may miss files that were written some seconds ago.
     if storage.stat(paths.SAVEPOINT_RECORD) is not None:
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
         named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}

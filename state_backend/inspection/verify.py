@@ -250,7 +250,7 @@ def verify_files(
     handles = dict.fromkeys([*handles_in(content), *handles_in(tuple(manifests)), *(f.handle for f in canonical)])
     folders = sorted({f"{handle.path.rpartition('/')[0]}/" for handle in handles})
     listed = {info.path: info for folder in folders for info in storage.list(folder)}
-    # A network disk may list a folder as it was some seconds ago.
+    # A listing on a network disk may be some seconds old, so files that the listing lacks are looked up by name.
     missing = at_once(storage.stat, [handle.path for handle in handles if handle.path not in listed])
     listed |= {info.path: info for info in missing if info is not None}
     wrong = {h: finding for h in handles if (finding := _listed(h, listed.get(h.path))) is not None}
@@ -344,7 +344,7 @@ def _files(
 ) -> Iterator[str]:
     """What is wrong with files: as listed, and if there is a ``work`` folder, byte by byte."""
     for handle in dict.fromkeys(handles):
-        # A network disk may have listed the folder as it was some seconds ago.
+        # As above: the listing may be some seconds old.
         finding = _listed(handle, files.get(handle.path) or storage.stat(handle.path))
         if finding is None and work is not None:
             finding = _downloaded(handle, storage, work / "file")

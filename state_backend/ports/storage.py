@@ -102,8 +102,10 @@ class DeletesMany(Protocol):
 
 
 def lists_late(storage: Storage) -> bool:
-    """Whether a listing may miss what was created some seconds ago, as on a network disk. Storages whose listings are as current as their
-    reads have ``lists_what_is_there = True``; of any other one this is True."""
+    """True if a listing of this storage may miss files that were created some seconds ago, as on a network disk.
+
+    A storage whose listings are always current declares ``lists_what_is_there = True``. All other storages count as late.
+    """
     return not getattr(storage, "lists_what_is_there", False)
 
 

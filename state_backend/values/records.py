@@ -479,7 +479,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names of files in a folder, for who lists it and may get a listing that is some seconds old. The listing may have more."""
+    """Names of files that a listing of the folder must not miss. Code that lists the folder adds these names to the listing, since the
+    listing may be some seconds old. The folder may have more files."""
 
     folder: str
     names: tuple[str, ...]

@@ -34,6 +34,7 @@ from state_backend.values.records import (
     ShardManifest,
     StateDescriptor,
     Totals,
+    Trial,
 )
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -204,3 +205,19 @@ def files_in(storage: Storage, prefix: str = "") -> set[str]:
 def sst(attempt: str, suffix: str = "sst") -> str:
     """The shared file that ``Folder.prepare`` writes for an attempt."""
     return paths.shared(attempt, 0, 0, 0, suffix)
+
+
+def trial_of(span: Interval, *, ends_ms: int) -> Trial:
+    """A trial of one day that began from nothing; ``ends_ms``: when a sweep may remove it."""
+    return Trial(
+        name="trial",
+        pipeline=PIPELINE,
+        code="module:NAME",
+        code_hash="0",
+        code_version=None,
+        span=span,
+        length_ms=86_400_000,
+        attempt="fork",
+        base=None,
+        ends_ms=ends_ms,
+    )

@@ -40,9 +40,9 @@ from state_backend.formats import paths
 from state_backend.inspection.verify import offering_sound, verify_pipeline
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
-from state_backend.values.records import Claim, Trial
+from state_backend.values.records import Claim
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, day, run
+from tests.support.checkpoints import PIPELINE, day, run, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, live_files, restore, take, values_of
 from tests.support.real_shards import RealPipeline
 
@@ -387,18 +387,7 @@ VICTIMS = ("auth.log", "0-0-0.sst", "victim.parquet", "victim.part", "lock", "ro
 def tried(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The original with a trial, and a trial whose record is gone."""
     root = Path(shutil.copytree(original, tmp_path_factory.mktemp("tried") / "root"))
-    trial = Trial(
-        name="trial",
-        pipeline=PIPELINE,
-        code="module:NAME",
-        code_hash="0",
-        code_version=None,
-        span=day(6),
-        length_ms=86_400_000,
-        attempt="fork",
-        base=None,
-        ends_ms=0,
-    )
+    trial = trial_of(day(6), ends_ms=0)
     write_trial(str(root), trial)
     for name in ("trial", "removed"):
         own = LocalStorage(Path(root_of_trial(str(root), PIPELINE, name), PIPELINE))

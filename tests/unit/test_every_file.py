@@ -25,9 +25,9 @@ from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.values.errors import CairnError, CorruptRecord
 from state_backend.values.handles import Handle
-from state_backend.values.records import Claim, Record, SweepRecord, Tombstone, Trial
+from state_backend.values.records import Claim, Record, SweepRecord, Tombstone
 from state_backend.values.retention import KeepLast
-from tests.support.checkpoints import PIPELINE, day
+from tests.support.checkpoints import PIPELINE, day, trial_of
 from tests.support.crash_matrix import FAR_MS, HOME, NEW, SAVED, Try, restore, take, values_of
 from tests.support.real_shards import RealPipeline
 
@@ -59,19 +59,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     taken = LocalStorage(root / TAKEN)
     shutil.copytree(root / "native", root / TAKEN, dirs_exist_ok=True)
     claim_savepoint(taken, Claim(savepoint="s", owner="file:///theirs", attempt="a"))
-    trial = Trial(
-        name="trial",
-        pipeline=PIPELINE,
-        code="module:NAME",
-        code_hash="0",
-        code_version=None,
-        span=day(6),
-        length_ms=86_400_000,
-        attempt="fork",
-        base=None,
-        ends_ms=FAR_MS * 2,
-    )
-    write_trial(str(root), trial)
+    write_trial(str(root), trial_of(day(6), ends_ms=FAR_MS * 2))
     shutil.rmtree(root / "work", ignore_errors=True)
     return root
 

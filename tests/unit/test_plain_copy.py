@@ -72,7 +72,7 @@ def test_a_crash_at_any_call_is_made_good_by_the_next_task(when: str) -> None:
 
 
 def test_a_copy_on_a_disk_whose_listings_are_old() -> None:
-    """The files of a result that was published a moment ago go, though no listing shows them, and what is gone is copied again."""
+    """A copy on a network disk: files of the former result are deleted even if the listing lacks them, and files that are gone from the copy are written again even if the listing still shows them."""
     this = Copying(MemoryStorage())
     elsewhere = StaleStorage(this.copy)
     elsewhere.freeze("interval=")

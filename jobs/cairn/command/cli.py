@@ -486,7 +486,7 @@ def sweep_(
         )
     if dry_run and result.rebuilt:
         _print(
-            f"would write {len(result.rebuilt)} lost files anew; what else there is to delete can be told once they are there"
+            f"would write {len(result.rebuilt)} lost files anew; until a sweep has written them, a dry run can't tell which files to delete"
         )
     elif dry_run:
         _print(f"would delete {len(plan.delete)} files with {plan.delete_bytes:,} bytes")

@@ -141,7 +141,8 @@ class _Host:
                     if os.getppid() != parent:
                         os._exit(1)
                     return request
-                # Here, not in the driver: a driver that is stopped before its first step would outlive its task.
+                # The host ties the driver to its task. A driver that is paused (SIGSTOP) before its first step could not do so, and
+                # would outlive a task that is killed then.
                 _tie_to(request.files[2], pid)
                 pidfd = os.pidfd_open(pid)
                 print(f"driver {pid} of task {task}", flush=True)
@@ -256,7 +257,7 @@ def _become(request: Request, libc: Any) -> None:
     os.setsid()
     libc.prctl(_PR_SET_NAME, b"cairn-driver", 0, 0, 0)
     stdin, output, lifeline = request.files
-    # Again: the host may have been stopped before it did so, and the task waits five seconds for it.
+    # The driver ties itself too: the host may be paused before that step, and the task waits for the host for only five seconds.
     _tie_to(lifeline, os.getpid())
     for file, number in ((stdin, 0), (output, 1), (output, 2)):
         os.dup2(file, number)

@@ -1,7 +1,7 @@
 """``cairn spark``: a Spark Connect server on this machine's loopback interface, in the foreground.
 
-Drivers that find one do not pay for a JVM with every interval. Whoever reaches its port runs code as its user, so that it listens on
-127.0.0.1 alone and asks for a token, which only this user can read.
+Drivers that find one do not pay for a JVM with every interval. Whoever reaches the server's port can run code as the server's user. So
+the server listens on 127.0.0.1 alone and asks for a token, and only this user can read the token.
 """
 
 from __future__ import annotations

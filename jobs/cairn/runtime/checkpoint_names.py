@@ -28,7 +28,7 @@ def parse_checkpoint(text: str) -> str | int | datetime:
         ) from None
     if instant.tzinfo is None:
         raise UsageError(
-            f"checkpoint {text!r} has no time zone; in UTC it is {format_instant(instant.replace(tzinfo=UTC))}"
+            f"checkpoint {text!r} has no time zone; for UTC, write {format_instant(instant.replace(tzinfo=UTC))}"
         )
     return instant
 

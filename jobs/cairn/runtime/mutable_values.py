@@ -1,7 +1,7 @@
 """Copies of values that user code may change after it handed them over.
 
-A processor may refill one list, buffer or array for every row. Output waits in memory until a batch is full, so that the rows
-that wait must not share memory with the processor.
+A processor may refill one list, buffer or array for every row. Output waits in memory until a batch is full. The rows that wait
+must not share memory with the processor.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ _only_immutable = IMMUTABLE.issuperset
 class OutputRows:
     """Collects output rows; the caller writes them by ``flush`` when ``full``, between keys.
 
-    PySpark's worker copies lists and dicts when a row is yielded (``Row.asDict``), and everything else when the key's rows are
-    complete: a buffer that is refilled between two rows of a key is in both rows, as under Spark. ``settle`` is the second moment.
+    Values are copied when PySpark's worker copies them: lists and dicts when a row is yielded (``Row.asDict``), and other mutable values,
+    like a bytearray, when all rows of the key were yielded. ``add`` makes the first copies, ``settle`` the second. So a bytearray that is
+    refilled between two rows of a key has its last content in both rows, as under Spark.
 
     zone: of naive datetimes in TIMESTAMP columns. State gives such datetimes, and what it gave can be yielded as it is.
     """
