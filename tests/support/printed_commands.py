@@ -40,7 +40,9 @@ def run_printed(command: str, folder: Path, **variables: str) -> str:
     """A line in a shell with .venv/bin on the PATH, as the docs have it; what it said. AssertionError if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # `make test` sets these, and a `make` below it then prints "Entering directory".
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,

@@ -153,6 +153,12 @@ def test_two_processes_never_choose_one_port() -> None:
     assert claim_port(preferred) == preferred, "a process that ended keeps its claim"
 
 
+def test_no_outgoing_connection_takes_the_port_of_a_server_that_restarts() -> None:
+    """A Spark server was killed, and a connection to elsewhere had its port when the server started again."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(free_port() for _ in range(200)) < lowest
+
+
 def test_the_wheel_has_every_package() -> None:
     """A folder that pyproject.toml does not list is missing from the wheel, and nothing says so until somebody imports it."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
