@@ -176,8 +176,8 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
             now_ms = storage_now_ms(open_storage(folder), dry_run=dry_run)
         over = {t.name for t in trials.values() if t.ends_ms < (now_ms or 0)} | ({*roots} - {*trials})
         removed = [remove_trial_named(root, pipeline, name, dry_run=dry_run) for name in sorted(over)]
-        if not trials and not roots and not dry_run:
-            # A removal, or a trial before its record, stopped and left these.
+        if over >= {*trials, *roots} and not dry_run:
+            # A process that was killed may have left its reading of the storage's clock, or empty folders.
             open_storage(folder).delete(paths.CLOCK)
             remove_empty(folder, up_to=root)
         return removed

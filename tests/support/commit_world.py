@@ -6,11 +6,11 @@ The rules are those of sections 5 and 6 of the design, written a second time: no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, combinations, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -247,11 +247,15 @@ def viewer(days: int, name: str = "viewer") -> Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Every record that was ever committed, by id, whole; what each attempt prepared; what is refused now."""
+    """Every record that was ever committed, by id, whole; what each attempt prepared; what is refused now.
+
+    ``unseen`` has, for a record, the quarantine marks that may be younger than its commit.
+    """
 
     records: dict[int, Record | SweepRecord]
     prepared: dict[str, Prepared]
     refused: frozenset[int]
+    unseen: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def commits(self, until: int | None = None) -> list[Record]:
         """Ids below ``until``."""
@@ -263,10 +267,10 @@ class History:
         assert isinstance(record, Record)
         return record
 
-    def usable(self, checkpoint_id: int) -> bool:
+    def usable(self, checkpoint_id: int, unseen: Collection[int] = ()) -> bool:
         at: int | None = checkpoint_id
         while at is not None:
-            if at in self.refused:
+            if at in self.refused and at not in unseen:
                 return False
             content = self.commit(at).content
             at = None if content.permissions.allow_quarantined else content.base_id
@@ -469,11 +473,20 @@ def check_retained(history: History) -> None:
         must(not sweeping or now == before, "a sweep changes nothing that is retained", n)
         for kept, stale_by in now.items():
             must(stale_by == history.stale_by(kept, n + 1), "staleness is marked", n, kept, stale_by)
-        usable = [c for c in before if history.usable(c)]
-        furthest = max(usable, key=lambda c: (history.commit(c).content.interval.end, c), default=None)
-        if furthest is not None and furthest not in now:
-            newest = history.commit(n).content.interval.end
-            must(newest >= history.commit(furthest).content.interval.end, "the furthest state stays", n, furthest)
+        marks = sorted(history.unseen.get(n, ()))
+        dropped = [
+            furthest
+            for unseen in chain.from_iterable(combinations(marks, count) for count in range(len(marks) + 1))
+            if (furthest := _furthest_usable(history, before, unseen)) not in now
+            and furthest is not None
+            and history.commit(n).content.interval.end < history.commit(furthest).content.interval.end
+        ]
+        must(len(dropped) < 2 ** len(marks), "the furthest state stays", n, *dropped)
+
+
+def _furthest_usable(history: History, ids: Iterable[int], unseen: Collection[int]) -> int | None:
+    usable = [c for c in ids if history.usable(c, unseen)]
+    return max(usable, key=lambda c: (history.commit(c).content.interval.end, c), default=None)
 
 
 def check_summaries(history: History) -> None:

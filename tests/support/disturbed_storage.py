@@ -179,15 +179,23 @@ class DisturbedStorage(LocalStorage):
 
 def note(history: Path, root: Path, path: str, data: bytes) -> None:
     """Keeps bytes that may become the file."""
-    folder = history / "journal" / quote(str(root.relative_to(history)), safe="") / quote(path, safe="")
+    folder = _journal_of(history, root, path)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / uuid4().hex).write_bytes(data)
 
 
 def noted(history: Path, root: Path, path: str) -> list[bytes]:
-    """What was kept for a file."""
-    folder = history / "journal" / quote(str(root.relative_to(history)), safe="") / quote(path, safe="")
-    return [file.read_bytes() for file in sorted(folder.glob("*"))]
+    """Read the contents that the journal has of a file."""
+    return [file.read_bytes() for file in sorted(_journal_of(history, root, path).glob("*"))]
+
+
+def noted_at_ns(history: Path, root: Path, path: str) -> int | None:
+    """Tell when the file system made the first entry of a file in the journal."""
+    return min((file.stat().st_ctime_ns for file in _journal_of(history, root, path).glob("*")), default=None)
+
+
+def _journal_of(history: Path, root: Path, path: str) -> Path:
+    return history / "journal" / quote(str(root.relative_to(history)), safe="") / quote(path, safe="")
 
 
 def drawn(chosen: random.Random, kinds: Any, stale_s: float, skew_s: float) -> Disturbances:

@@ -26,7 +26,7 @@ from state_backend.values.handles import handles_in
 from state_backend.values.intervals import Interval
 from state_backend.values.records import OutputFile, Prepared, Record, Savepoint, SweepRecord, Tombstone
 from tests.support import commit_world
-from tests.support.disturbed_storage import note, noted
+from tests.support.disturbed_storage import note, noted, noted_at_ns
 from tests.support.history_pipeline import CODES, DAY_MS, OutputRow, Users, apply_day, day_number, shown
 from tests.support.interleavings import Violation
 
@@ -176,7 +176,8 @@ class Oracle:
                 for data in noted(self.history, self.folder, path):
                     prepared[record.content.attempt] = record_codec.decode(data, path, Prepared)
         refused = frozenset(n for n in records if (self.folder / paths.quarantine(n)).exists())
-        history = commit_world.History(records=records, prepared=prepared, refused=refused)
+        unseen = {n: frozenset(m for m in refused if self._is_younger(m, r)) for n, r in records.items()}
+        history = commit_world.History(records=records, prepared=prepared, refused=refused, unseen=unseen)
         try:
             for record in history.commits():
                 commit_world.check_commit(history, record)
@@ -185,6 +186,13 @@ class Oracle:
         except Violation as error:
             raise Difference(f"{self.folder}: {error}") from error
         self._check_digests(history.commits())
+
+    def _is_younger(self, mark: int, record: Record | SweepRecord) -> bool:
+        """Whether the quarantine mark may not have been there when this record's attempt was prepared."""
+        if not isinstance(record, Record):
+            return True
+        prepared = noted_at_ns(self.history, self.folder, paths.prepared(record.content.attempt))
+        return prepared is None or (self.folder / paths.quarantine(mark)).stat().st_ctime_ns >= prepared
 
     def _check_digests(self, commits: list[Record]) -> None:
         """Also of checkpoints that were dropped before anybody read them: equal states have equal digests."""

@@ -391,6 +391,11 @@ def test_a_sweep_removes_a_folder_of_trials_without_a_trial(root: Path) -> None:
     assert sweep_trials(str(root), NAME) == []
     assert not (root / ".trials").exists()
 
+    trial = try_days(DOUBLED, root, [2]).trial
+    storage.create("clock", b"")  # left by a sweep that was killed
+    assert [r.name for r in sweep_trials(str(root), NAME, now_ms=trial.ends_ms + 1)] == [trial.name]
+    assert not (root / ".trials").exists()
+
 
 def test_a_record_of_another_trial_removes_nothing(root: Path) -> None:
     tried = try_days(DOUBLED, root, [2])
