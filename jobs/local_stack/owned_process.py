@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from cairn_operators.die_with_parent import die_with_parent
+from state_backend.adapters.die_with_parent import die_with_parent
 
 # Every process below one that we start inherits this variable. So it can be found, and told from anybody else's, even if
 # it made a session of its own, as Spark's drivers do.

@@ -22,9 +22,9 @@ from typing import Any
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException
 
-from cairn_operators.die_with_parent import die_with_parent
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
+from state_backend.adapters.die_with_parent import die_with_parent
 
 # Airflow sends SIGKILL 5 s after SIGTERM; the driver gets less, so that its group is gone before.
 _GRACE_S = 2.0
