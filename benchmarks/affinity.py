@@ -168,7 +168,7 @@ def _driver(name: str, case: Case, cluster: Cluster, first: int, end: int) -> su
 def drive(url: str, conf: dict[str, str], first: int, end: int) -> None:
     """Runs intervals in this process, and prints a line of JSON for each."""
     from cairn.operations.run_interval import run_interval
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     root = f"gs://{BUCKET}/affinity"
     spark = connect(url, "affinity", conf=conf)

@@ -38,7 +38,7 @@ START = datetime(2013, 1, 1, tzinfo=UTC)
 WARM_UP = 2
 # By a part of the command line.
 KINDS = {
-    "warm drivers": "cairn.command.driver_host",
+    "warm drivers": "cairn.driver.driver_host",
     "Spark": "java",
     "Spark's Python": "pyspark.daemon",
     "scheduler": "airflow scheduler",

@@ -45,11 +45,11 @@ from benchmarks.engines import START, interval, start_spark
 from benchmarks.history_plots import Plot, draw
 from benchmarks.processes import Seen, own_and_below
 from benchmarks.totals import TOTALS_SCHEMA, Totals
+from cairn.data_sources.state_selection import plan_read
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.state_selection import plan_read
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.adapters.rocks import EngineOptions

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.engines import PEER_SETTINGS
-from cairn.runtime.keyed_state import KeyedState
-from cairn.spark_session import connect
+from cairn.data_sources.keyed_state import KeyedState
+from cairn.spark.session import connect
 from pipelines.aircraft import OUTPUT_SCHEMA, READ_SCHEMA, AircraftHistory
 from pipelines.land_flights import FLIGHT_SCHEMA, day_file
 

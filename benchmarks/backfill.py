@@ -23,7 +23,7 @@ from typing import Any
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 from pipelines import land_flights
 from pipelines.aircraft import AIRCRAFT
 

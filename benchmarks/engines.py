@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.processors import INPUT_SCHEMA
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.keyed_state import KeyedState
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 from state_backend.values.records import Record
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import rocksdict
 from benchmarks.engines import interval
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Pipeline
-from cairn.runtime.arrange_rows import Arrangement
-from cairn.runtime.routing import route
+from cairn.rows.arrange_rows import Arrangement
+from cairn.rows.routing import route
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.job import run_on_shards
 from state_backend.adapters.rocks import EngineOptions, RocksStore

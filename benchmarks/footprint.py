@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from cairn.shard_jobs.idle_daemon import IDLE_VARIABLE
+from cairn.spark.idle_daemon import IDLE_VARIABLE
 from local_stack.airflow_server import AirflowServer
 from local_stack.spark_server import SparkConnectServer
 
@@ -42,7 +42,7 @@ DAG = "tiny"
 PIPELINE = """
 import sys
 from datetime import UTC, datetime
-import cairn.spark_session
+import cairn.spark.session
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 from cairn.pipeline import Pipeline
@@ -50,7 +50,7 @@ from state_backend.adapters.rocks import EngineOptions
 
 if "--start" in sys.argv:
     hour = int(datetime.fromisoformat(sys.argv[sys.argv.index("--start") + 1]).timestamp() // 3600)
-    cairn.spark_session._hour = lambda: hour
+    cairn.spark.session._hour = lambda: hour
 
 def source(spark, interval):
     n = int(interval.start.timestamp() // 300)
@@ -86,8 +86,8 @@ dag = stateful_pipeline(
 # By a part of the command line; the first that fits counts.
 KINDS = {
     "daemon's watcher": "pidfd_open",
-    "warm driver host": "cairn.command.driver_host",
-    "driver": "cairn.command.driver",
+    "warm driver host": "cairn.driver.driver_host",
+    "driver": "cairn.driver.driver",
     "Spark server": "java",
     "scheduler": "airflow scheduler",
     "DAG processor": "dag-processor",

@@ -22,7 +22,7 @@ from benchmarks.validation import hour, medians_s, texts_of
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 from state_backend.adapters.open_storage import join_url
 from state_backend.values.records import Record
 

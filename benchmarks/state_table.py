@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from cairn.runtime.state_selection import plan_read
+from cairn.data_sources.state_selection import plan_read
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.checkpoint.coordinator import Coordinator
@@ -222,8 +222,8 @@ def measure(source: StateSource) -> dict[str, Any]:
 
 
 def through_spark(root: Path) -> dict[str, Any]:
-    from cairn.runtime.keyed_state import KeyedState
-    from cairn.spark_session import connect
+    from cairn.data_sources.keyed_state import KeyedState
+    from cairn.spark.session import connect
 
     spark = connect("local[2]", "cairn state table")
     spark.dataSource.register(KeyedState)

@@ -39,7 +39,7 @@ from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
 from cairn.shard_jobs.validate import ValidationJob
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.inspection.verify import verify_files

@@ -28,17 +28,17 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark.sql.types import LongType, Row, StructField, StructType
 
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
-from cairn.runtime.arrow_runner import ArrowRunner
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.input_batches import InputBatches
-from cairn.runtime.input_rows import KeyedInput, row_slices
-from cairn.runtime.keyed_runner import KeyedRunner
-from cairn.runtime.output_file import LocalParquet
-from cairn.runtime.output_rows import OutputRows
-from cairn.runtime.processor_handle import DeclaringHandle, row_maker
-from cairn.runtime.routing import INPUT, key_columns
-from cairn.runtime.user_code import UserCode
+from cairn.processors.arrow_runner import ArrowRunner
+from cairn.processors.input_rows import KeyedInput, row_slices
+from cairn.processors.keyed_runner import KeyedRunner
+from cairn.processors.output_rows import OutputRows
+from cairn.processors.processor_handle import DeclaringHandle, row_maker
+from cairn.processors.user_code import UserCode
+from cairn.rows.input_batches import InputBatches
+from cairn.rows.output_file import LocalParquet
+from cairn.rows.routing import INPUT, key_columns
 from cairn.shard_jobs.interval import rare_garbage_collection
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec

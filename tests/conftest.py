@@ -71,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """An in-process Spark with two cores, and a folder of its own."""
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     # Its connections are closed when Python ends, after pytest has taken the log's stream away.
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cairn.data_sources.register import register
     from cairn.operations.output_files import output_files
     from cairn.operations.run_interval import run_interval
     from cairn.operations.run_intervals import run_intervals
     from cairn.pipeline import Interval, Pipeline
-    from cairn.runtime.data_sources import register
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger
 
 __all__ = [
@@ -36,7 +36,7 @@ _MODULES = {
     "Interval": "cairn.pipeline",
     "Pipeline": "cairn.pipeline",
     "output_files": "cairn.operations.output_files",
-    "register": "cairn.runtime.data_sources",
+    "register": "cairn.data_sources.register",
     "run_interval": "cairn.operations.run_interval",
     "run_intervals": "cairn.operations.run_intervals",
 }

@@ -29,7 +29,7 @@ Value states come and go with the batch. Lists, maps and timers are asked and to
         self.visits.clear()
         return BatchResult(output=with_keys(batch, pa.table({"visits": np.diff(visits.offsets)})))
 
-``cairn.arrow_states`` says what they can do. State, its bytes and its expiry are those of the row API: a pipeline may change from one
+``cairn.processors.arrow_states`` says what they can do. State, its bytes and its expiry are those of the row API: a pipeline may change from one
 API to the other between two intervals.
 """
 

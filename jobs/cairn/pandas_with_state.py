@@ -22,7 +22,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
-from cairn.runtime.ddl import parse_ddl_locally
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.values.errors import UsageError
 
 Timeout = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]

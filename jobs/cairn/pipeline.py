@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cairn.change_expectations import OverTime
-from cairn.runtime.column_names import plain_name
+from cairn.rows.column_names import plain_name
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.formats.paths import check_name
 from state_backend.shard.changelog import ChangelogOptions

@@ -29,11 +29,11 @@ import pyarrow.parquet as pq
 
 from cairn.operations.run_interval import Inputs, coordinator_of, process_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.local_rows import LocalRows, route_locally, sorted_rows
-from cairn.runtime.output_schema import struct_of
+from cairn.processors.output_schema import struct_of
+from cairn.rows.local_rows import LocalRows, route_locally, sorted_rows
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shard_jobs.shipping import processor_on_driver
+from cairn.shipping.ship_processor import processor_on_driver
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.open_storage import forget_memory, join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare import ShardAck

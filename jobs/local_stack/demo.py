@@ -223,7 +223,7 @@ class DriverKiller:
 
     def _is_driver(self, arguments: list[str]) -> bool:
         options = " ".join(arguments[1:])
-        return options.startswith("-m cairn.command.driver process ") and f" --start {self.day.isoformat()} " in options
+        return options.startswith("-m cairn.driver.driver process ") and f" --start {self.day.isoformat()} " in options
 
 
 def watch(airflow: AirflowServer, killer: DriverKiller, last_day: datetime, began: datetime) -> dict[str, Any] | None:

@@ -211,7 +211,7 @@ class _Soak:
         deadline_s = time.monotonic() + STALLED_S
         while time.monotonic() < deadline_s:
             for pid in self.airflow.processes.pids():
-                if "cairn.command.driver" in command_line(pid):
+                if "cairn.driver.driver" in command_line(pid):
                     return pid
             self._go_on()
             time.sleep(0.05)
@@ -224,7 +224,7 @@ class _Soak:
             for _ in range(generation):
                 pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
             # Never anybody else's: a driver that ended may have left its number, or its child to the system.
-            if pid in set(self.airflow.processes.pids()) and "cairn.command.driver" in command_line(driver):
+            if pid in set(self.airflow.processes.pids()) and "cairn.driver.driver" in command_line(driver):
                 os.kill(pid, signal.SIGKILL)
                 return True
         return False

@@ -15,7 +15,7 @@ from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Runs one command of ``cairn.command.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
+    """Runs one command of ``cairn.driver.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
     the connection whose key a ``gs://`` root is accessed with; None: application default credentials. ``spark_conf`` is Spark's
     configuration by name, before what the connection says. Airflow shows it with the task; a secret is shown as ``***``.
 
@@ -24,7 +24,7 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
     template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id", "spark_conf")
     ui_color = "#e9d8c4"
-    driver_module = "cairn.command.driver"
+    driver_module = "cairn.driver.driver"
 
     def __init__(
         self,

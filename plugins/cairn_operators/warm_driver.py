@@ -1,4 +1,4 @@
-"""Drivers from a process that has imported what they need (``python -m cairn.command.driver_host``), which says what holds of it.
+"""Drivers from a process that has imported what they need (``python -m cairn.driver.driver_host``), which says what holds of it.
 
 Python takes a second of CPU for the imports of a driver; a fork of that process takes milliseconds. It is started behind the second driver
 within ten minutes on a host, so that a task that has its machine for itself pays nothing. Whatever is wrong with it, the driver is started as ever.
@@ -108,7 +108,7 @@ def start_host_if_it_pays(*, cwd: Path, environment: Mapping[str, str]) -> None:
             command = [
                 sys.executable,
                 "-m",
-                "cairn.command.driver_host",
+                "cairn.driver.driver_host",
                 str(folder / f"{key}.sock"),
                 str(_worker()),
             ]

@@ -361,7 +361,7 @@ def main() -> int:
     parser.add_argument("--cairn-only", action="store_true", help="print a hash of each seed's outcome")
     parser.add_argument("--server", default="local[2]", help="where Cairn runs, with --cairn-only: sc://…")
     options = parser.parse_args()
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     spark = connect(options.server, "conformance")
     if options.cairn_only:

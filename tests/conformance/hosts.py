@@ -85,7 +85,7 @@ def run_hours(spark: SparkSession, root: Path, first: int, end: int, **changes: 
 
 
 if __name__ == "__main__":
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     session = connect("local[1]", "hosts")
     session.sparkContext.setLogLevel("OFF")

@@ -590,7 +590,8 @@ def outcome_of_columns(seed: int, careless: bool) -> list[Any]:
 
 def run_columns(seeds: range) -> list[str]:
     """The programs of the vectorised API that differ."""
-    from cairn.runtime import arrow_runner, local_rows
+    from cairn.processors import arrow_runner
+    from cairn.rows import local_rows
 
     before = arrow_runner.ROUND_ROWS, local_rows.BATCH_ROWS
     arrow_runner.ROUND_ROWS, local_rows.BATCH_ROWS = 150, 60
@@ -627,7 +628,7 @@ def main() -> int:
         seeds = range(options.first, options.first + 2 * options.programs)
         found = run_columns(seeds)
         print(f"arrow: {len(seeds)} programs", *found[:5], sep="\n")
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     apis = [api for api in ("row", "pandas") if api in options.api]
     spark = connect("local[2]", "mutations")

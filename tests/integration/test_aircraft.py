@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.run_intervals import Outcome, run_intervals
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval
-from cairn.runtime.keyed_state import KeyedState
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import land
 from state_backend.values.records import Record

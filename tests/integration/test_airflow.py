@@ -158,7 +158,7 @@ def log_of(data: Path) -> Log:
 
 
 def drivers(airflow: AirflowServer) -> list[int]:
-    return [pid for pid in airflow.processes.pids() if "cairn.command.driver" in command_line(pid)]
+    return [pid for pid in airflow.processes.pids() if "cairn.driver.driver" in command_line(pid)]
 
 
 def run_of(airflow: AirflowServer, number: int) -> str:
@@ -281,7 +281,7 @@ def test_a_range_in_one_go_from_the_form(airflow: AirflowServer, data: Path) -> 
     said, result, ended = ran()
     assert result["checkpoint"] == 3 and read_log(open_storage(url)).head_id == 3
 
-    assert any("cairn.command.driver range" in line for line in command_lines)
+    assert any("cairn.driver.driver range" in line for line in command_lines)
     assert not [line for line in command_lines if KEY in line]
     kept = [
         f for folder in ("range", "logs", "home/logs", "range-docs") for f in (data / folder).rglob("*") if f.is_file()

@@ -93,7 +93,7 @@ from datetime import timedelta
 from counts_pipeline import COUNTS
 from cairn.pipeline import Interval
 from cairn.operations.run_interval import run_interval
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 spark = connect(sys.argv[1], "undisturbed", shared_as="counts/process")
 for n in range(int(sys.argv[3])):
     start = COUNTS.start + timedelta(days=n)
@@ -173,7 +173,7 @@ class Day:
         return [
             pid
             for pid in self.airflow.processes.pids()
-            if "cairn.command.driver" in command_line(pid) or name_of(pid) == "cairn-driver"
+            if "cairn.driver.driver" in command_line(pid) or name_of(pid) == "cairn-driver"
         ]
 
     def still_beats(self) -> bool:

@@ -18,10 +18,10 @@ from pyspark.sql.types import Row
 
 from cairn.aggregates import ApproxDistinct, Count, Last, Max, Mean, Min, RunningAggregate, Sum
 from cairn.arrow_processor import ArrowProcessor, BatchResult, KeyedBatch, with_keys
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval
-from cairn.runtime.keyed_output import KeyedOutput
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.values import errors
 from tests.support.counting import START, counting, day
 

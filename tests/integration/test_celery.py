@@ -88,7 +88,7 @@ class Stack:
             pid
             for worker in self.workers.values()
             for pid in worker.processes.pids()
-            if "cairn.command.driver" in command_line(pid)
+            if "cairn.driver.driver" in command_line(pid)
         ]
         return pid
 

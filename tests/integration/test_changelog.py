@@ -12,11 +12,11 @@ from pyspark.sql.types import Row
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator

@@ -113,7 +113,7 @@ def start(
     ]
     common += ["--settings-on-stdin"] if server.startswith("sc://") else []
     driver = subprocess.Popen(
-        [sys.executable, "-m", "cairn.command.driver", command, *common, *arguments],
+        [sys.executable, "-m", "cairn.driver.driver", command, *common, *arguments],
         env={
             **os.environ,
             "PYTHONPATH": path,
@@ -488,7 +488,7 @@ def test_jvm_and_python_workers_die_with_the_task(tmp_path: Path) -> None:
     slow = Slow(tmp_path, "local[1]")
     common = ["--pipeline", "pipeline_of_it:PIPELINE", "--root", str(tmp_path / "root"), "--spark", "local[1]"]
     arguments = ["process", *common, *interval_of(1, "attempt-1")]
-    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.command.driver', 'd').run({arguments}, print)"
+    code = f"from cairn_operators.driver_process import DriverProcess; DriverProcess('cairn.driver.driver', 'd').run({arguments}, print)"
     path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "plugins")])
     task = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -48,7 +48,7 @@ PARTS: dict[str, dict[str, str]] = {
         "tester = PipelineTester(RECORDS": "",
         "record = run_interval(spark": f"""
 {_AIRCRAFT}
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 spark = connect("local[2]", "README")
 start, end = AIRCRAFT.start, AIRCRAFT.start + timedelta(days=1)
 rows = spark.createDataFrame([flight], READ_SCHEMA)
@@ -60,7 +60,7 @@ AIRCRAFT = replace(AIRCRAFT, source=lambda spark, interval: rows)
         "import duckdb": f"""
 {_AIRCRAFT}
 from cairn.operations.export import export_state
-from cairn.runtime.checkpoint_names import find_state
+from state_backend.inspection.checkpoint_names import find_state
 from cairn.testing import PipelineTester
 PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root="file:///data/state").run([flight])
 export_state(find_state(root="file:///data/state", pipeline="aircraft"), "/tmp/tables")

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import process_interval, run_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.keyed_output import KeyedOutput
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.values import errors
 from state_backend.values.records import Permissions, Record, RunRef
 

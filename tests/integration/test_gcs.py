@@ -610,11 +610,11 @@ def test_intervals_on_the_server_leave_what_they_leave_on_disk(
     spark: SparkSession, server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same digests, state and output, read by Spark from either; with faults strewn over the requests."""
+    from cairn.data_sources.keyed_output import KeyedOutput
+    from cairn.data_sources.keyed_state import KeyedState
     from cairn.operations.restore_savepoint import restore_savepoint
     from cairn.operations.run_interval import run_interval
     from cairn.operations.take_savepoint import take_savepoint
-    from cairn.runtime.keyed_output import KeyedOutput
-    from cairn.runtime.keyed_state import KeyedState
     from tests.support.counting import DAYS, counting, day
 
     # What Python workers see; the JVM was perhaps started before the server.
@@ -664,8 +664,8 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
 ) -> None:
     """A re-run is committed after a query was planned: while the older files are there it shows the older result, all of it; when
     they are cleaned up it fails and says to ask again. A query that is planned then shows the newer one, all of it."""
+    from cairn.data_sources.keyed_output import KeyedOutput, _OutputReader
     from cairn.operations.run_interval import coordinator_of, run_interval
-    from cairn.runtime.keyed_output import KeyedOutput, _OutputReader
     from state_backend.checkpoint.coordinator import Coordinator
     from state_backend.values.retention import KeepLast
     from tests.support.counting import DAYS, counting, day
@@ -741,8 +741,8 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
 
     from cairn import testing
     from cairn.command.trial_commands import compare_trial
-    from cairn.operations.deploy_trial import deploy_past, plan_deployment
     from cairn.operations.run_interval import coordinator_of
+    from cairn.trials.deploy_trial import deploy_past, plan_deployment
     from state_backend.adapters.open_storage import open_storage
     from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial
     from tests.support.counting import DAYS, day

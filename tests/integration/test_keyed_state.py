@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, InputPartition
 
+from cairn.data_sources.keyed_state import KeyedState
+from cairn.data_sources.state_selection import plan_read
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.pipeline import Pipeline
-from cairn.runtime.keyed_state import KeyedState
-from cairn.runtime.state_selection import plan_read
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection import describe
 from state_backend.values.retention import KeepLast

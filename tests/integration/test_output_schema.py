@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
+from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.keyed_output import KeyedOutput
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.rewind import fork
 from state_backend.values.errors import UsageError

@@ -15,12 +15,12 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import Row, StructType
 
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.keyed_output import KeyedOutput
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.shard.manifest import manifest_of

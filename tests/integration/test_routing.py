@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cairn.runtime.routing import PART, route
+from cairn.rows.routing import PART, route
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

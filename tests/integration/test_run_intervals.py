@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from cairn.command import driver
 from cairn.command.cli import app
+from cairn.driver import driver
 from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import coordinator_of, run_interval
 from cairn.operations.run_intervals import Outcome, plan_intervals, run_intervals
 from cairn.pipeline import Interval
-from cairn.spark_session import collect_once
+from cairn.spark.session import collect_once
 from tests.support.counting import DAYS, INPUT_SCHEMA, counting, day
 from tests.support.ranges import files, made, ran
 from tests.support.waiting import wait_until

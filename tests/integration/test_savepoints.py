@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from cairn.command import driver
 from cairn.command.cli import app
+from cairn.data_sources.keyed_state import KeyedState
+from cairn.driver import driver
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import run_interval
 from cairn.operations.validate import validate_checkpoint
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.values.errors import StateSchemaError
 from tests.support.counting import DAYS, counting, day
 

@@ -169,7 +169,7 @@ def answer(airflow: AirflowServer, run: str, option: str) -> None:
 
 
 def drivers(airflow: AirflowServer, command: str) -> list[int]:
-    words = f"-m cairn.command.driver {command} "
+    words = f"-m cairn.driver.driver {command} "
     return [pid for pid in airflow.processes.pids() if words in " ".join(command_line(pid))]
 
 

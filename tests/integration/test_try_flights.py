@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from cairn import output_files
 from cairn.command.cli import app
-from cairn.operations.deploy_trial import deploy_past, plan_deployment
 from cairn.operations.run_interval import coordinator_of
 from cairn.operations.run_intervals import run_intervals
-from cairn.operations.try_code import Tried, try_code
 from cairn.pipeline import Interval, Pipeline
+from cairn.trials.deploy_trial import deploy_past, plan_deployment
+from cairn.trials.try_code import Tried, try_code
 from pipelines.aircraft import AIRCRAFT
 from pipelines.land_flights import day_file, land
 from state_backend.adapters.open_storage import join_url

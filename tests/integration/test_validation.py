@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
 from cairn.pipeline import OverTime, Pipeline
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.savepoints import read_savepoint

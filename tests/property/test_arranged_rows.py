@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
 
-from cairn.runtime.arrange_rows import plan_arrangement
-from cairn.runtime.local_rows import LocalRows, route_locally
-from cairn.runtime.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, flat_columns
-from cairn.runtime.sort_rows import sorted_batches, total_order
+from cairn.rows.arrange_rows import plan_arrangement
+from cairn.rows.local_rows import LocalRows, route_locally
+from cairn.rows.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, flat_columns
+from cairn.rows.sort_rows import sorted_batches, total_order
 from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.zones import zone_of

@@ -101,7 +101,7 @@ from datetime import timedelta
 from sums_pipeline import SUMS
 from cairn.pipeline import Interval
 from cairn.operations.run_interval import run_interval
-from cairn.spark_session import connect
+from cairn.spark.session import connect
 spark = connect("local[2]", "undisturbed")
 for n in range(int(sys.argv[2])):
     start = SUMS.start + timedelta(days=n)
@@ -208,7 +208,7 @@ class HeldDay:
         return sorted(made, key=lambda t: (t.shard, t.number))
 
     def drivers(self) -> list[int]:
-        return [pid for pid in self.airflow.processes.pids() if "cairn.command.driver" in command_line(pid)]
+        return [pid for pid in self.airflow.processes.pids() if "cairn.driver.driver" in command_line(pid)]
 
     def let_go(self) -> None:
         """From now on no shard waits."""

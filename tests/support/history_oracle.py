@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from cairn.shard_jobs.shipping import code_hash
+from cairn.shipping.ship_processor import code_hash
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.log import Log, read_log

@@ -18,8 +18,8 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
 from cairn.pipeline import Interval, KeepLast, Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.local_rows import LocalRows
+from cairn.rows.local_rows import LocalRows
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAY, START

@@ -1,4 +1,4 @@
-"""``cairn.command.driver``, but the first one that is done kills the task that started it, with -9, before it can hear of the result."""
+"""``cairn.driver.driver``, but the first one that is done kills the task that started it, with -9, before it can hear of the result."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from cairn.command.driver import main
+from cairn.driver.driver import main
 
 if __name__ == "__main__":
     code = main()

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from cairn.runtime.input_rows import KeyedInput, row_slices
-from cairn.runtime.keyed_runner import KeyedRunner
-from cairn.runtime.processor_handle import row_maker
-from cairn.runtime.routing import INPUT, key_columns
-from cairn.runtime.user_code import UserCode
+from cairn.processors.input_rows import KeyedInput, row_slices
+from cairn.processors.keyed_runner import KeyedRunner
+from cairn.processors.processor_handle import row_maker
+from cairn.processors.user_code import UserCode
+from cairn.rows.routing import INPUT, key_columns
 from state_backend.adapters.rocks import RocksStore
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns

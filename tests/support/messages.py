@@ -33,7 +33,7 @@ CLASSES = {name for name, kind in inspect.getmembers(errors, inspect.isclass) if
 # Nobody can meet these but by a bug; they are assertions that say where.
 ASSERTIONS = {"InvariantViolated"}
 # Raises again what a process of Spark's raised, so that its place is not where the message was made.
-SECOND_HAND = "jobs/cairn/runtime/first_cause.py"
+SECOND_HAND = "jobs/cairn/spark/first_cause.py"
 # By file and beginning of the message: why no test of the whole suite is seen to provoke it.
 UNSEEN: dict[tuple[str, str], str] = {}
 

@@ -19,9 +19,9 @@ from typing import Any
 from cairn import testing
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.local_rows import LocalRows
-from cairn.spark_session import connect
+from cairn.rows.local_rows import LocalRows
+from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark.session import connect
 from state_backend.values.records import RunRef
 from state_backend.values.zones import zone_of
 from tests.support.counting import INPUT_SCHEMA, counting, day

@@ -19,9 +19,9 @@ from unittest import mock
 from cairn import testing
 from cairn.operations import run_interval as running
 from cairn.pipeline import Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.local_rows import LocalRows
+from cairn.rows.local_rows import LocalRows
 from cairn.shard_jobs import interval as shard_job
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator

@@ -1,4 +1,4 @@
-"""A driver for tests of the order of things: it takes the commands of ``cairn.command.driver``, keeps real state in RocksDB, and starts
+"""A driver for tests of the order of things: it takes the commands of ``cairn.driver.driver``, keeps real state in RocksDB, and starts
 no Spark, so that an interval takes half a second.
 
 The pipeline adds up numbers by key. Below ``CAIRN_TALLY/<pipeline>/``: ``input/2024-01-01.json`` holds a day's numbers;

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from cairn import testing
-from cairn.operations.try_code import try_code
+from cairn.trials.try_code import try_code
 from tests.support.counting import Counting, day
 from tests.support.range_driver import pipeline
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from cairn import testing
 from cairn.operations.run_intervals import Outcome, run_intervals
-from cairn.operations.try_code import Tried, try_code
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.local_rows import LocalRows
+from cairn.rows.local_rows import LocalRows
+from cairn.spark.ddl import parse_ddl_locally
+from cairn.trials.try_code import Tried, try_code
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAYS, INPUT_SCHEMA, Counting, counting, day
 

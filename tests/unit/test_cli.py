@@ -18,12 +18,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
-from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.log import read_log
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.describe import describe_checkpoint, describe_log
 from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.connect import functions as connect
 
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.column_names import ColumnNames, plain_name, unquoted
+from cairn.rows.column_names import ColumnNames, plain_name, unquoted
 from state_backend.values.errors import SourceError, UsageError
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

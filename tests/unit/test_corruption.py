@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cairn.runtime.keyed_output import _File, _OutputReader
+from cairn.data_sources.keyed_output import _File, _OutputReader
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log

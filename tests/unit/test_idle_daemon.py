@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cairn.shard_jobs.idle_daemon import end_idle_daemon, watch_daemon
+from cairn.spark.idle_daemon import end_idle_daemon, watch_daemon
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the watcher needs Linux")
@@ -77,7 +77,7 @@ def test_other_processes_are_left_alone(
     def refuse(*_: object) -> None:
         raise AssertionError("a watcher was started")
 
-    monkeypatch.setattr("cairn.shard_jobs.idle_daemon.watch_daemon", refuse)
+    monkeypatch.setattr("cairn.spark.idle_daemon.watch_daemon", refuse)
     for name in ("SPARK_JOB_ARTIFACT_UUID", "CAIRN_DAEMON_IDLE_S"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

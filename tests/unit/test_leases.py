@@ -14,9 +14,9 @@ from uuid import UUID
 
 import pytest
 
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations import export as exporting
 from cairn.operations.export import export_state
-from cairn.runtime.keyed_state import KeyedState
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import leases as leasing
@@ -243,7 +243,7 @@ def test_a_query_that_asks_for_a_lease_gets_one_or_is_refused(tmp_path: Path, mo
     KeyedState(options).schema()
     (lease,) = pipeline.storage.list(paths.LEASES)
     assert paths.leased_id(lease.path) == (1, 7200)
-    monkeypatch.setattr("cairn.runtime.keyed_state.take_lease", lambda *args: None)
+    monkeypatch.setattr("cairn.data_sources.keyed_state.take_lease", lambda *args: None)
     with pytest.raises(UsageError, match=r"no lease could be written to .*/leases; grant .* or leave hold out"):
         KeyedState(options).schema()
 

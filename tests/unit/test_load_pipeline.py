@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cairn.command import driver
 from cairn.command.cli import app
-from cairn.command.driver import load_pipeline
+from cairn.driver import driver
+from cairn.driver.driver import load_pipeline
 from state_backend.values.errors import UsageError
 
 GOOD = (

@@ -172,7 +172,7 @@ def test_a_pipeline_beside_its_dag_is_found(
     monkeypatch.undo()
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "cairn.command.driver", "validate", "--pipeline", "beside_its_dag:PIPELINE"),
+            *(sys.executable, "-m", "cairn.driver.driver", "validate", "--pipeline", "beside_its_dag:PIPELINE"),
             *("--root", "memory://x", "--spark", "local[1]", "--result", str(tmp_path / "result.json")),
         ],
         env={**os.environ, "CAIRN_PYTHON_PATH": lines[0]},

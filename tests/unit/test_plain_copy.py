@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cairn.plain_copy import _copy, plain_copy
+from cairn.operations.plain_copy import _copy, plain_copy
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.formats import paths
@@ -35,7 +35,7 @@ class Copying:
             files = [f"file:///root/{f.handle.path}" for f in record.content.outputs if not f.late]
             plain_copy("memory://copy")(None, files, record.content.interval, record.id)
 
-        with mock.patch("cairn.plain_copy.open_storage", opened):
+        with mock.patch("cairn.operations.plain_copy.open_storage", opened):
             return self.folder.coordinator.publish(hook)
 
     def contents(self) -> dict[str, bytes]:

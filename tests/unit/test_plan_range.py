@@ -243,7 +243,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
         raise StaleStateError("it is stale.", rerun=Rerun(first=START, **more))
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
-    monkeypatch.setattr("cairn.spark_session.connect", lambda *_: session)
+    monkeypatch.setattr("cairn.spark.session.connect", lambda *_: session)
     monkeypatch.setattr("cairn.operations.run_intervals.run_intervals", refuse)
     command = ["run", "pipelines.aircraft:AIRCRAFT", "--root", f"file://{tmp_path}"]
     words = command + asked

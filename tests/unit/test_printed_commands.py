@@ -154,7 +154,7 @@ RUN = {
     "python -m benchmarks.suite --docs": BENCHMARK,
     "python -m benchmarks.validation": BENCHMARK,
     "python -m benchmarks.vectorised": BENCHMARK,
-    "python -m cairn.command.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
+    "python -m cairn.driver.driver": "tests/integration/test_savepoints.py::test_the_driver_takes_and_restores as printed",
     "python -m pipelines.land_flights": "tests/unit/test_land_flights.py::year",
     "python -m pipelines.land_flights --to data/flights": "tests/unit/test_land_flights.py::year",
     "python -m pipelines.land_flights --to … --from … --days 1": "tests/unit/test_land_flights.py::"

@@ -17,8 +17,8 @@ from cairn.operations.plan_range import Progress
 from cairn.operations.run_interval import coordinator_of, finish_commit, process_interval
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.ddl import parse_ddl_locally
-from cairn.runtime.local_rows import LocalRows
+from cairn.rows.local_rows import LocalRows
+from cairn.spark.ddl import parse_ddl_locally
 from state_backend.values.errors import ProcessorError, SinkFailed, SourceError, UsageError
 from state_backend.values.records import Permissions, Record, RunRef
 from state_backend.values.zones import zone_of

@@ -26,11 +26,18 @@ import pytest
 from pyspark import cloudpickle
 
 from cairn.pipeline import Pipeline
-from cairn.runtime import distributions
-from cairn.runtime.user_modules import UserModule, _imported, bytes_of, find_user_code
-from cairn.runtime.value_hash import ValueHasher
-from cairn.shard_jobs import shipping
-from cairn.shard_jobs.shipping import code_hash, import_as_shipped, name_of, processor_on_driver, ship, ship_processor
+from cairn.shipping import distributions
+from cairn.shipping import ship_processor as shipping
+from cairn.shipping.ship_processor import (
+    code_hash,
+    import_as_shipped,
+    name_of,
+    processor_on_driver,
+    ship,
+    ship_processor,
+)
+from cairn.shipping.user_modules import UserModule, _imported, bytes_of, find_user_code
+from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError
 from tests.support.counting import counting
 
@@ -87,7 +94,7 @@ class Shopper:
 
 _WORKER = """
 import json, sys
-from cairn.shard_jobs.shipping import unship
+from cairn.shipping.ship_processor import unship
 for option in sys.stdin:
     try:
         print(json.dumps(unship(option.strip())().tell()))
@@ -276,7 +283,9 @@ def test_the_runtime_may_lie_in_a_zip(folder: Path) -> None:
             for package, root in (("cairn", ROOT / "jobs"), ("state_backend", ROOT)):
                 for module in (root / package).rglob("*.py"):
                     name = module.relative_to(root).as_posix()
-                    file.writestr(name, module.read_text() + (change if name == "cairn/plain_copy.py" else ""))
+                    file.writestr(
+                        name, module.read_text() + (change if name == "cairn/operations/plain_copy.py" else "")
+                    )
         return in_worker([shipped], [folder / "runtime.zip", folder / "site-packages"], root=None)[0]
 
     assert told_by("") == "AttributeError: 'Bought' object has no attribute 'tell'"
@@ -414,7 +423,7 @@ import numpy as np, pandas as pd
 from pyspark.sql.types import *
 from pyspark.accumulators import Accumulator, INT_ACCUMULATOR_PARAM
 from pyspark.core.broadcast import Broadcast
-from cairn.shard_jobs.shipping import code_hash
+from cairn.shipping.ship_processor import code_hash
 
 @dataclasses.dataclass
 class Point:

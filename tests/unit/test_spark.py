@@ -19,14 +19,14 @@ import pytest
 from pyspark.sql.types import StructField, StructType, YearMonthIntervalType
 from typer.testing import CliRunner
 
-from cairn import spark_session
 from cairn.command import spark_server
 from cairn.command.cli import app
-from cairn.local_secret import find_secret, kept_secret, new_secret
 from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.first_cause import first_cause
-from cairn.spark_session import (
+from cairn.spark import session as spark_session
+from cairn.spark.first_cause import first_cause
+from cairn.spark.local_secret import find_secret, kept_secret, new_secret
+from cairn.spark.session import (
     _properties,
     _session_url,
     _with_token,

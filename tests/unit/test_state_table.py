@@ -15,11 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from cairn.operations.export import export_state
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
-from cairn.runtime.checkpoint_names import find_state
-from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.formats import rocksdb_manifest
 from state_backend.formats.arrow_columns import arrow_type
@@ -28,6 +27,7 @@ from state_backend.formats.rocksdb_manifest import store_of, without
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import manifests_of
 from state_backend.inspection.table import Part, StateSource, needed_for, read_table, table_schema

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.deploy_trial import other_than_tried
 from cairn.operations.run_interval import coordinator_of
+from cairn.trials.deploy_trial import other_than_tried
 from state_backend.inspection.compare_logs import Made
 from tests.support.counting import DAYS, day
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, pipeline_of, run, try_days
@@ -168,7 +168,7 @@ OUTPUT = pipeline_of(output_schema="user string, kind string, total string, item
 def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(
     root: str, monkeypatch: pytest.MonkeyPatch, code: str, changes: dict[str, Any], says: str, way_out: str
 ) -> None:
-    monkeypatch.setattr("cairn.spark_session.connect", lambda *_: SESSION)
+    monkeypatch.setattr("cairn.spark.session.connect", lambda *_: SESSION)
     if "gone" in changes:
         monkeypatch.delitem(DAYS, day(changes["gone"]).start)
     words = {"--code": code, "--from": "2024-01-02", "--to": "2024-01-03", "--name": "typed", "--spark": "sc://none"}

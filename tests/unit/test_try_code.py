@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from cairn import testing
 from cairn.command.cli import app
-from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
 from cairn.operations.run_interval import coordinator_of
 from cairn.pipeline import Interval, KeepLast
+from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint import trials
@@ -441,7 +441,7 @@ def test_refusals_before_the_first_row(root: Path) -> None:
         try_days(OLD, root, [9])
     half = [Interval(day(2).start, day(2).start + timedelta(hours=12))]
     with pytest.raises(UsageError, match="they are cut otherwise"):
-        from cairn.operations.try_code import try_code
+        from cairn.trials.try_code import try_code
 
         try_code(SESSION, OLD, half, str(root), code="m:N", now_ms=0)
     with pytest.raises(UsageError, match="has no trial below"):

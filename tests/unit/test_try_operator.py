@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn import testing
-from cairn.command import driver
+from cairn.driver import driver
 from cairn.operations.run_interval import coordinator_of
 from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown

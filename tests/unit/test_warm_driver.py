@@ -70,7 +70,7 @@ def host_of(folder: Path) -> list[int]:
             driver = (entry / "comm").read_text().startswith("cairn-driver")
         except OSError:
             continue
-        if b"cairn.command.driver_host" in command and str(folder).encode() in command and not driver:
+        if b"cairn.driver.driver_host" in command and str(folder).encode() in command and not driver:
             found.append(int(entry.name))
     return found
 
@@ -161,7 +161,7 @@ def test_the_kernel_kills_the_driver_of_a_killed_task(fake: Callable[[str], Path
 
 STOPPING_HOST = """
 import os, signal, sys
-from cairn.command import driver_host
+from cairn.driver import driver_host
 step = sys.argv.pop()
 real = getattr(os, step)
 def stopping(*arguments):
@@ -198,7 +198,7 @@ def test_a_driver_that_is_stopped_as_it_begins_ends_with_its_task(fake: Callable
 # A host that is stopped between the fork of a driver and the step that ties the driver to its task.
 HALF_DONE_HOST = """
 import os, signal, sys
-from cairn.command import driver_host
+from cairn.driver import driver_host
 host, tie = os.getpid(), driver_host._tie_to
 def stopping(*arguments):
     if os.getpid() == host:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.runtime.watermark import Rule, event_time_of
+from cairn.rows.watermark import Rule, event_time_of
 from state_backend.values.records import LogicalTime
 
 

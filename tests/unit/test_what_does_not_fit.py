@@ -18,14 +18,14 @@ from pyspark.sql import types as t
 from pyspark.sql.connect import functions as connect
 
 from cairn.change_expectations import OverTime
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations import run_interval, streaming, take_savepoint, validate
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import check_destination, check_free, consolidate_checkpoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
-from cairn.runtime.column_names import ColumnNames, grouping_names
-from cairn.runtime.keyed_output import KeyedOutput
-from cairn.runtime.keyed_state import KeyedState
+from cairn.rows.column_names import ColumnNames, grouping_names
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
 from state_backend.values.errors import (
     CairnError,

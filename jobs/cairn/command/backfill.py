@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cairn.command.airflow_rest import AirflowRest
-from cairn.runtime.checkpoint_names import parse_duration
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.airflow_commands import DEFAULT_AIRFLOW
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant

@@ -27,7 +27,6 @@ from cairn.command.estimate import estimate_
 from cairn.command.run import run
 from cairn.command.spark_server import spark
 from cairn.operations.export import export_state
-from cairn.runtime.checkpoint_names import find_state, parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -38,6 +37,7 @@ from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.sweep import MIN_AGE, sweep
 from state_backend.checkpoint.trials import sweep_trials
 from state_backend.formats import paths
+from state_backend.inspection.checkpoint_names import find_state, parse_checkpoint, parse_duration
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_log
 from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
 from state_backend.inspection.status import Status, status_of

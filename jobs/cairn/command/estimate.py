@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.cost_model import Estimate, History, Prices, Requests, Usage, estimate, in_bytes, usage_of
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cairn.command.backfill import day_or_instant
-from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.checkpoint.trials import check_no_trial
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.rerun import Rerun
@@ -77,10 +77,10 @@ def run(
 
     With --from and --to a whole range, in one go: what the same code made of the same input stays as it is, and after a failure the same
     command goes on behind the last commit, unless --reprocess all was asked for. Without them one that ran already is run again, from the checkpoint that it started from."""
-    from cairn.command.driver import load_pipeline
+    from cairn.driver.driver import load_pipeline
     from cairn.operations.run_interval import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     asked = _Asked(start=start, from_=from_, to=to, count=count)
     check_no_trial(root, "run")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cairn.command.stop_dag import AirflowCli, commit_prepared, stopped
-from cairn.runtime.checkpoint_names import parse_checkpoint, parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork as fork_state
 from state_backend.checkpoint.rewind import plan_fork, plan_rewind, rewind
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.checkpoint.trials import check_no_trial
+from state_backend.inspection.checkpoint_names import parse_checkpoint, parse_duration
 from state_backend.values.airflow_commands import backfill_command, with_command
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, to_ms
@@ -94,7 +94,7 @@ def savepoint(
         describe_savepoint,
         take_savepoint,
     )
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     folder = join_url(root, owner.name)
     coordinator = Coordinator(open_storage(folder), owner.name)
@@ -150,7 +150,7 @@ def restore(
     assert from_savepoint is not None
     into = load_code(code)
     from cairn.operations.restore_savepoint import plan_restore_savepoint, restore_savepoint
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
 
     if dry_run:
         said = plan_restore_savepoint(into, root, from_savepoint, claim=claim.value)
@@ -286,10 +286,10 @@ def _restored(record: Record) -> dict[str, Any]:
 
 def load_code(code: str) -> Pipeline:
     """The pipeline that ``module:NAME`` is. Raises: UsageError if there is none."""
-    from cairn.command.driver import load_pipeline
+    from cairn.driver.driver import load_pipeline
 
     if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m cairn.command.driver` has it: modules of the folder that one is in
+        sys.path.insert(0, "")  # as `python -m cairn.driver.driver` has it: modules of the folder that one is in
     return load_pipeline(code)
 
 

@@ -17,7 +17,6 @@ import typer
 from cairn.command.backfill import day_or_instant
 from cairn.command.run import interval_length
 from cairn.command.state_commands import Code, Json, Name, Root, Spark, load_code
-from cairn.runtime.checkpoint_names import parse_duration
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -28,6 +27,7 @@ from state_backend.checkpoint.trials import (
     remove_trial,
     root_of_trial,
 )
+from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.compare_runs import Comparison, compare_runs, describe_comparison
 from state_backend.inspection.compare_tables import TableDifference
 from state_backend.values.errors import UsageError
@@ -37,7 +37,7 @@ from state_backend.values.records import Trial
 if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress
     from cairn.operations.run_intervals import Outcome
-    from cairn.operations.try_code import TrialPlan
+    from cairn.trials.try_code import TrialPlan
 
 FINDINGS = 1
 _KEEP = "3d"
@@ -86,8 +86,8 @@ def try_(
         )
     from cairn.operations.plan_range import intervals_between
     from cairn.operations.run_interval import coordinator_of
-    from cairn.operations.try_code import try_code
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
+    from cairn.trials.try_code import try_code
 
     keeps, declared = parse_duration(keep), load_code(code)
     first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
@@ -376,9 +376,9 @@ def deploy(
     """Takes over what was tried: from the next interval on, or with --past for the trial's intervals too.
 
     Without --yes it says what would be done, with what the trial changes, and does nothing."""
-    from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
     from cairn.operations.run_interval import coordinator_of
-    from cairn.spark_session import connect
+    from cairn.spark.session import connect
+    from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 
     declared = load_code(code)
     session = connect(spark, f"cairn deploy {declared.name}")

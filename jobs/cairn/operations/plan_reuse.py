@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cairn.shard_jobs.shipping import code_hash
+from cairn.shipping.ship_processor import code_hash
 from state_backend.checkpoint.commit import plan_commit
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import AttemptLost, UsageError

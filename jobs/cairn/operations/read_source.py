@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import CalendarIntervalType, DataType, StructType, YearMonthIntervalType
 
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.local_rows import LocalRows
-from cairn.runtime.user_code import user_traceback
-from cairn.spark_session import is_lost
+from cairn.processors.user_code import user_traceback
+from cairn.rows.local_rows import LocalRows
+from cairn.spark.session import is_lost
 from state_backend.values.errors import CairnError, SourceError
 
 if TYPE_CHECKING:

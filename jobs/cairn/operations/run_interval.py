@@ -21,18 +21,18 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from cairn.operations.plan_reuse import Earlier, Now, Recompute, made_of, options_of, plan_reuse, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.arrange_rows import plan_arrangement
-from cairn.runtime.code_version import code_version
-from cairn.runtime.column_names import ColumnNames, grouping_names
-from cairn.runtime.output_schema import recorded_schema, schema_of_file
-from cairn.runtime.processor_handle import ArrowDeclaringHandle, DeclaringHandle
-from cairn.runtime.routing import key_schema_of, route
-from cairn.runtime.user_code import described
-from cairn.runtime.watermark import EventTime, event_time_of
+from cairn.processors.output_schema import recorded_schema, schema_of_file
+from cairn.processors.processor_handle import ArrowDeclaringHandle, DeclaringHandle
+from cairn.processors.user_code import described
+from cairn.rows.arrange_rows import plan_arrangement
+from cairn.rows.column_names import ColumnNames, grouping_names
+from cairn.rows.routing import key_schema_of, route
+from cairn.rows.watermark import EventTime, event_time_of
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.job import StopWatch, run_on_shards
-from cairn.shard_jobs.shipping import name_of, processor_on_driver, runtime_version, ship_processor
-from cairn.spark_session import check_running, use_this_python
+from cairn.shipping.code_version import code_version
+from cairn.shipping.ship_processor import name_of, processor_on_driver, runtime_version, ship_processor
+from cairn.spark.session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator

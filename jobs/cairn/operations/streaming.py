@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.run_interval import coordinator_of, declared_states
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.checkpoint_names import find_state
-from cairn.runtime.first_cause import first_cause
-from cairn.runtime.keyed_state import KeyedState
-from cairn.runtime.routing import place
+from cairn.rows.routing import place
 from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
 from cairn.shard_jobs.job import run_on_shards
-from cairn.shard_jobs.shipping import code_hash
+from cairn.shipping.ship_processor import code_hash
+from cairn.spark.first_cause import first_cause
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.prepare import NO_TOTALS
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
 from state_backend.formats.types import StructType as Struct
+from state_backend.inspection.checkpoint_names import find_state
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import SourceError, StateSchemaError, UsageError
 from state_backend.values.intervals import to_ms

@@ -278,7 +278,7 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
 
 
 def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataFrame:
-    from cairn.runtime.keyed_state import KeyedState
+    from cairn.data_sources.keyed_state import KeyedState
 
     spark.dataSource.register(KeyedState)
     return spark.read.format("keyed_state").options(**options).option("state", state).load()
@@ -354,7 +354,7 @@ def _expected(
         raise UsageError(
             f"pipeline {pipeline.name!r} has expectations of a state {name!r}, which is not there; its states are {', '.join(sorted(known))}"
         )
-    from cairn.runtime.first_cause import first_cause
+    from cairn.spark.first_cause import first_cause
 
     with first_cause():
         suite = _Suites(pipeline, target, docs)

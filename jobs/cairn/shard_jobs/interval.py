@@ -18,20 +18,20 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
-from cairn.runtime.arrow_runner import ArrowRunner
-from cairn.runtime.input_batches import InputBatches
-from cairn.runtime.input_rows import KeyedInput, row_slices
-from cairn.runtime.keyed_runner import KeyedRunner
-from cairn.runtime.output_file import LocalParquet
-from cairn.runtime.output_rows import OutputRows
-from cairn.runtime.output_schema import arrow_schema, recorded_schema, struct_of
-from cairn.runtime.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
-from cairn.runtime.processor_handle import row_maker
-from cairn.runtime.routing import INITIAL, INPUT
-from cairn.runtime.user_code import UserCode
-from cairn.runtime.watermark import EventTime
+from cairn.processors.arrow_runner import ArrowRunner
+from cairn.processors.input_rows import KeyedInput, row_slices
+from cairn.processors.keyed_runner import KeyedRunner
+from cairn.processors.output_rows import OutputRows
+from cairn.processors.output_schema import arrow_schema, recorded_schema, struct_of
+from cairn.processors.pandas_frames import OutputFrames, frame_slices, key_values, whole_frames
+from cairn.processors.processor_handle import row_maker
+from cairn.processors.user_code import UserCode
+from cairn.rows.input_batches import InputBatches
+from cairn.rows.output_file import LocalParquet
+from cairn.rows.routing import INITIAL, INPUT
+from cairn.rows.watermark import EventTime
 from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
-from cairn.shard_jobs.shipping import ShippedProcessor
+from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder

@@ -23,12 +23,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from cairn.runtime.arrange_rows import Arrangement
-from cairn.runtime.first_cause import first_cause
-from cairn.runtime.routing import PART, ticks
-from cairn.shard_jobs.idle_daemon import end_idle_daemon
-from cairn.shard_jobs.shipping import ship, unship
-from cairn.spark_session import collect_once
+from cairn.rows.arrange_rows import Arrangement
+from cairn.rows.routing import PART, ticks
+from cairn.shipping.ship_processor import ship, unship
+from cairn.spark.first_cause import first_cause
+from cairn.spark.idle_daemon import end_idle_daemon
+from cairn.spark.session import collect_once
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare import OfShard, by_shard
 from state_backend.values.errors import DamagedCopy, InvariantViolated
@@ -98,7 +98,7 @@ def run_on_shards(
 ) -> list[Ack]:
     """Runs the job once on each shard; returns their acks, in the order of shards.
 
-    placed: makes the rows, as `cairn.runtime.routing` does, of what each shard's tick shall hold: a partition per shard that begins with its
+    placed: makes the rows, as `cairn.rows.routing` does, of what each shard's tick shall hold: a partition per shard that begins with its
     tick. None: the ticks alone.
     Raises: what a shard raised, as it was raised there; InvariantViolated if acks are not exactly one per shard.
     """

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import cairn
 import state_backend
-from cairn.runtime.distributions import InstalledDistribution, distribution_of
+from cairn.shipping.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
 
 # What runs in Airflow: a DAG's module may import it beside its pipeline, and no worker needs it.

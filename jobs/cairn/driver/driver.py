@@ -1,6 +1,6 @@
 """The driver program that Airflow's operators start: one command, one result file.
 
-    python -m cairn.command.driver process|range|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
+    python -m cairn.driver.driver process|range|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
 
 The result is JSON, ``{"ok": {...}}`` or ``{"error": {"type": ..., "message": ...}}`` with exit code 1. A driver that is killed
 leaves no result. Lines on stdout are the log.
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.checkpoint_names import parse_checkpoint
-from cairn.runtime.user_code import user_text
-from cairn.spark_session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
+from cairn.processors.user_code import user_text
+from cairn.spark.session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
 from state_backend.adapters.open_storage import join_url
+from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
 from state_backend.values.records import Permissions, RunRef
@@ -175,7 +175,7 @@ def _range(options: argparse.Namespace) -> dict[str, Any]:
 def _try(options: argparse.Namespace) -> dict[str, Any]:
     from cairn.command.trial_commands import compare_trial, comparison_lines
     from cairn.operations.plan_range import intervals_between
-    from cairn.operations.try_code import try_code
+    from cairn.trials.try_code import try_code
     from state_backend.inspection.compare_runs import describe_comparison
 
     pipeline = _named_pipeline(options)
@@ -206,9 +206,9 @@ def _try(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _deploy(options: argparse.Namespace) -> dict[str, Any]:
-    from cairn.operations.deploy_trial import deploy_past, plan_deployment, restore_command
     from cairn.operations.plan_range import Progress
     from cairn.operations.run_interval import coordinator_of
+    from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 
     def committed(outcome: Outcome, _: Progress) -> None:
         if outcome.ours:
@@ -418,7 +418,7 @@ def _print_error(error: Exception) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cairn.command.driver")
+    parser = argparse.ArgumentParser(prog="python -m cairn.driver.driver")
     commands = parser.add_subparsers(required=True)
 
     def command(name: str, run: Any) -> argparse.ArgumentParser:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.runtime.output_file import LocalParquet
-from cairn.runtime.routing import INPUT, TICK
-from cairn.runtime.watermark import EventTime
+from cairn.rows.output_file import LocalParquet
+from cairn.rows.routing import INPUT, TICK
+from cairn.rows.watermark import EventTime
 from state_backend.values.errors import InvariantViolated
 from state_backend.values.key_groups import KeyGroupRange
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from cairn.runtime.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
-from cairn.runtime.row_order import MASK_BITS, unordered, without_zones
+from cairn.rows.routing import INITIAL, INPUT, TICK, check_order_by, key_columns
+from cairn.rows.row_order import MASK_BITS, unordered, without_zones
 from state_backend.formats.spark_hash import key_hasher
 from state_backend.formats.types import parse_struct
 from state_backend.values.errors import UsageError

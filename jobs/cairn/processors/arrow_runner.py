@@ -13,14 +13,14 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.types import StructType
 
 from cairn.arrow_processor import BatchResult, KeyedBatch
-from cairn.arrow_states import EXPIRY
-from cairn.runtime.input_batches import InputBatches
-from cairn.runtime.input_rows import starts_of
-from cairn.runtime.output_file import LocalParquet
-from cairn.runtime.output_rows import no_nulls_if_none_may_be
-from cairn.runtime.processor_handle import ArrowHandle, HandleState
-from cairn.runtime.routing import key_columns
-from cairn.runtime.user_code import UserCode
+from cairn.processors.arrow_states import EXPIRY
+from cairn.processors.input_rows import starts_of
+from cairn.processors.output_rows import no_nulls_if_none_may_be
+from cairn.processors.processor_handle import ArrowHandle, HandleState
+from cairn.processors.user_code import UserCode
+from cairn.rows.input_batches import InputBatches
+from cairn.rows.output_file import LocalParquet
+from cairn.rows.routing import key_columns
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.entry_columns import Groups

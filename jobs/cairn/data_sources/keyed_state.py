@@ -13,7 +13,7 @@ gives one row per shard with what was found wrong.
 Three more options limit what is read, and what comes: ``key``, a JSON object with the key's columns, or a list of such; ``shard``
 and ``key_group``, numbers with commas between them. Other shards are not touched then, and of a shard those files are not fetched
 that can't hold the key. ``hold``, a duration like ``2h``, keeps a checkpoint's files for so long from ``load`` on, since a
-frame is read when somebody asks for its rows, and retention may have dropped the checkpoint by then. Spark's own filters do not limit what is read; ``cairn.runtime.state_selection`` says why.
+frame is read when somebody asks for its rows, and retention may have dropped the checkpoint by then. Spark's own filters do not limit what is read; ``cairn.data_sources.state_selection`` says why.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from cairn.runtime.checkpoint_names import find_state, parse_duration
-from cairn.runtime.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
+from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.leases import take_lease
+from state_backend.inspection.checkpoint_names import find_state, parse_duration
 from state_backend.inspection.table import Part, StateSource, read_table
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cairn.runtime.keyed_output import KeyedOutput
-from cairn.runtime.keyed_state import KeyedState
+from cairn.data_sources.keyed_output import KeyedOutput
+from cairn.data_sources.keyed_state import KeyedState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
-from cairn.local_secret import LOOPBACK, find_secret
+from cairn.spark.local_secret import LOOPBACK, find_secret
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from cairn.connect_channel import ConnectChannel
+    from cairn.spark.connect_channel import ConnectChannel
 
 log = logging.getLogger("cairn")
 
@@ -158,7 +158,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def _send_runtime(session: SparkSession) -> None:
     """Executors get this project's own modules from the driver, and so in its version, whatever is installed there. What those need
     that is compiled has to be there."""
-    from cairn.runtime.user_modules import runtime_archive
+    from cairn.shipping.user_modules import runtime_archive
 
     # Executors fetch it from this file whenever they start, so that it stays as long as this process.
     folder = tempfile.mkdtemp(prefix="cairn-runtime-")
@@ -229,7 +229,7 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
 
 def _channel(url: str, token: str | None) -> ConnectChannel:
     # gRPC and Spark's client are imported only where a server is.
-    from cairn.connect_channel import ConnectChannel
+    from cairn.spark.connect_channel import ConnectChannel
 
     return ConnectChannel(url, token)
 

@@ -1,6 +1,6 @@
 """A process that has imported what every driver needs, and forks one for each that asks: a driver starts in milliseconds then.
 
-    python -m cairn.command.driver_host SOCKET WORKER
+    python -m cairn.driver.driver_host SOCKET WORKER
 
 Airflow's operators start it (``cairn_operators.warm_driver``), once drivers follow one another on a host. It never imports a pipeline, and
 never speaks to Spark: a driver loads its own, with its own environment. Over the socket comes one message per driver: a length (4 bytes,
@@ -39,7 +39,7 @@ _MAX_MESSAGE_BYTES = 16 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _F_SETSIG = 1, 15, 10
 # What drivers spend their start on. No module of a pipeline, and nothing that opens a connection or starts a thread when imported.
 _NEEDED = (
-    "cairn.command.driver",
+    "cairn.driver.driver",
     "cairn.operations.run_intervals",
     "cairn.operations.validate",
     "google_crc32c",

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, StructType
 
-from cairn.runtime.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, check_order_by, flat_columns, key_columns
-from cairn.runtime.row_order import MASK_BITS, unordered
-from cairn.runtime.sort_rows import SORT_BYTES, sorted_batches
+from cairn.rows.routing import INITIAL, INPUT, KEY_GROUP, KIND, PART, TICK, check_order_by, flat_columns, key_columns
+from cairn.rows.row_order import MASK_BITS, unordered
+from cairn.rows.sort_rows import SORT_BYTES, sorted_batches
 from state_backend.formats.arrow_columns import valid_rows
 
 

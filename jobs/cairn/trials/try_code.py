@@ -21,9 +21,9 @@ from cairn.operations.read_source import read_source
 from cairn.operations.run_interval import OnShards, Read, check_fits, coordinator_of, in_zone_of
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
 from cairn.pipeline import Interval, Pipeline
-from cairn.runtime.code_version import code_version
-from cairn.shard_jobs.shipping import code_hash
-from cairn.spark_session import check_running, use_this_python
+from cairn.shipping.code_version import code_version
+from cairn.shipping.ship_processor import code_hash
+from cairn.spark.session import check_running, use_this_python
 from state_backend.adapters.open_storage import open_storage, remove_all
 from state_backend.checkpoint.lineage import plan_base
 from state_backend.checkpoint.log import Log

@@ -34,8 +34,8 @@ from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 
 import cairn
-from cairn.runtime.distributions import InstalledDistribution, distribution_here
-from cairn.runtime.user_modules import (
+from cairn.shipping.distributions import InstalledDistribution, distribution_here
+from cairn.shipping.user_modules import (
     UserCode,
     UserModule,
     bytes_here,
@@ -45,7 +45,7 @@ from cairn.runtime.user_modules import (
     runtime_sources,
     spec_here,
 )
-from cairn.runtime.value_hash import ValueHasher
+from cairn.shipping.value_hash import ValueHasher
 from state_backend.values.errors import ProcessorError, UsageError
 
 # --- on the driver ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Spark data sources that read states and outputs."""

@@ -1,0 +1,1 @@
+"""The code of a user on its way to the workers."""
