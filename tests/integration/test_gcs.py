@@ -740,8 +740,8 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
     from functools import partial
 
     from cairn import testing
-    from cairn.command.trial_commands import compare_trial
     from cairn.operations.run_interval import coordinator_of
+    from cairn.trials.compare_trial import compare_trial
     from cairn.trials.deploy_trial import deploy_past, plan_deployment
     from state_backend.adapters.open_storage import open_storage
     from state_backend.checkpoint.trials import find_trial, list_trials, remove_trial

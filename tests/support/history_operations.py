@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from cairn import testing
-from cairn.command.trial_commands import compare_trial
 from cairn.operations import restore_savepoint as restoring
 from cairn.operations import take_savepoint as taking
 from cairn.operations.export import REPORT, export_state
 from cairn.operations.run_interval import coordinator_of, finish_commit, process_interval
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Pipeline
+from cairn.trials.compare_trial import compare_trial
 from cairn.trials.deploy_trial import deploy_past, plan_deployment
 from cairn.trials.try_code import try_code
 from state_backend.adapters.local_storage import LocalStorage

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.driver import driver
-from cairn.driver.driver import load_pipeline
+from cairn.driver.load_pipeline import load_pipeline
 from state_backend.values.errors import UsageError
 
 GOOD = (

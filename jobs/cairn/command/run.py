@@ -77,7 +77,7 @@ def run(
 
     With --from and --to a whole range, in one go: what the same code made of the same input stays as it is, and after a failure the same
     command goes on behind the last commit, unless --reprocess all was asked for. Without them one that ran already is run again, from the checkpoint that it started from."""
-    from cairn.driver.driver import load_pipeline
+    from cairn.driver.load_pipeline import load_pipeline
     from cairn.operations.run_interval import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
     from cairn.spark.session import connect

@@ -286,7 +286,7 @@ def _restored(record: Record) -> dict[str, Any]:
 
 def load_code(code: str) -> Pipeline:
     """The pipeline that ``module:NAME`` is. Raises: UsageError if there is none."""
-    from cairn.driver.driver import load_pipeline
+    from cairn.driver.load_pipeline import load_pipeline
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m cairn.driver.driver` has it: modules of the folder that one is in

@@ -5,33 +5,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 
 from cairn.command.backfill import day_or_instant
 from cairn.command.run import interval_length
 from cairn.command.state_commands import Code, Json, Name, Root, Spark, load_code
-from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.coordinator import Coordinator
+from cairn.trials.compare_trial import compare_trial, comparison_lines
 from state_backend.checkpoint.trials import (
     find_trial,
-    intervals_of_trial,
     list_trials,
     remove_trial,
-    root_of_trial,
 )
 from state_backend.inspection.checkpoint_names import parse_duration
-from state_backend.inspection.compare_runs import Comparison, compare_runs, describe_comparison
-from state_backend.inspection.compare_tables import TableDifference
+from state_backend.inspection.compare_runs import describe_comparison
 from state_backend.values.errors import UsageError
-from state_backend.values.intervals import Interval, format_instant, from_ms
+from state_backend.values.intervals import format_instant, from_ms
 from state_backend.values.records import Trial
 
 if TYPE_CHECKING:
@@ -201,158 +193,6 @@ def compare(
     else:
         typer.echo("\n".join(comparison_lines(found_trial, said)))
     return FINDINGS if exit_code and not found.same else 0
-
-
-def compare_trial(
-    root: str,
-    pipeline: str,
-    name: str | None,
-    key: Sequence[str],
-    limit: int,
-    to: Path | None = None,
-    start: datetime | None = None,
-) -> tuple[Trial, Comparison]:
-    """A trial and what it changes; None for the only one. ``to``: a local folder for all rows that differ. ``start``: of the one interval
-    that is compared; None: all of them.
-
-    Raises: as `find_trial` and `compare_runs`; UsageError if no interval of the trial starts then.
-    """
-    trial = find_trial(root, pipeline, name)
-    intervals = [i for i in intervals_of_trial(trial) if start in (None, i.start)]
-    if start is not None and not intervals:
-        raise UsageError(
-            f"trial {trial.name!r} of {pipeline!r} has no interval that starts at {format_instant(start)}\n"
-            f"Its intervals are those of {trial.span}, each {timedelta(milliseconds=trial.length_ms)} long"
-        )
-    if to is not None:
-        to.mkdir(parents=True, exist_ok=True)
-
-    def write(interval: Interval, rows: TableDifference) -> None:
-        if to is not None:
-            table: pa.Table = rows.rows()
-            pq.write_table(table, to / f"{interval.start:%Y%m%dT%H%M%S}.parquet")
-
-    sides = []
-    for above in (root, root_of_trial(root, pipeline, trial.name)):
-        url = join_url(above, pipeline)
-        coordinator = Coordinator(open_storage(url), pipeline)
-        sides.append((url, coordinator.log(), coordinator.storage))
-    with work_folder("compare") as work:
-        found = compare_runs(sides[0], sides[1], intervals, work, key=key, limit=limit, on_rows=write)
-    return trial, found
-
-
-def comparison_lines(trial: Trial, said: dict[str, Any]) -> list[str]:
-    """A comparison for people: what differs, and nothing of what does not. A pure function."""
-    intervals = said["intervals"]
-    lines = [f"trial {trial.name} of {trial.pipeline}: {len(intervals)} intervals, {trial.span}"]
-    missing = [i for i in intervals if i["old"] is None or i["new"] is None]
-    for one in missing[:_LISTED]:
-        who = "production" if one["old"] is None else "the trial"
-        lines.append(f"{one['start']}: {who} has no result, so that there is nothing to compare")
-    if len(missing) > _LISTED:
-        lines.append(f"and {len(missing) - _LISTED} more without a result")
-    other = [i["start"] for i in intervals if i["position"] == "other"]
-    if other:
-        lines.append(
-            f"input: the source said another position in {len(other)} intervals, the first one from {other[0]}"
-        )
-    for what, rows in (("output", said["outputs"]), ("late rows", said["late"])):
-        lines += _rows_lines(what, rows)
-    for state in said["states"]:
-        counts = ", ".join(f"{state[k]:,} {k}" for k in ("added", "removed", "changed") if state[k])
-        lines.append(f"state {state['state']} at {said['states_at']}: {counts}")
-        lines += [f"  {_column(field)}" for field in state["fields"]]
-        for example in state["examples"]:
-            lines.append(f"  {_entry(example)}")
-    differing = [i["start"] for i in intervals if i["state"] == "other"]
-    if differing:
-        lines.append(f"the state differs in {len(differing)} intervals, the first one from {differing[0]}")
-    lines += _cost(intervals)
-    if said["same"]:
-        lines.append("no difference: every digest is equal")
-    return lines
-
-
-def _rows_lines(what: str, found: list[dict[str, Any]]) -> list[str]:
-    if not found:
-        return []
-    totals = {kind: sum(one[kind] for one in found) for kind in ("changed", "only_old", "only_new")}
-    words = {"changed": "changed", "only_old": "only in production", "only_new": "only in the trial"}
-    counts = ", ".join(f"{n:,} {words[kind]}" for kind, n in totals.items() if n)
-    lines = [f"{what} in {len(found)} intervals, the first one from {found[0]['start']}: {counts or 'other columns'}"]
-    for which, text in (
-        ("added", "columns only in the trial"),
-        ("removed", "columns only in production"),
-        ("retyped", "columns of another type"),
-    ):
-        names = dict.fromkeys(name for one in found for name in one[f"columns_{which}"])
-        if names:
-            lines.append(f"  {text}: {', '.join(names)}")
-    columns: dict[str, dict[str, Any]] = {}
-    for one in found:
-        for column in one["columns"]:
-            columns[column["name"]] = _added(columns.get(column["name"]), column)
-    lines += [f"  {_column(column)}" for column in columns.values()]
-    repeated = sum(one["repeated_keys"] for one in found)
-    if repeated:
-        lines.append(f"  {repeated:,} keys are of several rows, which are compared as a whole")
-    for one in [one for one in found if one["examples"]][:1]:
-        for example in one["examples"]:
-            if example["change"] == "changed":
-                changes = ", ".join(
-                    f"{n} {json.dumps(b)} -> {json.dumps(a)}" for n, (b, a) in example["columns"].items()
-                )
-                lines.append(f"  ~ {json.dumps(example['key'])}: {changes}")
-            else:
-                lines.append(f"  {'-' if example['change'] == 'only_old' else '+'} {json.dumps(example['row'])}")
-    return lines
-
-
-def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """The changes of a column in one interval more. The mean is of all rows together, as far as they are numbers."""
-    if before is None or before["mean"] is None or more["mean"] is None:
-        return more if before is None else {**before, "changed": before["changed"] + more["changed"]}
-    changed = before["changed"] + more["changed"]
-    mean = (before["mean"] * before["changed"] + more["mean"] * more["changed"]) / changed
-    return {**more, "changed": changed, "mean": mean, "largest": max(before["largest"], more["largest"])}
-
-
-def _column(column: dict[str, Any]) -> str:
-    by = "" if column["mean"] is None else f", by {column['mean']:,.6g} on average and {column['largest']:,.6g} at most"
-    return f"{column['name']}: {column['changed']:,} changed{by}"
-
-
-def _entry(change: dict[str, Any]) -> str:
-    sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
-    place = [json.dumps(change[n]) for n in ("key", "user_key", "pos") if n in change]
-    values = [json.dumps(change[n]) for n in ("before", "after") if n in change]
-    return f"{sign} {' '.join(place)}: {' -> '.join(values)}"
-
-
-def _cost(intervals: list[dict[str, Any]]) -> list[str]:
-    """Counts, seconds and bytes of those intervals of which both records are whole."""
-    both = [
-        (i["old"], i["new"])
-        for i in intervals
-        if i["old"] and i["new"] and "seconds" in i["old"] and "seconds" in i["new"]
-    ]
-    if not both:
-        return []
-    lines = []
-    for what, name in (
-        ("rows in", "input_rows"),
-        ("rows out", "output_rows"),
-        ("late rows", "late_rows"),
-        ("bytes uploaded", "uploaded_bytes"),
-    ):
-        before, after = (sum(side[name] for side in sides) for sides in zip(*both, strict=True))
-        if before != after or name == "uploaded_bytes":
-            lines.append(f"{what}: {before:,} -> {after:,}")
-    seconds = [sum(side["seconds"] for side in sides) for sides in zip(*both, strict=True)]
-    last = both[-1]
-    lines.append(f"entries at the end: {last[0]['entries']:,} -> {last[1]['entries']:,}")
-    return [*lines, f"seconds: {seconds[0]:,.1f} -> {seconds[1]:,.1f}"]
 
 
 # --- deploy -------------------------------------------------------------------------------------------------------------------------

@@ -9,12 +9,10 @@ leaves no result. Lines on stdout are the log.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import logging
 import os
 import sys
-import textwrap
 import time
 import traceback
 import uuid
@@ -23,8 +21,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cairn.driver.load_pipeline import load_pipeline
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.user_code import user_text
 from cairn.spark.session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
 from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
@@ -173,8 +171,8 @@ def _range(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _try(options: argparse.Namespace) -> dict[str, Any]:
-    from cairn.command.trial_commands import compare_trial, comparison_lines
     from cairn.operations.plan_range import intervals_between
+    from cairn.trials.compare_trial import compare_trial, comparison_lines
     from cairn.trials.try_code import try_code
     from state_backend.inspection.compare_runs import describe_comparison
 
@@ -357,50 +355,6 @@ def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> S
     spark.addTag(tag)
     interrupt_on_sigterm(spark, options.spark, tag, token=options.token)
     return spark
-
-
-def load_pipeline(reference: str) -> Pipeline:
-    """The Pipeline that ``module:NAME`` names.
-
-    Raises: UsageError if there is no such module, if it can't be imported (its traceback is a note), or if it has no such Pipeline;
-        what the declaration itself raised as it is.
-    """
-    module, _, name = reference.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise UsageError(f"{reference!r} names no pipeline; write it as module:NAME, as in pipelines.clicks:CLICKS")
-    try:
-        loaded = importlib.import_module(module)
-    except CairnError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            folders = "\n".join(f"  {folder}" for folder in sys.path if folder)
-            raise UsageError(
-                f"can't load the pipeline {reference!r}: there is no module {error.name!r}\n"
-                "It may be in a package that is installed here, beside the DAG at the root of its bundle, or on the PYTHONPATH. "
-                f"Looked in:\n{folders}"
-            ) from None
-        raised = UsageError(
-            f"can't load the pipeline {reference!r}: importing {module} raised {type(error).__name__}: {user_text(error)}\n"
-            "Mend that module; nothing was read or computed"
-        )
-        raised.add_note(textwrap.indent(_own_traceback(error), "  "))
-        raise raised from error
-    found = getattr(loaded, name, None)
-    if isinstance(found, Pipeline):
-        return found
-    there = [f"{module}:{n}" for n, value in vars(loaded).items() if isinstance(value, Pipeline)]
-    what = "is not there" if found is None else f"is a {type(found).__name__}, not a Pipeline"
-    raise UsageError(
-        f"{reference!r} {what}\n{getattr(loaded, '__file__', module)} has these pipelines: {', '.join(there) or 'none'}"
-    )
-
-
-def _own_traceback(error: BaseException) -> str:
-    """Of what an import raised, without the frames of the import itself."""
-    formatted = traceback.TracebackException.from_exception(error)
-    formatted.stack[:] = [f for f in formatted.stack if "importlib" not in f.filename and f.filename != __file__]
-    return "".join(formatted.format()).rstrip()
 
 
 def _print_error(error: Exception) -> None:

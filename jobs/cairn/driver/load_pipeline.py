@@ -1,0 +1,56 @@
+"""Load the pipeline that ``module:NAME`` names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+import traceback
+
+from cairn.pipeline import Pipeline
+from cairn.processors.user_code import user_text
+from state_backend.values.errors import CairnError, UsageError
+
+
+def load_pipeline(reference: str) -> Pipeline:
+    """The Pipeline that ``module:NAME`` names.
+
+    Raises: UsageError if there is no such module, if it can't be imported (its traceback is a note), or if it has no such Pipeline;
+        what the declaration itself raised as it is.
+    """
+    module, _, name = reference.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise UsageError(f"{reference!r} names no pipeline; write it as module:NAME, as in pipelines.clicks:CLICKS")
+    try:
+        loaded = importlib.import_module(module)
+    except CairnError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            folders = "\n".join(f"  {folder}" for folder in sys.path if folder)
+            raise UsageError(
+                f"can't load the pipeline {reference!r}: there is no module {error.name!r}\n"
+                "It may be in a package that is installed here, beside the DAG at the root of its bundle, or on the PYTHONPATH. "
+                f"Looked in:\n{folders}"
+            ) from None
+        raised = UsageError(
+            f"can't load the pipeline {reference!r}: importing {module} raised {type(error).__name__}: {user_text(error)}\n"
+            "Mend that module; nothing was read or computed"
+        )
+        raised.add_note(textwrap.indent(_own_traceback(error), "  "))
+        raise raised from error
+    found = getattr(loaded, name, None)
+    if isinstance(found, Pipeline):
+        return found
+    there = [f"{module}:{n}" for n, value in vars(loaded).items() if isinstance(value, Pipeline)]
+    what = "is not there" if found is None else f"is a {type(found).__name__}, not a Pipeline"
+    raise UsageError(
+        f"{reference!r} {what}\n{getattr(loaded, '__file__', module)} has these pipelines: {', '.join(there) or 'none'}"
+    )
+
+
+def _own_traceback(error: BaseException) -> str:
+    """Of what an import raised, without the frames of the import itself."""
+    formatted = traceback.TracebackException.from_exception(error)
+    formatted.stack[:] = [f for f in formatted.stack if "importlib" not in f.filename and f.filename != __file__]
+    return "".join(formatted.format()).rstrip()
