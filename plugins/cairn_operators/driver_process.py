@@ -24,7 +24,6 @@ from airflow.sdk.exceptions import AirflowException
 
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.warm_driver import WarmDriver, start_host_if_it_pays, start_warm
-from state_backend.adapters.die_with_parent import die_with_parent
 
 # Airflow sends SIGKILL 5 s after SIGTERM; the driver gets less, so that its group is gone before.
 _GRACE_S = 2.0
@@ -97,6 +96,8 @@ def repo_root() -> Path:
 def _start(
     module: str, arguments: Sequence[str], environment: Mapping[str, str], private: Mapping[str, Any] | None
 ) -> subprocess.Popen[bytes] | WarmDriver:
+    from state_backend.adapters.die_with_parent import die_with_parent
+
     root = repo_root()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
     # The same for every task of a worker: what a process that makes many drivers begins with.
