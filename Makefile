@@ -58,7 +58,7 @@ bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a
 	@$(PYTHON) -m benchmarks.suite --scale $(or $(SCALE),full) $(BENCH_ARGS)
 
 soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1)
-	@$(PYTHON) -m local_stack.soak
+	@$(PYTHON) -m tests.soak
 
 test: setup  ## all tests
 	@$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

@@ -22,7 +22,7 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
                 'DAGs; stateful_pipeline takes "@daily" as it is. Then backfill the days you want'
             )
         from state_backend.values.airflow_commands import backfill_command
-        from state_backend.values.rerun import Rerun
+        from state_backend.values.errors import Rerun
 
         first = _plain(context["dag"].start_date)
         raise AirflowFailException(

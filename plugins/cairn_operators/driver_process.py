@@ -160,7 +160,7 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
 
 def _read_result(path: Path, return_code: int, dag_id: str) -> dict[str, Any]:
     from state_backend.values.airflow_commands import with_command
-    from state_backend.values.rerun import Rerun
+    from state_backend.values.errors import Rerun
 
     if return_code < 0 or not path.exists():
         raise exit_failure(return_code)

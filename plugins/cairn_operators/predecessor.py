@@ -14,10 +14,9 @@ from datetime import timedelta
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
 from state_backend.checkpoint.results import Result, results_of
-from state_backend.values.errors import CairnError, StateGapError
+from state_backend.values.errors import CairnError, Rerun, StateGapError
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions
-from state_backend.values.rerun import Rerun
 
 _ENDED_BADLY = frozenset({"failed", "upstream_failed", "skipped", "removed"})
 

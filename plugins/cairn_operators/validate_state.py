@@ -103,7 +103,7 @@ class ValidateStateOperator(DriverOperator):
         if self.savepoint is not None:
             return f"{head}Take another savepoint; this one should not be restored."
         from state_backend.values.airflow_commands import with_command
-        from state_backend.values.rerun import Rerun
+        from state_backend.values.errors import Rerun
 
         published = "\n".join(f"- {one}" for one in result.get("published", ()))
         text = (

@@ -19,8 +19,8 @@ from state_backend.inspection.status import with_refused_bases
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.airflow_commands import backfill_command
+from state_backend.values.errors import Rerun
 from state_backend.values.records import Record, ShardManifest
-from state_backend.values.rerun import Rerun
 
 _LISTED = 200
 _GROUPS = 100

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_state
-from state_backend.values.errors import StaleStateError, StateGapError, StateUnusable, UsageError
+from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
-from state_backend.values.rerun import Rerun
 from state_backend.values.retention import retention_in_words
 
 

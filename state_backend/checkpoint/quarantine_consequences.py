@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from state_backend.checkpoint.log import Log, base_of, interval_of
+from state_backend.values.errors import Rerun
 from state_backend.values.intervals import Interval
 from state_backend.values.records import SweepRecord
-from state_backend.values.rerun import Rerun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of, write_manifests
 from state_backend.shard.transfer import copy_all
-from state_backend.values.errors import CorruptFile, NotFound, StaleStateError, StateUnusable, Swept, UsageError
+from state_backend.values.errors import CorruptFile, NotFound, Rerun, StaleStateError, StateUnusable, Swept, UsageError
 from state_backend.values.intervals import format_instant
 from state_backend.values.records import (
     Content,
@@ -42,7 +42,6 @@ from state_backend.values.records import (
     SweepRecord,
     Tombstone,
 )
-from state_backend.values.rerun import Rerun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

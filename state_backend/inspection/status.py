@@ -10,10 +10,9 @@ from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CairnError
+from state_backend.values.errors import CairnError, Rerun
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
-from state_backend.values.rerun import Rerun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

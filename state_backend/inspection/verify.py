@@ -39,6 +39,7 @@ from state_backend.values.errors import (
     CorruptFile,
     CorruptRecord,
     NotFound,
+    Rerun,
     StateUnusable,
     StorageError,
     UnsupportedFormat,
@@ -65,7 +66,6 @@ from state_backend.values.records import (
     Tombstone,
     Validated,
 )
-from state_backend.values.rerun import Rerun
 
 _DECODED: Mapping[str, tuple[type, ...]] = {
     "record": (Record, SweepRecord, Tombstone),

@@ -15,8 +15,8 @@ import shlex
 from collections.abc import Collection
 from datetime import datetime
 
+from state_backend.values.errors import Rerun
 from state_backend.values.intervals import format_instant
-from state_backend.values.rerun import Rerun
 
 DEFAULT_AIRFLOW = "http://127.0.0.1:8080"
 """The Airflow that `cairn backfill` calls if neither ``--airflow`` nor CAIRN_AIRFLOW names one."""

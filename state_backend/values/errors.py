@@ -6,10 +6,43 @@ that an Airflow operator can decide between retrying, failing for good and askin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-if TYPE_CHECKING:
-    from state_backend.values.rerun import Rerun
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """The intervals that an error or a plan asks to run again.
+
+    The command that runs them belongs to the scheduler: `airflow_commands` renders the command.
+
+    Attributes:
+        first: Start of the first interval.
+        last: Start of the last interval, which is included.
+        replace_overlapping: The intervals replace output of intervals with other boundaries, and need that permission.
+    """
+
+    first: datetime
+    last: datetime
+    replace_overlapping: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("first", "last"):
+            object.__setattr__(self, name, getattr(self, name).astimezone(UTC))
+        if self.last < self.first:
+            raise UsageError(f"nothing can be run again from {self.first.isoformat()} back to {self.last.isoformat()}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields for a result file."""
+        first, last = self.first.isoformat(), self.last.isoformat()
+        return {"first": first, "last": last, "replace_overlapping": self.replace_overlapping}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Rerun:
+        """Read the fields that `as_json` returned."""
+        first, last = datetime.fromisoformat(fields["first"]), datetime.fromisoformat(fields["last"])
+        return cls(first=first, last=last, replace_overlapping=fields["replace_overlapping"])
 
 
 class CairnError(Exception):

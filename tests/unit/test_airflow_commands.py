@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from state_backend.values.airflow_commands import backfill_command, clear_command, with_command
-from state_backend.values.errors import StaleStateError, UsageError
-from state_backend.values.rerun import Rerun
+from state_backend.values.errors import Rerun, StaleStateError, UsageError
 from tests.support.checkpoints import START, day
 
 AGAIN = Rerun(first=day(1).start, last=day(3).start)

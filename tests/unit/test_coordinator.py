@@ -23,6 +23,7 @@ from state_backend.values.errors import (
     CorruptFile,
     CorruptRecord,
     Fenced,
+    Rerun,
     SinkFailed,
     StaleStateError,
     StateGapError,
@@ -45,7 +46,6 @@ from state_backend.values.records import (
     ShardRef,
     Tombstone,
 )
-from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, content, day, run, sst, start_ms
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at

@@ -14,10 +14,9 @@ from state_backend.checkpoint.clean_up import tombstone_of
 from state_backend.checkpoint.dropped import explain_drop
 from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log
-from state_backend.values.errors import CorruptRecord, StaleStateError, StateGapError, StateUnusable, UsageError
+from state_backend.values.errors import CorruptRecord, Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import Permissions, Quarantine, Record
-from state_backend.values.rerun import Rerun
 from tests.support.checkpoints import DAY, PIPELINE, content, day, record, start_ms
 
 GAP = Permissions(allow_gap=True)

@@ -20,10 +20,9 @@ from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
 from state_backend.inspection import verify
 from state_backend.inspection.verify import VerifiedCheckpoint
-from state_backend.values.errors import BaseMoved, Fenced, StaleStateError, StateGapError, UsageError
+from state_backend.values.errors import BaseMoved, Fenced, Rerun, StaleStateError, StateGapError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
-from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
 

@@ -28,10 +28,9 @@ from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.results import Result, results_of, spoilt_by
-from state_backend.values.errors import StaleStateError, UsageError
+from state_backend.values.errors import Rerun, StaleStateError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
-from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, day, record, run
 

@@ -22,6 +22,7 @@ from state_backend.values.errors import (
     CheckpointDropped,
     CorruptFile,
     Fenced,
+    Rerun,
     StaleStateError,
     StateUnusable,
     Swept,
@@ -30,7 +31,6 @@ from state_backend.values.errors import (
 )
 from state_backend.values.handles import handles_in
 from state_backend.values.records import FiledShard, Permissions, Record, Segment, ShardChanges, Tombstone
-from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import Folder, day, files_in, run, sst, start_ms
 from tests.support.faulty_storage import FaultyStorage, StopHere, lost_answer_at, stop_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from local_stack.soak import KINDS, plan_disturbances
+from tests.soak import KINDS, plan_disturbances
 
 
 def test_the_plan_is_that_of_its_seed() -> None:

@@ -23,8 +23,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import Log
 from state_backend.ports.storage import Storage
 from state_backend.values.airflow_commands import backfill_command
-from state_backend.values.errors import StaleStateError, StorageUnavailable
-from state_backend.values.rerun import Rerun
+from state_backend.values.errors import Rerun, StaleStateError, StorageUnavailable
 from tests.support.checkpoints import day, record
 from tests.support.shown_pipelines import ShownFolder, eventful, run_id, steady
 

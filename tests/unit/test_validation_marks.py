@@ -11,9 +11,8 @@ from state_backend.checkpoint.quarantine_consequences import plan_consequences
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.inspection.verify import verify_pipeline
-from state_backend.values.errors import CorruptRecord, ValidationRefused
+from state_backend.values.errors import CorruptRecord, Rerun, ValidationRefused
 from state_backend.values.records import Refused, Validated
-from state_backend.values.rerun import Rerun
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
 from tests.support.real_shards import RealPipeline

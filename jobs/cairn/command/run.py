@@ -18,9 +18,8 @@ import typer
 from cairn.command.backfill import day_or_instant
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
-from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
+from state_backend.values.errors import CairnError, ProcessorError, Rerun, SourceError, UsageError
 from state_backend.values.intervals import Interval, format_instant
-from state_backend.values.rerun import Rerun
 
 if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress

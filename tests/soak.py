@@ -1,6 +1,6 @@
 """Weeks of flights under a real scheduler, disturbed every few days, against the same computed with pandas.
 
-    DAYS=60 SEED=1 python -m local_stack.soak        # `make soak` sets up what is missing first
+    DAYS=60 SEED=1 python -m tests.soak        # `make soak` sets up what is missing first
 
 Every 2 to 4 days something happens at random: a process of the running task is killed with -9, the Spark server is, the disk
 of the state fails for two seconds, a person marks the task failed and clears it, or clears a past day. In the end every
