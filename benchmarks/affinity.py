@@ -46,7 +46,7 @@ from benchmarks.affinity_pipeline import BLOBS, CHANGED, KEYS, SHARDS, hour
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.testing import PipelineTester
 from state_backend.adapters.open_storage import open_storage
-from state_backend.checkpoint.prepare import ShardAck
+from state_backend.checkpoint.prepare_content import ShardAck
 from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 from tests.support.spark_cluster import Cluster, cluster_in
 

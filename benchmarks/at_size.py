@@ -54,7 +54,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.inspection.table import StateSource, read_table
+from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.values.records import Record
 from state_backend.values.retention import KeepLast
 

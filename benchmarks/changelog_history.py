@@ -29,7 +29,7 @@ from benchmarks.state_history import MAX_PARALLELISM, STATE, STATE_ID
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.prepare import NO_TOTALS, ShardAck, prepare, summary_of
+from state_backend.checkpoint.prepare_content import NO_TOTALS, ShardAck, prepare, summary_of
 from state_backend.shard.changelog import ChangelogOptions, ShardChangelog
 from state_backend.shard.consolidation import consolidate, counted, most_bytes
 from state_backend.shard.file_cache import FileCache

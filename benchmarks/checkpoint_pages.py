@@ -24,7 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.log_growth import Case, files_of, made, recent, settled_past, write_out
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
 from state_backend.adapters.gcs_storage import EMULATOR_VARIABLE
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -60,7 +60,7 @@ def measure(title: str, storage: Storage, intervals: int) -> None:
     from starlette.testclient import TestClient
 
     from cairn_ui import routes
-    from cairn_ui.reading import Reader
+    from cairn_ui.read_logs import Reader
     from tests.support.shown_app import shown_app
 
     ref = PipelineRef(

@@ -22,10 +22,10 @@ from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import Arrangement
 from cairn.rows.routing import route
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare import ShardAck
+from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.types import parse_struct
 from state_backend.state.shard_state import ShardState

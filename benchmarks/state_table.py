@@ -29,7 +29,7 @@ from state_backend.formats.key_columns import KeyColumns
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.spark_hash import key_groups as key_groups_of
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.table import StateSource, read_table
+from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.shard.canonical_files import EntryWriter
 from state_backend.shard.manifest import write_manifests
 from state_backend.shard.restore import restore_shard

@@ -36,8 +36,8 @@ from cairn.shipping.ship_processor import processor_on_driver
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.open_storage import forget_memory, join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare import ShardAck
-from state_backend.inspection.table import StateSource, read_table
+from state_backend.checkpoint.prepare_content import ShardAck
+from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms

@@ -1,7 +1,7 @@
 """Airflow operators for stateful pipelines. Importing this needs neither Spark nor RocksDB: those run in the driver."""
 
 from cairn_operators.backfill import RunIntervalsOperator, backfill_pipeline
-from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
+from cairn_operators.checkpoint_operator import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.pipeline import stateful_pipeline
 from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline

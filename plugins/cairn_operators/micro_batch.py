@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
+from cairn_operators.checkpoint_operator import IncrementalCheckpointOperator, again_command
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
 from cairn_operators.google_connection import as_google_identity
-from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator, again_command
 from cairn_operators.task_order import THEN_PROCESSES
 
 if TYPE_CHECKING:

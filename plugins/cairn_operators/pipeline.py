@@ -9,7 +9,7 @@ from typing import Any
 import pendulum
 from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param
 
-from cairn_operators.incremental_checkpoint import IncrementalCheckpointOperator
+from cairn_operators.checkpoint_operator import IncrementalCheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.retries import retry_arguments

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from state_backend.checkpoint.interval_results import Result, results_of
 from state_backend.checkpoint.lineage import choose_base
 from state_backend.checkpoint.log import Log, interval_of, run_of
-from state_backend.checkpoint.results import Result, results_of
 from state_backend.values.errors import CairnError, Rerun, StateGapError
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Permissions

@@ -1,13 +1,13 @@
 """Checkpoints in Airflow's UI: pages that read the logs of pipelines and change nothing.
 
-found.py         which pipelines the DAGs and the setting name           pure
-rights.py        whom Airflow lets read which of them
-airflow_side.py  what Airflow's database says of a DAG and its runs
-reading.py       reads logs, keeps them, and gives up in time
-glance.py, history.py, lineage.py, trends.py, detail.py    what a page shows, as values    pure
-words.py         sizes, spans and counts in units that people read       pure
-pages.py         templates
-routes.py        the FastAPI application
-docs.py          Data Docs, in the same frame
-plugin.py        what Airflow loads
+plugin.py            registers the pages with Airflow
+routes.py            the FastAPI application
+access.py            the pipelines that a user may read
+airflow_database.py  DAGs, runs and XComs of Airflow's database
+find_pipelines.py    the pipelines of DAGs and of the setting       pure
+read_logs.py         reads logs, caches them, and times out
+pipeline_overview.py, checkpoint_list.py, checkpoint_detail.py, lineage.py, trends.py, trials.py    contents of a page    pure
+human_units.py       sizes, durations and counts for people          pure
+render_template.py   HTML from templates
+data_docs.py, data_docs_routes.py    Data Docs in Airflow's frame
 """

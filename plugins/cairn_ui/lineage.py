@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cairn_ui.glance import prefetch
-from cairn_ui.history import Row, ids_of_page, row_of
+from cairn_ui.checkpoint_list import Row, ids_of_page, row_of
+from cairn_ui.pipeline_overview import prefetch
 from cairn_ui.values import Reading
 from state_backend.checkpoint.log import Log
 from state_backend.values.records import Record

@@ -88,7 +88,7 @@ class CairnDocsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow is not ty
 
     name = "cairn_data_docs"
     fastapi_apps = [  # noqa: RUF012
-        {"app": Mounted("cairn_ui.docs_routes"), "url_prefix": _DOCS, "name": "cairn Data Docs"}
+        {"app": Mounted("cairn_ui.data_docs_routes"), "url_prefix": _DOCS, "name": "cairn Data Docs"}
     ]
     external_views = [  # noqa: RUF012
         {

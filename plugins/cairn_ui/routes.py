@@ -25,12 +25,16 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 from cairn_operators.data_docs import URL_PREFIX as DOCS_PREFIX
 from cairn_operators.data_docs import docs_root, page_in
 from cairn_operators.google_connection import google_credentials
-from cairn_ui import airflow_side, docs, glance, history, lineage, trends, trial_rows, trials
-from cairn_ui.detail import comparison_of, detail_of, manifests_of
-from cairn_ui.found import PipelineRef
-from cairn_ui.pages import CONTENT_TYPES, HEADERS, STATIC, render
-from cairn_ui.reading import NotAnswered, Reader
-from cairn_ui.rights import Rights
+from cairn_ui import airflow_database as airflow_side
+from cairn_ui import checkpoint_list as history
+from cairn_ui import data_docs as docs
+from cairn_ui import lineage, trends, trial_rows, trials
+from cairn_ui import pipeline_overview as glance
+from cairn_ui.access import Rights
+from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.read_logs import NotAnswered, Reader
+from cairn_ui.render_template import CONTENT_TYPES, HEADERS, STATIC, render
 from cairn_ui.values import Look, Reading
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.lineage import plan_base

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cairn_ui.glance import keys_of
-from cairn_ui.history import phases_of
+from cairn_ui.checkpoint_list import phases_of
+from cairn_ui.human_units import count, size, span
+from cairn_ui.pipeline_overview import keys_of
 from cairn_ui.values import Reading
-from cairn_ui.words import count, size, span
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Record
 

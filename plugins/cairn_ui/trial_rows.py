@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cairn_operators.driver_process import repo_root
-from cairn_ui.found import PipelineRef
-from cairn_ui.words import count, size, span
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.human_units import count, size, span
 from state_backend.adapters.die_with_parent import die_with_parent
 from state_backend.inspection.compare_logs import IntervalDifference, Made
 from state_backend.values.intervals import format_instant

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
 from state_backend.inspection.compare_logs import IntervalDifference, Made, Same
 from state_backend.values.intervals import Interval, from_ms
 from state_backend.values.records import Trial

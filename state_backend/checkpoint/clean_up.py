@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from state_backend.checkpoint.append import create_settled
+from state_backend.checkpoint.append_record import create_settled
+from state_backend.checkpoint.fresh_listing import listed_files
 from state_backend.checkpoint.leases import delete_lease, plan_leases
-from state_backend.checkpoint.listing import listed_files
 from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, vouched_base_of
+from state_backend.checkpoint.older_records import Fact, Past, read_settled
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import Fact, Past, read_settled
 from state_backend.checkpoint.summary import is_replaced, summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import DeletesMany, Storage

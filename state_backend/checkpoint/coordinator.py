@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
-from state_backend.checkpoint.append import append, note_head
+from state_backend.checkpoint.append_record import append, note_head
 from state_backend.checkpoint.clean_up import (
     CleanUp,
     clean_up,
@@ -30,9 +30,9 @@ from state_backend.checkpoint.clean_up import (
     leased_checkpoints,
     needed_by_retained,
 )
-from state_backend.checkpoint.commit import Adopted, AlreadyCommitted, Create, plan_commit
+from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
+from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.lineage import choose_base
-from state_backend.checkpoint.listing import note_names
 from state_backend.checkpoint.log import (
     Entry,
     Log,
@@ -43,9 +43,9 @@ from state_backend.checkpoint.log import (
     read_newest,
     read_on,
 )
+from state_backend.checkpoint.older_records import Past
 from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import Past
 from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct

@@ -3,7 +3,7 @@
 A lease is a file whose name says which checkpoint it is on and for how many seconds. It changes nothing that a commit decides:
 retention drops the checkpoint when it would, and only the deletion of its files waits. The order of the two sides makes that safe:
 
-    reader      1. writes the lease and notes its name (``listing.py``)   2. reads the log: is the checkpoint still retained? If not, gives up
+    reader      1. writes the lease and notes its name (``fresh_listing.py``)   2. reads the log: is the checkpoint still retained? If not, gives up
     clean-up    1. reads the log: what was dropped?   2. lists the leases   3. deletes what no lease is on
 
 If the clean-up's listing misses the lease, then its log was read before the lease was written, and what that log calls dropped the
@@ -25,8 +25,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from uuid import uuid4
 
-from state_backend.checkpoint.dropped import check_retained, telling_drops
-from state_backend.checkpoint.listing import note_names
+from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
+from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import (

@@ -2,7 +2,7 @@
 
 Everything that is decided about checkpoints is decided over this value. ``read_log`` reads little: the newest record, whose summary
 says what still matters of all below it, and the checkpoints that it retains. What else is asked of a log is looked up by name, as
-``past.py`` describes; ``commits`` and ``entries`` give everything, and read everything.
+``older_records.py`` describes; ``commits`` and ``entries`` give everything, and read everything.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import Any
 
 from state_backend.checkpoint.end_of_log import missing_records
-from state_backend.checkpoint.listing import listed
+from state_backend.checkpoint.fresh_listing import listed
+from state_backend.checkpoint.older_records import LISTED_AT_ONCE, Entry, Fact, Past
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import LISTED_AT_ONCE, Entry, Fact, Past
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from state_backend.checkpoint.append import ends_of, settled_path, write_settled
+from state_backend.checkpoint.append_record import ends_of, settled_path, write_settled
 from state_backend.checkpoint.log import Log, facts_of_all, outputs_of, read_whole_log
+from state_backend.checkpoint.older_records import Fact, sweep_command
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import Fact, sweep_command
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CorruptRecord

@@ -1,4 +1,4 @@
-"""What the next record says of all records below it. Pure, over the log; ``append.py`` looks up what the storage knows."""
+"""What the next record says of all records below it. Pure, over the log; ``append_record.py`` looks up what the storage knows."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from uuid import uuid4
 
-from state_backend.checkpoint.append import append
+from state_backend.checkpoint.append_record import append
 from state_backend.checkpoint.clean_up import delete_file
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import last_marked
-from state_backend.checkpoint.listing import note_names
+from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.log import Log, read_log, read_on
+from state_backend.checkpoint.older_records import Fact, read_settled
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import Fact, read_settled
 from state_backend.checkpoint.settled_files import rebuild_settled
 from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec

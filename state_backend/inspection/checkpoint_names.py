@@ -9,7 +9,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats import paths
-from state_backend.inspection.table import StateSource
+from state_backend.inspection.state_table import StateSource
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant
 

@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import RocksStore
-from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.inspection.describe import plain
-from state_backend.inspection.table import StateSource, open_shard
+from state_backend.inspection.state_table import StateSource, open_shard
 from state_backend.ports.storage import Storage
 from state_backend.shard.canonical_files import read_canonical
 from state_backend.shard.file_cache import FileCache

@@ -32,14 +32,14 @@ from hypothesis.stateful import (
 )
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint import commit as committing
+from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import past as pasts
+from state_backend.checkpoint import older_records as pasts
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.past import Fact
+from state_backend.checkpoint.older_records import Fact
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.formats import paths

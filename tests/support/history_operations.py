@@ -28,7 +28,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint import leases
-from state_backend.checkpoint import prepare as preparing
+from state_backend.checkpoint import prepare_content as preparing
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.rewind import fork, rewind
@@ -42,7 +42,7 @@ from state_backend.checkpoint.trials import (
     trials_url,
 )
 from state_backend.formats import paths
-from state_backend.inspection.table import StateSource
+from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.verify import verify_pipeline
 from state_backend.shard import changelog, manifest, snapshot
 from state_backend.values.errors import CairnError, CheckpointDropped, CorruptFile, NotFound, StorageUnavailable

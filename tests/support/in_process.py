@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from cairn.shard_jobs.job import ShardJob
-from state_backend.checkpoint.prepare import OfShard, by_shard
+from cairn.shard_jobs.run_on_shards import ShardJob
+from state_backend.checkpoint.prepare_content import OfShard, by_shard
 
 Ack = TypeVar("Ack", bound=OfShard)
 

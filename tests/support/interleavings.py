@@ -35,14 +35,14 @@ from uuid import UUID
 import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
-from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import clean_up as cleaning
 from state_backend.checkpoint import coordinator as coordinating
-from state_backend.checkpoint import dropped as dropping
+from state_backend.checkpoint import dropped_checkpoint as dropping
+from state_backend.checkpoint import fresh_listing as listing
 from state_backend.checkpoint import leases as leasing
-from state_backend.checkpoint import listing
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import past as pasts
+from state_backend.checkpoint import older_records as pasts
 from state_backend.checkpoint import rewind as rewinding
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import sweep as sweeping

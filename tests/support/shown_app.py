@@ -13,11 +13,14 @@ from unittest import mock
 from airflow.api_fastapi.core_api import security
 from fastapi import FastAPI, HTTPException, Request
 
-from cairn_ui import airflow_side, docs_routes, rights, routes
-from cairn_ui.airflow_side import Run, TaskTry
-from cairn_ui.found import PipelineRef
-from cairn_ui.glance import Schedule
-from cairn_ui.reading import Reader
+from cairn_ui import access as rights
+from cairn_ui import airflow_database as airflow_side
+from cairn_ui import data_docs_routes as docs_routes
+from cairn_ui import routes
+from cairn_ui.airflow_database import Run, TaskTry
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipeline_overview import Schedule
+from cairn_ui.read_logs import Reader
 from state_backend.ports.storage import Storage
 from tests.support.checkpoints import day
 from tests.support.shown_pipelines import run_id

@@ -11,14 +11,14 @@ from unittest import mock
 
 import pytest
 
-from state_backend.checkpoint import append as appending
+from state_backend.checkpoint import append_record as appending
 from state_backend.checkpoint import clean_up as cleaning
-from state_backend.checkpoint import commit as committing
 from state_backend.checkpoint import coordinator as coordinating
+from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import past as pasts
+from state_backend.checkpoint import older_records as pasts
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping

@@ -19,7 +19,7 @@ from cairn.shard_jobs.consolidate import ConsolidationJob
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import plan_base
-from state_backend.checkpoint.prepare import ShardAck
+from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.formats import paths
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CheckpointDropped, CorruptFile, Fenced, StateUnusable, UsageError

@@ -13,7 +13,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import coordinator
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.past import Fact, Past, read_settled
+from state_backend.checkpoint.older_records import Fact, Past, read_settled
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import (

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cairn.shard_jobs.job import StopWatch
+from cairn.shard_jobs.run_on_shards import StopWatch
 from state_backend.values.phases import in_words
 
 

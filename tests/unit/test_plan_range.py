@@ -26,8 +26,8 @@ from cairn.operations.plan_range import (
 )
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
+from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.results import Result, results_of, spoilt_by
 from state_backend.values.errors import Rerun, StaleStateError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record

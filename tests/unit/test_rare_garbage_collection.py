@@ -7,7 +7,7 @@ import gc
 import pytest
 from pyspark import TaskContext
 
-from cairn.shard_jobs.job import rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import rare_garbage_collection
 
 
 def test_only_a_worker_hides_what_is_there() -> None:

@@ -24,7 +24,7 @@ from cairn.shard_jobs.restore_savepoint import RestoreJob
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.prepare import ShardAck
+from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.checkpoint.savepoints import (
     check_unclaimed,
     claim_savepoint,

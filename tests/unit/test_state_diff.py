@@ -21,7 +21,7 @@ from cairn.operations.run_interval import coordinator_of
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import EntryChange, diff_states, merged, plan_groups
-from state_backend.inspection.table import StateSource
+from state_backend.inspection.state_table import StateSource
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import UsageError

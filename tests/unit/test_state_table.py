@@ -30,7 +30,7 @@ from state_backend.formats.types import parse_struct
 from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import manifests_of
-from state_backend.inspection.table import Part, StateSource, needed_for, read_table, table_schema
+from state_backend.inspection.state_table import Part, StateSource, needed_for, read_table, table_schema
 from state_backend.inspection.verify import offering_sound
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows

@@ -11,7 +11,7 @@ import pytest
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.inspection.state_diff import EntryChange, describe_change, diff_states
-from state_backend.inspection.table import StateSource, read_table
+from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.shard.restore import restore_shard
 from state_backend.state import layout
 from state_backend.state.check_shard import verify_shard

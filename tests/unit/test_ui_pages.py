@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
 from state_backend.adapters.local_storage import LocalStorage
 from tests.support.shown_airflow import HOSTILE, write_docs
 from tests.support.shown_pipelines import eventful, run_id, steady
@@ -259,7 +259,7 @@ def test_data_docs_of_a_name_without_a_pipeline_are_denied(
     ],
 )
 def test_only_json_of_an_xcom_is_read(stored: Any, read: Any) -> None:
-    from cairn_ui.airflow_side import json_object
+    from cairn_ui.airflow_database import json_object
 
     assert json_object(stored) == read
 
@@ -306,7 +306,7 @@ def test_nothing_is_written(pages: Any) -> None:
 
 def test_a_root_is_read_as_the_connection_of_its_dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key's file is gone when the first page is read."""
-    from cairn_ui.airflow_side import open_folder
+    from cairn_ui.airflow_database import open_folder
     from state_backend.values.errors import UsageError
 
     key = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "of-clicks"}

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from cairn.command.cli import app as cli
 from cairn.operations.run_interval import coordinator_of
 from cairn_ui import trial_rows
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.trial_rows import Busy, Compared, Comparisons, Limits, answer_of, run_limited, too_much
 from cairn_ui.trials import headline, interval_row, notes_of, parts_of
 from state_backend.adapters.local_storage import LocalStorage

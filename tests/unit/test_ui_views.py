@@ -13,11 +13,17 @@ from typing import Any
 
 import pytest
 
-from cairn_ui import docs, found, glance, history, lineage, pages, trends, words
-from cairn_ui.detail import comparison_of, detail_of, fields_of, manifests_of
-from cairn_ui.found import PipelineRef
-from cairn_ui.glance import Schedule
-from cairn_ui.reading import NotAnswered, Reader
+from cairn_ui import checkpoint_list as history
+from cairn_ui import data_docs as docs
+from cairn_ui import find_pipelines as found
+from cairn_ui import human_units as words
+from cairn_ui import lineage, trends
+from cairn_ui import pipeline_overview as glance
+from cairn_ui import render_template as pages
+from cairn_ui.checkpoint_detail import comparison_of, detail_of, fields_of, manifests_of
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.pipeline_overview import Schedule
+from cairn_ui.read_logs import NotAnswered, Reader
 from cairn_ui.values import Look, Reading
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.log import Log

@@ -30,7 +30,7 @@ from cairn.operations.export import export_state
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.lineage import lines_of
 from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.parallel import at_once
@@ -40,8 +40,8 @@ from state_backend.formats import paths
 from state_backend.inspection.checkpoint_names import find_state, parse_checkpoint, parse_duration
 from state_backend.inspection.describe import describe_checkpoint, describe_difference, describe_log
 from state_backend.inspection.state_diff import describe_change, diff_states, manifests_of
+from state_backend.inspection.state_table import StateSource
 from state_backend.inspection.status import Status, status_of
-from state_backend.inspection.table import StateSource
 from state_backend.inspection.verify import Verification, verify_pipeline
 from state_backend.ports.storage import Storage
 from state_backend.shard.manifest import manifest_of

@@ -37,7 +37,7 @@ from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.leases import take_lease
 from state_backend.inspection.checkpoint_names import find_state, parse_duration
-from state_backend.inspection.table import Part, StateSource, read_table
+from state_backend.inspection.state_table import Part, StateSource, read_table
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard
 from state_backend.state.check_shard import verify_shard

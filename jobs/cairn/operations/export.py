@@ -1,6 +1,6 @@
 """State as Parquet files that belong to nobody but their reader: a folder for each state and one for the timers.
 
-    <to>/state-<name>/00000-0.parquet   rows of shard 0, as `state_backend.inspection.table` draws them
+    <to>/state-<name>/00000-0.parquet   rows of shard 0, as `state_backend.inspection.state_table` draws them
     <to>/timers/00000-0.parquet
     <to>/export.json                    written last: what it is of, and rows by state
 
@@ -23,7 +23,7 @@ from state_backend.adapters.work_folders import work_folder
 from state_backend.formats import paths
 from state_backend.formats.canonical_tables import CanonicalFiles, fits_parquet
 from state_backend.formats.types import parse_struct
-from state_backend.inspection.table import StateSource, read_shard, table_schema
+from state_backend.inspection.state_table import StateSource, read_shard, table_schema
 from state_backend.shard.transfer import upload_all
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.listing import listed, note_names
+from state_backend.checkpoint.fresh_listing import listed, note_names
 from state_backend.checkpoint.log import outputs_of, read_log
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage, lists_late

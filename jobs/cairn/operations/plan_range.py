@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Literal, get_args
 
-from state_backend.checkpoint.results import Result
+from state_backend.checkpoint.interval_results import Result
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, format_instant
 from state_backend.values.records import RunRef

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cairn.shipping.ship_processor import code_hash
-from state_backend.checkpoint.commit import plan_commit
+from state_backend.checkpoint.decide_commit import plan_commit
 from state_backend.checkpoint.log import Log
 from state_backend.values.errors import AttemptLost, UsageError
 from state_backend.values.intervals import Interval

@@ -7,8 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.run_interval import coordinator_of
-from cairn.shard_jobs.job import run_on_shards
 from cairn.shard_jobs.restore_savepoint import RestoreJob
+from cairn.shard_jobs.run_on_shards import run_on_shards
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.lineage import discarded_by

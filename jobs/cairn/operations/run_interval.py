@@ -29,7 +29,7 @@ from cairn.rows.column_names import ColumnNames, grouping_names
 from cairn.rows.routing import key_schema_of, route
 from cairn.rows.watermark import EventTime, event_time_of
 from cairn.shard_jobs.interval import IntervalJob
-from cairn.shard_jobs.job import StopWatch, run_on_shards
+from cairn.shard_jobs.run_on_shards import StopWatch, run_on_shards
 from cairn.shipping.code_version import code_version
 from cairn.shipping.ship_processor import name_of, processor_on_driver, runtime_version, ship_processor
 from cairn.spark.session import check_running, use_this_python
@@ -37,7 +37,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.output_schemas import check_output_schema
-from state_backend.checkpoint.prepare import ShardAck, mismatches_in_words
+from state_backend.checkpoint.prepare_content import ShardAck, mismatches_in_words
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.inspection.verify import offering_sound

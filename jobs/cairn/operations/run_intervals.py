@@ -45,7 +45,7 @@ from cairn.operations.run_interval import (
 )
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
-from state_backend.checkpoint.results import Result, results_of, spoilt_by
+from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Content, Permissions, Record, RunRef
 

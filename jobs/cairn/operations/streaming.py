@@ -25,11 +25,11 @@ from cairn.operations.run_interval import coordinator_of, declared_states
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.routing import place
 from cairn.shard_jobs.import_streaming import TIMERS, ImportJob
-from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.first_cause import first_cause
 from state_backend.adapters.open_storage import join_url
-from state_backend.checkpoint.prepare import NO_TOTALS
+from state_backend.checkpoint.prepare_content import NO_TOTALS
 from state_backend.formats.canonical_tables import fits_parquet
 from state_backend.formats.types import ArrayType, DataType, MapType, parse_struct
 from state_backend.formats.types import StructType as Struct

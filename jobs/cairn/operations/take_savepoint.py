@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.operations.run_interval import coordinator_of
 from cairn.shard_jobs.consolidate import ConsolidationJob
-from cairn.shard_jobs.job import run_on_shards
+from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob
 from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers

@@ -25,7 +25,7 @@ from cairn.change_expectations import OverTime
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.dropped import check_retained, telling_drops
+from state_backend.checkpoint.dropped_checkpoint import check_retained, telling_drops
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.formats.paths import interval_name
@@ -259,7 +259,7 @@ def _reports(target: _Target) -> tuple[StateReport, ...]:
 
 def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: Validation) -> Validation:
     """The engine's own proof, by the tasks of a Spark job."""
-    from cairn.shard_jobs.job import run_on_shards
+    from cairn.shard_jobs.run_on_shards import run_on_shards
     from cairn.shard_jobs.validate import ValidationJob
 
     content = target.content

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from cairn.shard_jobs.job import JobOnContent, StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import JobOnContent, StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare import ShardAck, digest_of, prepare, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, digest_of, prepare, summary_of
 from state_backend.shard.file_cache import damage_of_copies, open_cache
 from state_backend.shard.manifest import needed_manifest
 from state_backend.shard.restore import restore_shard

@@ -30,13 +30,13 @@ from cairn.rows.input_batches import InputBatches
 from cairn.rows.output_file import LocalParquet
 from cairn.rows.routing import INITIAL, INPUT
 from cairn.rows.watermark import EventTime
-from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import StopWatch, rare_garbage_collection
 from cairn.shipping.ship_processor import ShippedProcessor
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.prepare import NO_TOTALS, ShardAck, prepare, slowest, summary_of
+from state_backend.checkpoint.prepare_content import NO_TOTALS, ShardAck, prepare, slowest, summary_of
 from state_backend.formats import paths
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.key_columns import KeyColumns

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from cairn.shard_jobs.job import StopWatch, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import StopWatch, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare import ShardAck, digest_of, entries_of, prepare, summary_of
+from state_backend.checkpoint.prepare_content import ShardAck, digest_of, entries_of, prepare, summary_of
 from state_backend.checkpoint.rewind import as_restored, take_over
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.types import parse_struct

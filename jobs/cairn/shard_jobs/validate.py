@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cairn.shard_jobs.job import JobOnContent, rare_garbage_collection
+from cairn.shard_jobs.run_on_shards import JobOnContent, rare_garbage_collection
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import EngineOptions, RocksStore
 from state_backend.adapters.work_folders import work_folder

@@ -15,8 +15,8 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from cairn_operators.data_docs import URL_PREFIX, docs_root, page_in, styled
 from cairn_ui import routes
-from cairn_ui.docs import pages_in
-from cairn_ui.pages import HEADERS, render
+from cairn_ui.data_docs import pages_in
+from cairn_ui.render_template import HEADERS, render
 
 _SANDBOX = {
     "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads",

@@ -9,7 +9,7 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 from airflow.models.dag import DagModel
 
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
 
 
 class Rights:

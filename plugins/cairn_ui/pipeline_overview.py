@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
+from cairn_ui.human_units import plural, span
 from cairn_ui.values import Look, Reading, Stored
-from cairn_ui.words import plural, span
 from state_backend.checkpoint.log import Log, base_of, interval_of, kind_of
 from state_backend.inspection.describe import state_of
 from state_backend.values.airflow_commands import backfill_command

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from state_backend.adapters.open_storage import open_storage
 from state_backend.adapters.rocks import SST_SUFFIX, EngineOptions, RocksStore
-from state_backend.checkpoint.dropped import telling_drops
+from state_backend.checkpoint.dropped_checkpoint import telling_drops
 from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.savepoints import native_manifest
 from state_backend.formats.arrow_columns import arrow_type

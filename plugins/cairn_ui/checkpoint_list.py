@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cairn_ui.glance import keys_of, prefetch, source_of, state_word, tone_of
+from cairn_ui.pipeline_overview import keys_of, prefetch, source_of, state_word, tone_of
 from cairn_ui.values import Reading
 from state_backend.checkpoint.log import Log, run_of
 from state_backend.inspection.describe import code_name

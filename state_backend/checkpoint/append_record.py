@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from state_backend.checkpoint.listing import note_names
+from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.log import Log, attempt_of, facts_of, facts_of_all, outputs_of
+from state_backend.checkpoint.older_records import Fact, read_settled
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.past import Fact, read_settled
 from state_backend.checkpoint.summary import is_replaced, next_summary, summary_so_far
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
@@ -73,7 +73,7 @@ def note_head(storage: Storage, log: Log, head_id: int) -> None:
 
 
 def settle(storage: Storage, log: Log) -> None:
-    """Writes what ``past.py`` looks up of the newest record, and of all where an older release wrote them."""
+    """Writes what ``older_records.py`` looks up of the newest record, and of all where an older release wrote them."""
     if not log.head_id:
         return
     if log.past is not None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cairn_ui import words
+from cairn_ui import human_units as words
 
 _HERE = Path(__file__).resolve().parent
 STATIC = _HERE / "static"

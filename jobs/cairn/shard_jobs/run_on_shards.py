@@ -2,7 +2,7 @@
 
 A job is a value that travels to the workers. Spark runs it once per shard (again, where a task fails or is speculated) and hands back
 the acks of exactly the successful tasks. What is made of them happens in the driver. A new kind of job is a frozen dataclass with
-``parallelism``, ``max_parallelism``, the refs that it reads, and ``run_shard``; one that makes a checkpoint ends in `state_backend.checkpoint.prepare.prepare`.
+``parallelism``, ``max_parallelism``, the refs that it reads, and ``run_shard``; one that makes a checkpoint ends in `state_backend.checkpoint.prepare_content.prepare`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cairn.spark.first_cause import first_cause
 from cairn.spark.idle_daemon import end_idle_daemon
 from cairn.spark.session import collect_once
 from state_backend.adapters.work_folders import work_folder
-from state_backend.checkpoint.prepare import OfShard, by_shard
+from state_backend.checkpoint.prepare_content import OfShard, by_shard
 from state_backend.values.errors import DamagedCopy, InvariantViolated
 from state_backend.values.records import Content, ShardRef
 

@@ -20,8 +20,8 @@ from airflow.utils.session import create_session
 from sqlalchemy import func, select
 
 from cairn_operators.google_connection import google_credentials
-from cairn_ui.found import PipelineRef, all_pipelines
-from cairn_ui.glance import Schedule
+from cairn_ui.find_pipelines import PipelineRef, all_pipelines
+from cairn_ui.pipeline_overview import Schedule
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.ports.storage import Storage
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
-from cairn_ui.found import PipelineRef
+from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.values import Look, Reading, Stored
 from state_backend.checkpoint.log import Log, read_log
 from state_backend.checkpoint.parallel import at_once

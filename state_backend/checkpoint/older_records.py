@@ -4,7 +4,7 @@
     settled/commits/<period>/<interval>-<id>-<kind>.json    what happened to the intervals of a period: the names say it, and are listed
     settled/attempts/<attempt>.json                         how an attempt ended
 
-Whoever creates a record first makes sure that all of ``settled/`` is there for the record below it (``append.py``). So a reader who
+Whoever creates a record first makes sure that all of ``settled/`` is there for the record below it (``append_record.py``). So a reader who
 has seen the newest record finds everything of the ids below it; what is named there of its own id or later ones does not count yet.
 """
 
@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-from state_backend.checkpoint.listing import listed
+from state_backend.checkpoint.fresh_listing import listed
 from state_backend.checkpoint.parallel import at_once
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cairn_ui.found import PipelineRef
-from cairn_ui.history import Row, row_of
+from cairn_ui.checkpoint_list import Row, row_of
+from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.lineage import source
 from cairn_ui.values import Reading
 from state_backend.checkpoint.log import Log
