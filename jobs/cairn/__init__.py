@@ -11,34 +11,67 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cairn.change_expectations import OverTime
     from cairn.data_sources.register import register
     from cairn.operations.output_files import output_files
+    from cairn.operations.plain_copy import plain_copy
+    from cairn.operations.read_log import read_log
     from cairn.operations.run_interval import run_interval
     from cairn.operations.run_intervals import run_intervals
+    from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
     from cairn.pipeline import Interval, Pipeline
+    from cairn.trials.compare_trial import compare_trial
+    from cairn.trials.deploy_trial import deploy_past, plan_deployment
+    from cairn.trials.try_code import try_code
+    from state_backend.adapters.rocks import EngineOptions
+    from state_backend.shard.changelog import ChangelogOptions
     from state_backend.values.retention import AllOf, AnyOf, KeepLast, KeepPerDay, KeepYounger
 
 __all__ = [
     "AllOf",
     "AnyOf",
+    "ChangelogOptions",
+    "EngineOptions",
     "Interval",
     "KeepLast",
     "KeepPerDay",
     "KeepYounger",
+    "OverTime",
     "Pipeline",
+    "compare_trial",
+    "continuing",
+    "deploy_past",
+    "from_streaming_checkpoint",
+    "initial_state_of",
     "output_files",
+    "plain_copy",
+    "plan_deployment",
+    "read_log",
     "register",
     "run_interval",
     "run_intervals",
+    "try_code",
 ]
 
 _MODULES = {
+    "ChangelogOptions": "state_backend.shard.changelog",
+    "EngineOptions": "state_backend.adapters.rocks",
     "Interval": "cairn.pipeline",
+    "OverTime": "cairn.change_expectations",
     "Pipeline": "cairn.pipeline",
+    "compare_trial": "cairn.trials.compare_trial",
+    "continuing": "cairn.operations.streaming",
+    "deploy_past": "cairn.trials.deploy_trial",
+    "from_streaming_checkpoint": "cairn.operations.streaming",
+    "initial_state_of": "cairn.operations.streaming",
     "output_files": "cairn.operations.output_files",
+    "plain_copy": "cairn.operations.plain_copy",
+    "plan_deployment": "cairn.trials.deploy_trial",
+    "read_log": "cairn.operations.read_log",
     "register": "cairn.data_sources.register",
     "run_interval": "cairn.operations.run_interval",
     "run_intervals": "cairn.operations.run_intervals",
+    "try_code": "cairn.trials.try_code",
 }
 
 

@@ -26,9 +26,9 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from cairn.pipeline import Interval, Pipeline
+from cairn import Interval, Pipeline
+from cairn.errors import SourceError
 from pipelines.land_flights import FLIGHT_SCHEMA, FlightCounts, count_flights, day_file
-from state_backend.values.errors import SourceError
 
 log = logging.getLogger(__name__)
 

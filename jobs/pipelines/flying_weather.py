@@ -3,17 +3,14 @@ pipelines have committed, read by the rule that the checkpoint log gives."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow.parquet as pq
 
-from state_backend.adapters.open_storage import join_url, open_storage
-from state_backend.checkpoint.log import read_log
+from cairn import output_files
 
 NEW_YORK = ZoneInfo("America/New_York")
 WINDY_KNOTS = 20
@@ -57,12 +54,5 @@ def _conditions(window: dict[str, Any]) -> str:
 
 
 def _rows(root: str, pipeline: str) -> Iterator[dict[str, Any]]:
-    storage = open_storage(join_url(root, pipeline))
-    with tempfile.TemporaryDirectory(prefix="cairn-flying-weather-") as folder:
-        for _, files in read_log(storage).current_outputs().values():
-            for file in files:
-                if not file.late:
-                    local = Path(folder, "rows.parquet")
-                    storage.download(file.handle, local)
-                    yield from pq.read_table(local).to_pylist()
-                    local.unlink()
+    for file in output_files(root, pipeline):
+        yield from pq.read_table(file).to_pylist()

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from state_backend.values.errors import SourceError
+from cairn.errors import SourceError
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
+from cairn import Interval, Pipeline
 from cairn.aggregates import Count, Last, Max, Mean, Min, RunningAggregate, Sum
-from cairn.pipeline import Interval, Pipeline
+from cairn.errors import SourceError
 from pipelines.land_weather import FIRST_HOUR, HOUR, hour_file
-from state_backend.values.errors import SourceError
 
 WINDOW_MS = 6 * 3_600_000
 READ_SCHEMA = """

@@ -15,7 +15,7 @@ import os
 $imports
 $imports_more
 from cairn import Interval, Pipeline
-${imports_own}from state_backend.values.errors import SourceError
+${imports_own}from cairn.errors import SourceError
 
 INPUT_SCHEMA = "$$key string, page string, at timestamp"
 $constants

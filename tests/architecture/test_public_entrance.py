@@ -1,0 +1,48 @@
+"""Docs, templates, examples and DAGs import public modules only, and each name that they import exists."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.support.layout import REPOSITORY
+
+PUBLIC = {
+    "cairn",
+    "cairn.aggregates",
+    "cairn.arrow_processor",
+    "cairn.errors",
+    "cairn.pandas_with_state",
+    "cairn.testing",
+    "cairn_operators",
+}
+OURS = re.compile(
+    r"^(?:\$\{\w+\})?[ >]*(?:from|import) ((?:cairn|state_backend|local_stack)[\w.]*)(?: import ([\w, ]+))?",
+    re.MULTILINE,
+)
+# docs/design.md explains the inside.
+TEXTS = [
+    *(p for p in (REPOSITORY / "docs").rglob("*.md") if p.name != "design.md"),
+    REPOSITORY / "README.md",
+    REPOSITORY / "jobs/cairn/command/new_pipeline_templates.py",
+    *(REPOSITORY / "jobs/pipelines").glob("*.py"),
+    *(REPOSITORY / "dags").glob("*.py"),
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_only_public_modules_are_imported(text: Path) -> None:
+    for module, names in OURS.findall(text.read_text()):
+        assert module in PUBLIC, f"{module} is internal"
+        for name in filter(None, (part.split(" as ")[0].strip() for part in names.split(","))):
+            assert hasattr(import_module(module), name), f"{module} has no {name}"
+
+
+def test_the_pattern_sees_imports() -> None:
+    seen = OURS.findall(
+        "from cairn import Pipeline, register\n    from state_backend.values import x\nimport cairn\n${own}from cairn.errors import A\n"
+    )
+    assert [module for module, _ in seen] == ["cairn", "state_backend.values", "cairn", "cairn.errors"]
