@@ -25,6 +25,7 @@ from state_backend.values.errors import (
     StorageUnavailable,
     UnsupportedFormat,
     UsageError,
+    UserCodeError,
     ValidationRefused,
 )
 
@@ -51,5 +52,6 @@ __all__ = [
     "StorageUnavailable",
     "UnsupportedFormat",
     "UsageError",
+    "UserCodeError",
     "ValidationRefused",
 ]

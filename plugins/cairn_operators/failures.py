@@ -32,7 +32,7 @@ def failure(type_name: str, message: str) -> AirflowException:
 
     known = getattr(errors, type_name, None)
     text = f"{type_name}: {message}"
-    may_pass = (errors.RetryableError, errors.AttemptLost, errors.SourceError, errors.ProcessorError)
+    may_pass = (errors.RetryableError, errors.AttemptLost, errors.UserCodeError)
     if isinstance(known, type) and issubclass(known, errors.CairnError) and not issubclass(known, may_pass):
         return AirflowFailException(text)
     if isinstance(known, type) and issubclass(known, errors.ProcessorError):

@@ -173,11 +173,18 @@ class KeyTypeError(UsageError):
     """A key column's type has no single canonical encoding."""
 
 
-class SourceError(UsageError):
+# --- fix the pipeline's code or wait for the input: the same call may succeed if it depends on the outside -------------------
+
+
+class UserCodeError(CairnError):
+    """The pipeline's own code failed on the data of an interval. Nothing was committed."""
+
+
+class SourceError(UserCodeError):
     """The input of an interval is missing, unreadable, or lacks a column."""
 
 
-class ProcessorError(UsageError):
+class ProcessorError(UserCodeError):
     """User code raised; the original exception is the cause. Names key and interval."""
 
 

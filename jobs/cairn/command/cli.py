@@ -52,9 +52,7 @@ from state_backend.values.errors import (
     NoSuchCheckpoint,
     NotFound,
     PermissionRefused,
-    ProcessorError,
     RetryableError,
-    SourceError,
     StorageError,
     UsageError,
 )
@@ -105,8 +103,7 @@ def _code_of(error: CairnError) -> int:
         return STORAGE
     if isinstance(error, NoSuchCheckpoint):
         return USAGE
-    # The input or the user's code: the call may be right, and right again tomorrow.
-    if isinstance(error, UsageError) and not isinstance(error, SourceError | ProcessorError):
+    if isinstance(error, UsageError):
         return USAGE
     return STORAGE if isinstance(error, RetryableError | StorageError) else FINDINGS
 

@@ -18,7 +18,7 @@ import typer
 from cairn.command.backfill import day_or_instant
 from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
-from state_backend.values.errors import CairnError, ProcessorError, Rerun, SourceError, UsageError
+from state_backend.values.errors import CairnError, Rerun, UsageError, UserCodeError
 from state_backend.values.intervals import Interval, format_instant
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def run(
                 replace_overlapping=replace_overlapping,
                 on_outcome=None if as_json else lines.show,
             )
-    except (SourceError, ProcessorError) as error:
+    except UserCodeError as error:
         if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
             error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
         raise
