@@ -77,7 +77,7 @@ from airflow.sdk import CronDataIntervalTimetable
 from cairn_operators import stateful_pipeline
 
 dag = stateful_pipeline(
-    "tiny", "tiny_pipeline:TINY", "file://@FOLDER@/state", docs_dir=@DOCS@, expectations_every=timedelta(days=365),
+    "tiny", "tiny_pipeline:TINY", "file://@FOLDER@/state", validate=@VALIDATE@,
     schedule=CronDataIntervalTimetable("*/5 * * * *", timezone="UTC"), start_date=datetime.fromisoformat("@START@"),
     end_date=datetime.fromisoformat("@END@"), catchup=True,
 )
@@ -143,7 +143,9 @@ def run_part(
     (home / "dags").mkdir(parents=True)
     named = {
         "@FOLDER@": str(folder),
-        "@DOCS@": repr(str(folder / "docs") if options.validate else None),
+        "@VALIDATE@": f'{{"docs_dir": "{folder / "docs"}", "expectations_every": timedelta(days=365)}}'
+        if options.validate
+        else "False",
         "@START@": (START + first * EVERY).isoformat(),
         "@END@": (START + (first + count - 1) * EVERY).isoformat(),
     }

@@ -17,9 +17,11 @@ dag = stateful_pipeline(
     "aircraft",
     pipeline=PIPELINE,
     root=ROOT,
-    savepoints=f"file://{DATA}/savepoints",
-    docs_dir=f"{DATA}/docs",
-    expectations_every=timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
+    savepoint={"to": f"file://{DATA}/savepoints"},
+    validate={
+        "docs_dir": f"{DATA}/docs",
+        "expectations_every": timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
+    },
     # Not "@daily" alone: that would tick with empty intervals unless airflow.cfg says otherwise.
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
 
-from cairn_operators import IncrementalCheckpointOperator, StatefulMicroBatchOperator, retry_arguments
+from cairn_operators import CheckpointOperator, StatefulMicroBatchOperator, retry_arguments
 
 DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "data"))
 ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
@@ -24,7 +24,7 @@ def interval_and_checkpoint(name: str, pipeline: str, pipeline_name: str) -> tup
         mode="changelog",
         **retry_arguments(),
     )
-    checkpoint = IncrementalCheckpointOperator(
+    checkpoint = CheckpointOperator(
         task_id=f"{name}_checkpoint",
         pipeline_name=pipeline_name,
         root=ROOT,

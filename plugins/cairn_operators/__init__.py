@@ -1,7 +1,7 @@
 """Airflow operators for stateful pipelines. Importing this needs neither Spark nor RocksDB: those run in the driver."""
 
 from cairn_operators.backfill import RunIntervalsOperator, backfill_pipeline
-from cairn_operators.checkpoint_operator import IncrementalCheckpointOperator
+from cairn_operators.checkpoint_operator import CheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.pipeline import stateful_pipeline
 from cairn_operators.restore_state import RestoreStateOperator, restore_pipeline
@@ -12,8 +12,8 @@ from cairn_operators.try_code import DeployTrialOperator, TryCodeOperator, trial
 from cairn_operators.validate_state import ValidateStateOperator
 
 __all__ = [
+    "CheckpointOperator",
     "DeployTrialOperator",
-    "IncrementalCheckpointOperator",
     "RestoreStateOperator",
     "RunIntervalsOperator",
     "SavepointOperator",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -154,18 +154,28 @@ def backfill_pipeline(
     *,
     pipeline_name: str,
     every: timedelta = timedelta(days=1),
-    docs_dir: str | None = None,
     spark_conn_id: str = "cairn_spark",
     gcp_conn_id: str | None = None,
-    backfill: dict[str, Any] | None = None,
-    validate: dict[str, Any] | None = None,
+    backfill: Mapping[str, Any] | None = None,
+    validate: Mapping[str, Any] | bool = False,
     **dag_arguments: Any,
 ) -> DAG:
-    """A DAG without schedule that runs a range of a pipeline's intervals in one go: whoever triggers it fills in from, to, what to do
-    about results that are there, and whether it is a dry run.
+    """Build a DAG without schedule that runs a range of a pipeline's intervals in one driver.
 
-    ``every``: how long an interval is, as in the pipeline's own DAG. With ``docs_dir`` the last checkpoint is validated at the end; those
-    before it are not. ``backfill`` and ``validate`` are further arguments of the tasks, ``dag_arguments`` of the DAG.
+    The form of its trigger asks for the first and the last interval, for the treatment of results that exist, and for a dry run.
+
+    Args:
+        dag_id: Id of the DAG.
+        pipeline: The `Pipeline`, as ``module:NAME``.
+        root: URL of the folder that holds the pipelines.
+        pipeline_name: Name of the `Pipeline`.
+        every: Length of an interval, as in the pipeline's own DAG.
+        spark_conn_id: Connection to Spark.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        backfill: More arguments of the `RunIntervalsOperator`.
+        validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its defaults, False for
+            no validation.
+        **dag_arguments: More arguments of the DAG.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     params = {
@@ -211,13 +221,12 @@ def backfill_pipeline(
             **where,
             **retry_arguments(backfill),
         )
-        if docs_dir is not None:
+        if validate is not False:
             run >> ValidateStateOperator(
                 task_id="validate",
                 checkpoint="{{ ti.xcom_pull(task_ids='backfill')['checkpoint'] }}",
-                docs_dir=docs_dir,
                 pipeline_name=pipeline_name,
                 **where,
-                **retry_arguments(validate),
+                **retry_arguments(validate if isinstance(validate, Mapping) else None),
             )
     return dag

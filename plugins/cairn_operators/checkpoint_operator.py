@@ -33,7 +33,7 @@ output is published and files that no retained checkpoint needs are deleted. No 
 """
 
 
-class IncrementalCheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
+class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """Commits the prepared ``attempt``, publishes its output, deletes what no retained checkpoint needs.
 
     All three are idempotent and finish what an earlier try left. Storage trouble and unknown outcomes are retried; a lost

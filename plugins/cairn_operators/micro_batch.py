@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
-from cairn_operators.checkpoint_operator import IncrementalCheckpointOperator, again_command
+from cairn_operators.checkpoint_operator import CheckpointOperator, again_command
 from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
@@ -51,7 +51,7 @@ interval's rows, uploads what changed. Nothing is committed; that is for the nex
 
 class StatefulMicroBatchOperator(DriverOperator):
     """Restores the state that the data interval starts from, processes the interval, uploads what changed. Nothing is
-    committed: that is for `IncrementalCheckpointOperator`, which takes the returned ``attempt``.
+    committed: that is for `CheckpointOperator`, which takes the returned ``attempt``.
 
     ``pipeline_name``: the name in the `Pipeline`, whose folder under ``root`` is looked at before Spark is started.
     ``mode``: incremental, full or changelog. ``allow_gap`` starts from the latest checkpoint before the interval if none
@@ -272,9 +272,7 @@ class StatefulMicroBatchOperator(DriverOperator):
 
     def _checkpoint_tasks(self, context: Any) -> list[str]:
         """This task and the one that commits what it prepares."""
-        commits = [
-            task.task_id for task in context["task"].downstream_list if isinstance(task, IncrementalCheckpointOperator)
-        ]
+        commits = [task.task_id for task in context["task"].downstream_list if isinstance(task, CheckpointOperator)]
         return [self.task_id, *commits]
 
     # --- the driver -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pendulum
 from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param
 
-from cairn_operators.checkpoint_operator import IncrementalCheckpointOperator
+from cairn_operators.checkpoint_operator import CheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.retries import retry_arguments
@@ -38,35 +38,42 @@ def stateful_pipeline(
     *,
     schedule: Any,
     start_date: datetime,
-    docs_dir: str | None = None,
-    savepoints: str | None = None,
-    expectations_every: timedelta | None = None,
-    savepoint_every: timedelta | None = timedelta(days=7),
-    sweep_every: timedelta | None = None,
     pipeline_name: str | None = None,
-    spark_conn_id: str = "cairn_spark",
     gate: bool = False,
+    process: Mapping[str, Any] | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
+    validate: Mapping[str, Any] | bool = False,
+    savepoint: Mapping[str, Any] | None = None,
+    sweep: Mapping[str, Any] | None = None,
+    spark_conn_id: str = "cairn_spark",
     gcp_conn_id: str | None = None,
     spark_conf: Mapping[str, Any] | None = None,
-    process: dict[str, Any] | None = None,
-    checkpoint: dict[str, Any] | None = None,
-    validate: dict[str, Any] | None = None,
-    savepoint: dict[str, Any] | None = None,
-    sweep: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """The DAG of a pipeline: ``process >> checkpoint >> [validate, savepoint, sweep]``, one data interval after the other. With
-    ``gate`` nothing is committed that is not validated: ``process >> validate >> checkpoint >> [savepoint, sweep]``.
+    """Build the DAG of a pipeline: ``process >> checkpoint >> [validate, savepoint, sweep]``, one data interval after the other.
 
-    ``schedule`` has to give data intervals. A cron text like "@daily", in the time zone of ``start_date``, and a timedelta do here,
-    also where Airflow's own setting makes of them ticks without length; a timetable is taken as it is. ``pipeline_name`` is the name in the `Pipeline`;
-    ``dag_id`` if left out. Without ``docs_dir`` nothing is validated, without ``savepoints`` (a directory URL) none are
-    taken, without ``sweep_every`` nothing is swept. ``gcp_conn_id``: the connection with the key for a ``gs://`` root, if not the
-    application's. ``spark_conf``: Spark's configuration for this pipeline. ``process``, ``checkpoint``, ``validate``, ``savepoint`` and ``sweep`` are further arguments of those tasks, as
-    in ``savepoint={"consolidate": True}``; ``dag_arguments`` of the DAG. Every task is retried as `retries` says; with a
-    ``retry_delay`` of your own, all its retries come after that.
+    Every task is retried as `retry_arguments` says. A ``retry_delay`` of your own replaces these retries.
 
-    Raises: ValueError for a ``pipeline`` that is not module:NAME, or a ``root`` that is no storage URL.
+    Args:
+        dag_id: Id of the DAG.
+        pipeline: The `Pipeline`, as ``module:NAME``.
+        root: URL of the folder that holds the pipelines.
+        schedule: A cron text in the time zone of ``start_date``, a timedelta, or a timetable with data intervals.
+        start_date: Start of the first interval.
+        pipeline_name: Name of the `Pipeline`; None for ``dag_id``.
+        gate: Validate each attempt before its commit: ``process >> validate >> checkpoint >> [savepoint, sweep]``.
+        process: More arguments of the `StatefulMicroBatchOperator`.
+        checkpoint: More arguments of the `CheckpointOperator`.
+        validate: Arguments of the `ValidateStateOperator`, such as ``docs_dir``; True for its defaults, False for no validation.
+        savepoint: Arguments of the `SavepointOperator`. ``to`` is the URL of the folder for all savepoints. None takes no savepoints.
+        sweep: Arguments of the `SweepStateOperator`. ``every`` is required. None sweeps nothing.
+        spark_conn_id: Connection to Spark.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        spark_conf: Spark's configuration for this pipeline.
+        **dag_arguments: More arguments of the DAG.
+
+    Raises:
+        ValueError: ``pipeline`` is not ``module:NAME``, or ``root`` is no storage URL.
     """
     where: dict[str, Any] = {
         "pipeline": pipeline,
@@ -99,7 +106,7 @@ def stateful_pipeline(
             **where,
             **retry_arguments(process),
         )
-        commit = IncrementalCheckpointOperator(
+        commit = CheckpointOperator(
             task_id="checkpoint",
             pipeline_name=name,
             root=root,
@@ -110,38 +117,34 @@ def stateful_pipeline(
             **retry_arguments(checkpoint),
         )
         batch >> commit
-        if docs_dir is not None or gate:
+        if validate is not False or gate:
             what: dict[str, Any] = {"attempt": _ATTEMPT} if gate else {"checkpoint": _CHECKPOINT}
             validation = ValidateStateOperator(
                 task_id="validate",
-                docs_dir=docs_dir,
-                expectations_every=expectations_every,
                 pipeline_name=name,
                 **what,
                 **where,
-                **retry_arguments(validate),
+                **retry_arguments(validate if isinstance(validate, Mapping) else None),
             )
             if gate:
                 batch >> validation >> commit
             else:
                 commit >> validation
-        if savepoints is not None:
+        if savepoint is not None:
+            # The name has the checkpoint's id: a re-run of the day takes another savepoint, and the first one stays as it is.
+            to = f"{savepoint['to'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{_CHECKPOINT}"
             commit >> SavepointOperator(
                 task_id="savepoint",
                 checkpoint=_CHECKPOINT,
-                # With the id of the checkpoint: a re-run of the day is another savepoint, the user's one stays as it is.
-                to=f"{savepoints.rstrip('/')}/{{{{ data_interval_end | ds }}}}-{_CHECKPOINT}",
-                every=savepoint_every,
                 **where,
-                **retry_arguments(savepoint),
+                **retry_arguments({**savepoint, "to": to}),
             )
-        if sweep_every is not None:
+        if sweep is not None:
             commit >> SweepStateOperator(
                 task_id="sweep",
                 pipeline_name=name,
                 root=root,
                 gcp_conn_id=gcp_conn_id,
-                every=sweep_every,
                 **retry_arguments(sweep),
             )
     return dag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -37,7 +38,7 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
         return RetryDecision.retry(timedelta(seconds=seconds), f"retry {failure} of {self.retries} in {seconds} s")
 
 
-def retry_arguments(own: dict[str, Any] | None = None, retries: int = RETRIES) -> dict[str, Any]:
+def retry_arguments(own: Mapping[str, Any] | None = None, retries: int = RETRIES) -> dict[str, Any]:
     """The arguments of a task with those of its user: what ``stateful_pipeline`` gives its tasks, for who wires operators by hand. A delay of the user's own is every retry's: no policy then."""
     arguments = {"retries": retries, "retry_delay": timedelta(seconds=_SECONDS[0]), **(own or {})}
     if not _OWN & {*(own or {})} and arguments["retries"]:

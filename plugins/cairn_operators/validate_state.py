@@ -18,7 +18,7 @@ from cairn_operators.task_order import THEN_VALIDATES
 
 class ValidateStateOperator(DriverOperator):
     """Fails if what it examines is not what it should be: ``checkpoint`` (then it is quarantined, and no later interval starts from
-    it), the prepared ``attempt`` (then it can't be committed: the task is a gate in front of `IncrementalCheckpointOperator`), or
+    it), the prepared ``attempt`` (then it can't be committed: the task is a gate in front of `CheckpointOperator`), or
     the folder of a ``savepoint``. One of the three.
 
     ``mode``: "fast" checks the files and what is recorded of them, without Spark; "full" restores the state and proves it to be the

@@ -7,7 +7,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, CronDataIntervalTimetable
 
 from cairn_operators import (
-    IncrementalCheckpointOperator,
+    CheckpointOperator,
     StatefulMicroBatchOperator,
     stateful_pipeline,
 )
@@ -77,7 +77,7 @@ with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_activ
             task_id=f"process_{name}", pipeline="unused:TALLY", pipeline_name=name, root=ROOT, **WAITING
         )
         process.driver_module = DRIVER
-        checkpoint = IncrementalCheckpointOperator(
+        checkpoint = CheckpointOperator(
             task_id=f"checkpoint_{name}",
             pipeline_name=name,
             root=ROOT,

@@ -39,7 +39,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from cairn.pipeline import Interval
 from cairn_operators import (
-    IncrementalCheckpointOperator,
+    CheckpointOperator,
     SavepointOperator,
     StatefulMicroBatchOperator,
     ValidateStateOperator,
@@ -473,9 +473,7 @@ def checkpoint(
             asked.append("clean up")
 
     monkeypatch.setattr("state_backend.checkpoint.coordinator.Coordinator", Coordinator)
-    operator = IncrementalCheckpointOperator(
-        task_id="checkpoint", pipeline_name="p", root="memory://r", attempt="a1", **more
-    )
+    operator = CheckpointOperator(task_id="checkpoint", pipeline_name="p", root="memory://r", attempt="a1", **more)
     return operator, asked
 
 
@@ -520,9 +518,9 @@ def test_every_operator_has_docs_for_the_ui() -> None:
         "file:///r",
         schedule="@daily",
         start_date=START,
-        docs_dir="/d",
-        savepoints="file:///s",
-        sweep_every=timedelta(days=7),
+        validate={"docs_dir": "/d"},
+        savepoint={"to": "file:///s"},
+        sweep={"every": timedelta(days=7)},
     )
     without = [task.task_id for task in dag.tasks if not task.doc_md]
     assert without == []
@@ -531,7 +529,7 @@ def test_every_operator_has_docs_for_the_ui() -> None:
 @pytest.mark.parametrize("gate", [False, True])
 def test_what_the_next_interval_waits_for_gets_a_worker_slot_first(gate: bool) -> None:
     dag = stateful_pipeline(
-        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, docs_dir="/d", savepoints="/s"
+        "p", "m:P", "/r", schedule="@daily", start_date=START, gate=gate, validate=True, savepoint={"to": "/s"}
     )
     weights = {task.task_id: task.priority_weight for task in dag.tasks}
     assert weights == {"checkpoint": 5, "validate": 4, "process": 3, "savepoint": 1}
@@ -654,9 +652,7 @@ def test_the_asset_is_told_of_what_was_validated(fake: Callable[[str], Path]) ->
     event = SimpleNamespace(extra=None)
     run(operator, context(outlet_events={operator.asset: event}))
     assert event.extra == {"checkpoint": 5, "mode": "full", "entries": 7, "expectations": None, "validated": True}
-    assert operator.outlets == [
-        IncrementalCheckpointOperator(task_id="c", pipeline_name="p", root="r", attempt="a").asset
-    ]
+    assert operator.outlets == [CheckpointOperator(task_id="c", pipeline_name="p", root="r", attempt="a").asset]
     fake('ok {"success": false, "findings": ["f"], "docs": null}')
     event = SimpleNamespace(extra=None)
     with pytest.raises(AirflowFailException):
@@ -678,9 +674,9 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
         "memory://r",
         schedule="@daily",
         start_date=datetime(2013, 1, 1, tzinfo=UTC),
-        docs_dir="/docs",
-        savepoints="memory://s",
-        sweep_every=timedelta(days=1),
+        validate=True,
+        savepoint={"to": "memory://s"},
+        sweep={"every": timedelta(days=1)},
     )
     task = dag.get_task("checkpoint")
     task.attempt, task.sink_of = committing.attempt, ""
@@ -746,7 +742,7 @@ def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callabl
 
 def test_a_dry_run_of_a_range_validates_nothing(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"intervals": 5, "computed": 2, "kept": 3, "checkpoint": null}')
-    task = backfill_task(docs_dir="/docs")
+    task = backfill_task(validate={"docs_dir": "/docs"})
     task.only_plan = "True"
     ti = SimpleNamespace(try_number=1, xcom_push=lambda **_: None)
     with pytest.raises(DownstreamTasksSkipped) as skipped:
@@ -1132,11 +1128,9 @@ def test_pipeline_wires_everything() -> None:
         "file:///r",
         schedule="@daily",
         start_date=START,
-        docs_dir="/d",
-        savepoints="file:///s/",
-        savepoint={"format": "canonical"},
-        sweep_every=timedelta(days=7),
-        sweep={"min_age": timedelta(days=1)},
+        validate={"docs_dir": "/d"},
+        savepoint={"to": "file:///s/", "format": "canonical"},
+        sweep={"every": timedelta(days=7), "min_age": timedelta(days=1)},
         pipeline_name="aircraft",
     )
     process = dag.get_task("process")

@@ -74,11 +74,11 @@ def test_a_delay_of_the_users_own_is_taken_instead(
 def test_every_task_of_the_factories_has_it() -> None:
     start = datetime(2024, 1, 1, tzinfo=UTC)
     daily = stateful_pipeline(
-        "p", "m:P", "file:///r", schedule="@daily", start_date=start, docs_dir="/d", savepoints="file:///s",
-        sweep_every=timedelta(days=1), validate={"retry_delay": timedelta(seconds=1)},
+        "p", "m:P", "file:///r", schedule="@daily", start_date=start, savepoint={"to": "file:///s"},
+        sweep={"every": timedelta(days=1)}, validate={"retry_delay": timedelta(seconds=1)},
     )  # fmt: skip
     assert {task.task_id: task.has_retry_policy for task in daily.tasks} == {
         "process": True, "checkpoint": True, "validate": False, "savepoint": True, "sweep": True,
     }  # fmt: skip
-    again = backfill_pipeline("b", "m:P", "file:///r", every=timedelta(days=1), pipeline_name="p", docs_dir="/d")
+    again = backfill_pipeline("b", "m:P", "file:///r", every=timedelta(days=1), pipeline_name="p", validate=True)
     assert all(task.has_retry_policy and task.retries == RETRIES for task in again.tasks)

@@ -78,7 +78,7 @@ dag = stateful_pipeline(
     "$$name",
     pipeline=PIPELINE,
     root=ROOT,
-    docs_dir=f"{DATA}/docs",
+    validate={"docs_dir": f"{DATA}/docs"},
     schedule=CronDataIntervalTimetable("@$$schedule", timezone="UTC"),
     start_date=datetime(2024, 1, 1, tzinfo=UTC),
     # The last $$interval of the sample data; drop it when there is more.
