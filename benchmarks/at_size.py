@@ -42,7 +42,7 @@ from pyspark.sql.types import Row
 
 from benchmarks.cpu_per_update import OUTPUT, ArrowUpdates, RowUpdates
 from benchmarks.engines import START, interval, start_spark
-from benchmarks.history_plots import Plot, draw
+from benchmarks.line_plots import Plot, draw
 from benchmarks.processes import Seen, own_and_below
 from benchmarks.totals import TOTALS_SCHEMA, Totals
 from cairn.data_sources.state_selection import plan_read

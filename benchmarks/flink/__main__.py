@@ -39,7 +39,6 @@ from benchmarks.flink.inputs import Workload, read_state, write_batches
 from benchmarks.processes import ROOT, child_environment, cpu_s
 from benchmarks.report import Check, Part, Question, Run
 from benchmarks.report_files import Started
-from benchmarks.validation import COLD
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.run_interval import run_interval
@@ -155,7 +154,7 @@ def run_cairn(name: str, inputs: Path, folder: Path, batches: int, repeats: int)
     manifests = [manifest_of(ref, storage) for ref in record.content.shards]
 
     def restore(groups: KeyGroupRange, sources: list[Any]) -> None:
-        restore_shard(groups, sources, storage, folder / "db", COLD).store.close()
+        restore_shard(groups, sources, storage, folder / "db", EngineOptions(cache_dir=None)).store.close()
         shutil.rmtree(folder / "db")
 
     for _ in range(repeats):

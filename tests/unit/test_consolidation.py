@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.session_history import HOUR_MS, session_history
-from benchmarks.state_history import History
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.rocks import GIB, EngineOptions, RocksStore, SortedRun
 from state_backend.shard.changelog import ChangelogOptions
@@ -26,7 +24,9 @@ from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.values.errors import CorruptFile, StorageUnavailable, UsageError
 from state_backend.values.key_groups import KeyGroupRange
+from tests.support.session_history import HOUR_MS, session_history
 from tests.support.shards import STATES
+from tests.support.state_history import History
 
 MIB = 1024 * 1024
 OPTIONS = EngineOptions(most_sorted_runs=4, most_obsolete_percent=80, consolidation_bytes=GIB)

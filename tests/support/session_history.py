@@ -10,7 +10,6 @@ import math
 import random
 from pathlib import Path
 
-from benchmarks.state_history import MAX_PARALLELISM, Batch, History
 from state_backend.formats.key_codec import KeyCodec
 from state_backend.formats.types import parse_struct
 from state_backend.shard.changelog import ChangelogOptions
@@ -18,6 +17,7 @@ from state_backend.state.expiry import expire
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.records import SchemaVersion, StateDescriptor, StateKind
+from tests.support.state_history import MAX_PARALLELISM, Batch, History
 
 HOUR_MS = 3_600_000
 GAP_MS = 2 * HOUR_MS
