@@ -20,7 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.run_interval import run_interval
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval
 from cairn.spark.session import connect

@@ -27,7 +27,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.operations.run_interval import Inputs, coordinator_of, process_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt, Inputs
+from cairn.operations.process_interval import process_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors.output_schema import struct_of
 from cairn.rows.local_rows import LocalRows, route_locally, sorted_rows
@@ -41,7 +43,7 @@ from state_backend.inspection.state_table import StateSource, read_table
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import StateUnusable, UsageError
 from state_backend.values.intervals import from_ms
-from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.records import NO_PERMISSIONS, Permissions, Record, RunRef
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -147,9 +149,7 @@ class PipelineTester:
         position: dict[str, Any] | None = None,
         commit: bool = True,
         mode: Literal["incremental", "full", "changelog"] | None = None,
-        allow_gap: bool = False,
-        allow_stale_base: bool = False,
-        replace_overlapping: bool = False,
+        permissions: Permissions = NO_PERMISSIONS,
     ) -> TestedInterval:
         """Processes one interval and commits it.
 
@@ -163,27 +163,28 @@ class PipelineTester:
         interval = interval or self.next_interval
         if not isinstance(rows, LocalRows):
             rows = LocalRows(rows, self._schema, self._zone, f"{self._where}: {interval}")
-        attempt = str(uuid.uuid4())
+        identifier = str(uuid.uuid4())
+        attempt = Attempt(
+            id=identifier,
+            interval=interval,
+            mode=mode or self.mode,
+            run=RunRef(run_id=f"tester__{identifier}", clear_number=0, try_number=1),
+            permissions=permissions,
+        )
         pipeline = self._as_run(rows, position)
         coordinator = coordinator_of(pipeline, self.root)
         session: Any = _Session(self._session_zone)
         prepared = process_interval(
             session,
             pipeline,
-            interval,
             self.root,
-            mode or self.mode,
-            attempt=attempt,
-            run=RunRef(run_id=f"tester__{attempt}", clear_number=0, try_number=1),
-            permissions=Permissions(
-                allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping
-            ),
+            attempt,
             coordinator=coordinator,
             on_shards=partial(_on_shards, pipeline.processor),
         )
         content, record = prepared.content, None
         if commit:
-            result = coordinator.commit(attempt)
+            result = coordinator.commit(identifier)
             record = result.record or coordinator.record(result.id)
             self._ended = max(interval.end, self._ended or interval.end)
             content = record.content

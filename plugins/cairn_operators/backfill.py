@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.micro_batch import MODES
+from cairn_operators.micro_batch import MODES, granted
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.retries import retry_arguments
@@ -51,7 +52,7 @@ class RunIntervalsOperator(DriverOperator):
         "first",
         "last",
         "reprocess",
-        "replace_overlapping",
+        "permissions",
         "only_plan",
     )
 
@@ -63,7 +64,7 @@ class RunIntervalsOperator(DriverOperator):
         last: str,
         every: timedelta,
         reprocess: str = "changed",
-        replace_overlapping: bool | str = False,
+        permissions: Mapping[str, bool | str] | None = None,
         dry_run: bool | str = False,
         mode: str = "incremental",
         **kwargs: Any,
@@ -81,7 +82,7 @@ class RunIntervalsOperator(DriverOperator):
         self.last = last
         self.every = every
         self.reprocess = reprocess
-        self.replace_overlapping = replace_overlapping
+        self.permissions = {**(permissions or {})}
         self.only_plan = dry_run  # BaseOperator has a method dry_run
         self.mode = mode
 
@@ -100,7 +101,7 @@ class RunIntervalsOperator(DriverOperator):
         arguments += ["--every-s", str(self.every.total_seconds()), "--name", self.pipeline_name]
         arguments += ["--run-id", run.run_id, "--clear-number", str(run.clear_number or 0)]
         arguments += ["--try-number", str(ti.try_number), "--mode", self.mode, "--reprocess", self.reprocess]
-        arguments += ["--replace-overlapping"] if _yes("replace_overlapping", self.replace_overlapping) else []
+        arguments += ["--permissions", json.dumps(asdict(granted(self.permissions)))]
         arguments += ["--dry-run"] if _yes("dry_run", self.only_plan) else []
         committed: list[dict[str, Any]] = []
 
@@ -216,7 +217,7 @@ def backfill_pipeline(
             last="{{ params.to }}",
             every=every,
             reprocess="{{ params.reprocess }}",
-            replace_overlapping="{{ params.replace_overlapping }}",
+            permissions={"replace_overlapping": "{{ params.replace_overlapping }}"},
             dry_run="{{ params.dry_run }}",
             **where,
             **retry_arguments(backfill),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cairn_operators.predecessor import Go, Wait
     from cairn_operators.previous_checkpoint_trigger import PreviousCheckpointTrigger
     from state_backend.checkpoint.log import Log
+    from state_backend.values.records import Permissions
 
 # In the task's state store of Airflow, which retries and clears of this run see: the attempt that a try made last.
 _ATTEMPT_KEY = "cairn_attempt"
@@ -74,9 +76,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         *DriverOperator.template_fields,
         "pipeline_name",
         "mode",
-        "allow_gap",
-        "allow_stale_base",
-        "replace_overlapping",
+        "permissions",
     )
 
     def __init__(
@@ -84,9 +84,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         *,
         pipeline_name: str,
         mode: Literal["incremental", "full", "changelog"] = "incremental",
-        allow_gap: bool | str = False,
-        allow_stale_base: bool | str = False,
-        replace_overlapping: bool | str = False,
+        permissions: Mapping[str, bool | str] | None = None,
         wait_timeout: timedelta = timedelta(days=1),
         start_patience: timedelta = timedelta(seconds=20),
         poll: timedelta = timedelta(seconds=0.4),
@@ -105,9 +103,7 @@ class StatefulMicroBatchOperator(DriverOperator):
             )
         self.pipeline_name = pipeline_name
         self.mode = mode
-        self.allow_gap = allow_gap
-        self.allow_stale_base = allow_stale_base
-        self.replace_overlapping = replace_overlapping
+        self.permissions = {**(permissions or {})}
         self.wait_timeout = wait_timeout
         self.start_patience = start_patience
         self.poll = poll
@@ -167,13 +163,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         from state_backend.values.airflow_commands import with_command
         from state_backend.values.errors import CairnError
         from state_backend.values.intervals import Interval
-        from state_backend.values.records import Permissions
 
-        permissions = Permissions(
-            allow_gap=_granted("allow_gap", self.allow_gap),
-            allow_stale_base=_granted("allow_stale_base", self.allow_stale_base),
-            replace_overlapping=_granted("replace_overlapping", self.replace_overlapping),
-        )
+        permissions = granted(self.permissions)
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
         try:
@@ -288,9 +279,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         arguments += ["--name", self.pipeline_name]
         arguments += ["--run-id", run.run_id, "--clear-number", str(run.clear_number or 0)]
         arguments += ["--try-number", str(ti.try_number), "--attempt", attempt]
-        arguments += ["--allow-gap"] if _granted("allow_gap", self.allow_gap) else []
-        arguments += ["--allow-stale-base"] if _granted("allow_stale_base", self.allow_stale_base) else []
-        arguments += ["--replace-overlapping"] if _granted("replace_overlapping", self.replace_overlapping) else []
+        arguments += ["--permissions", json.dumps(asdict(granted(self.permissions)))]
         arguments += ["--committed"] if there else []
         # A first try has no earlier one: a request to the API less.
         known = store is not None and self.reuse_prepared and ti.try_number > 1
@@ -333,12 +322,19 @@ def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     return {name: max(0, round(span_s * 1e6)) for name, span_s in spans_s.items()}
 
 
-def _granted(name: str, value: bool | str) -> bool:
-    """A permission, perhaps rendered from a template. Only a clear yes is one."""
-    text = str(value).strip().lower()
-    if text not in ("true", "false", ""):
-        raise AirflowFailException(f"{name} is {value!r}; expected true or false")
-    return text == "true"
+def granted(permissions: Mapping[str, bool | str]) -> Permissions:
+    """Read the permissions of a task after Airflow has rendered their templates.
+
+    Raises:
+        AirflowFailException: A value is neither true nor false.
+    """
+    from state_backend.values.errors import UsageError
+    from state_backend.values.records import Permissions
+
+    try:
+        return Permissions.from_texts(permissions)
+    except UsageError as error:
+        raise AirflowFailException(str(error)) from None
 
 
 def _now_ms() -> int:

@@ -100,9 +100,7 @@ def stateful_pipeline(
         batch = StatefulMicroBatchOperator(
             task_id="process",
             pipeline_name=name,
-            allow_gap="{{ params.allow_gap }}",
-            allow_stale_base="{{ params.allow_stale_base }}",
-            replace_overlapping="{{ params.replace_overlapping }}",
+            permissions={name: f"{{{{ params.{name} }}}}" for name in permissions},
             **where,
             **retry_arguments(process),
         )

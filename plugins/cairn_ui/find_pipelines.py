@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _COMMITS = {"pipeline_name", "root", "attempt", "sink_of"}
-_PROCESSES = {"pipeline_name", "root", "mode", "allow_stale_base"}
+_PROCESSES = {"pipeline_name", "root", "mode", "permissions"}
 _VALIDATES = {"checkpoint", "attempt", "savepoint", "docs_dir"}
 _SAVEPOINTS = {"checkpoint", "to", "pipeline"}
 _RESTORES = {"pipeline_name", "root", "target", "fork_as"}

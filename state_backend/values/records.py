@@ -6,7 +6,8 @@ them. Times are UTC datetimes, durations whole microseconds, digests unsigned 64
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from state_backend.values.errors import UsageError
@@ -205,6 +206,24 @@ class Permissions:
     allow_stale_base: bool = False
     allow_quarantined: bool = False
     replace_overlapping: bool = False
+
+    @classmethod
+    def from_texts(cls, given: Mapping[str, bool | str]) -> Permissions:
+        """Read permissions whose values may come from templates: true, false, or empty for false.
+
+        Raises:
+            UsageError: A name is no permission, or a value is none of these.
+        """
+        names = {field.name for field in fields(cls)}
+        for name, value in given.items():
+            if name not in names:
+                raise UsageError(f"{name} is no permission; expected some of {', '.join(sorted(names))}")
+            if str(value).strip().lower() not in ("true", "false", ""):
+                raise UsageError(f"{name} is {value!r}; expected true or false")
+        return cls(**{name: str(value).strip().lower() == "true" for name, value in given.items()})
+
+
+NO_PERMISSIONS = Permissions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.data_sources.keyed_state import KeyedState
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.plan_range import Progress
-from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.run_interval import run_interval
 from cairn.operations.run_intervals import Outcome, run_intervals
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval

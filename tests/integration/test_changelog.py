@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from cairn.command.cli import app
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt
+from cairn.operations.process_interval import process_interval
+from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
@@ -24,7 +27,7 @@ from state_backend.formats import paths
 from state_backend.shard.changelog import ChangelogOptions
 from state_backend.shard.manifest import manifest_of
 from state_backend.values import errors
-from state_backend.values.records import Permissions, Record, RunRef, ShardManifest
+from state_backend.values.records import Record, RunRef, ShardManifest
 from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, Counting, counting, day
 
@@ -280,12 +283,13 @@ def prepare(
     process_interval(
         spark,
         pipeline,
-        day(n),
         str(root),
-        "changelog",
-        attempt=attempt,
-        run=RunRef(run_id=attempt, clear_number=0, try_number=1),
-        permissions=Permissions(),
+        Attempt(
+            id=attempt,
+            interval=day(n),
+            mode="changelog",
+            run=RunRef(run_id=attempt, clear_number=0, try_number=1),
+        ),
         coordinator=coordinator,
     )
 

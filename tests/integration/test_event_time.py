@@ -14,10 +14,12 @@ from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import process_interval, run_interval
+from cairn.operations.plan_interval import Attempt
+from cairn.operations.process_interval import process_interval
+from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from state_backend.values import errors
-from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.records import Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,7 +164,7 @@ def test_windows_over_tries_that_fail_close_exactly_once(spark: SparkSession, tm
                     run_interval(spark, windows(processor=DiesLate), hour(n), str(root), mode)
             lost = RunRef(run_id=f"lost-{n}", clear_number=0, try_number=1)
             process_interval(
-                spark, windows(), hour(n), str(root), mode, attempt=f"lost-{n}", run=lost, permissions=Permissions()
+                spark, windows(), str(root), Attempt(id=f"lost-{n}", interval=hour(n), mode=mode, run=lost)
             )
             run_interval(spark, windows(), hour(n), str(root), mode)
         assert [emitted(spark, root, n) for n in range(5)] == expected

@@ -665,7 +665,8 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
     """A re-run is committed after a query was planned: while the older files are there it shows the older result, all of it; when
     they are cleaned up it fails and says to ask again. A query that is planned then shows the newer one, all of it."""
     from cairn.data_sources.keyed_output import KeyedOutput, _OutputReader
-    from cairn.operations.run_interval import coordinator_of, run_interval
+    from cairn.operations.coordinator_of import coordinator_of
+    from cairn.operations.run_interval import run_interval
     from state_backend.checkpoint.coordinator import Coordinator
     from state_backend.values.retention import KeepLast
     from tests.support.counting import DAYS, counting, day
@@ -699,7 +700,7 @@ def test_a_query_on_the_server_never_shows_half_an_interval(
     assert totals(reader, partitions[:1]) == [{2}]
     committed(3)
     coordinator = Coordinator(GcsStorage(BUCKET, root[6 + len(BUCKET) :] + "/counting"), "counting", policy=KeepLast(1))
-    monkeypatch.setattr("cairn.operations.run_interval.Coordinator", lambda *_, **__: coordinator)
+    monkeypatch.setattr("cairn.operations.coordinator_of.Coordinator", lambda *_, **__: coordinator)
     committed(4)
     coordinator_of(counting(), root).clean_up()
     with pytest.raises(StorageUnavailable, match="replaced by a re-run while this query ran"):
@@ -740,7 +741,7 @@ def test_a_trial_on_the_server_moves_no_state_and_leaves_nothing(server: GcsServ
     from functools import partial
 
     from cairn import testing
-    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.trials.compare_trial import compare_trial
     from cairn.trials.deploy_trial import deploy_past, plan_deployment
     from state_backend.adapters.open_storage import open_storage

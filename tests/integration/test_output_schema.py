@@ -13,13 +13,14 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_output import KeyedOutput
-from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.rewind import fork
 from state_backend.values.errors import UsageError
-from state_backend.values.records import RunRef
+from state_backend.values.records import Permissions, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,6 +167,6 @@ def test_another_cut_through_spark(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="replace_overlapping"):
         run_interval(spark, pipeline(THIRD), halves[0], root)
     for n, interval in enumerate(halves):
-        record = run_interval(spark, pipeline(THIRD), interval, root, replace_overlapping=True)
+        record = run_interval(spark, pipeline(THIRD), interval, root, permissions=Permissions(replace_overlapping=True))
         assert record.content.permissions.replace_overlapping
         assert len(read(spark, tmp_path)[1]) == n + 1

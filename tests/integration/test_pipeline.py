@@ -17,7 +17,10 @@ from pyspark.sql.types import Row, StructType
 
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt
+from cairn.operations.process_interval import process_interval
+from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
@@ -129,7 +132,7 @@ def test_a_gap_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     run_interval(spark, counting(), day(0), str(tmp_path))
     with pytest.raises(errors.StateGapError, match="To fill the gap, run the interval that starts at"):
         run_interval(spark, counting(), day(2), str(tmp_path))
-    run_interval(spark, counting(), day(2), str(tmp_path), allow_gap=True)
+    run_interval(spark, counting(), day(2), str(tmp_path), permissions=Permissions(allow_gap=True))
 
 
 @pytest.mark.parametrize("steps", [(2, 1, 3, 2), (1, 16, 1)])
@@ -644,13 +647,14 @@ def test_what_an_earlier_try_prepared_is_used_if_nothing_has_changed(
         prepared = process_interval(
             spark,
             replace(pipeline, **more),
-            day(1),
             str(tmp_path),
-            mode,
-            attempt="later" if earlier else "first",
-            run=RunRef(run_id="run", clear_number=clear, try_number=1),
-            permissions=Permissions(),
-            earlier=earlier,
+            Attempt(
+                id="later" if earlier else "first",
+                interval=day(1),
+                mode=mode,
+                run=RunRef(run_id="run", clear_number=clear, try_number=1),
+                earlier=earlier,
+            ),
             on_begin=begin,
         )
         return prepared.content.attempt

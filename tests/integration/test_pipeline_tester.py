@@ -20,9 +20,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.aggregates import Count, First, Last, Max, RunningAggregate, Sum
-from cairn.operations.run_interval import parse_ddl, run_interval
+from cairn.operations.run_interval import run_interval
 from cairn.pipeline import Interval, Pipeline
-from cairn.spark.ddl import parse_ddl_locally
+from cairn.spark.ddl import parse_ddl, parse_ddl_locally
 from cairn.testing import PipelineTester
 from state_backend.values.errors import UsageError
 from state_backend.values.records import Record

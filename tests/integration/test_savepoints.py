@@ -18,8 +18,11 @@ from typer.testing import CliRunner
 from cairn.command.cli import app
 from cairn.data_sources.keyed_state import KeyedState
 from cairn.driver import driver
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt
+from cairn.operations.process_interval import process_interval
 from cairn.operations.restore_savepoint import restore_savepoint
-from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import consolidate_checkpoint, take_savepoint
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Interval, Pipeline
@@ -27,7 +30,7 @@ from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.values import errors
-from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.records import Record, RunRef
 from state_backend.values.retention import KeepLast
 from tests.support.counting import COUNTING, DAYS, Counting, counting, day, read_days
 
@@ -478,12 +481,8 @@ def test_the_chosen_retention_goes_with_the_records(spark: SparkSession, tmp_pat
     process_interval(
         spark,
         counting(retention=KeepLast(1)),
-        day(3),
         root,
-        "incremental",
-        attempt="four",
-        run=RunRef(run_id="four", clear_number=0, try_number=1),
-        permissions=Permissions(),
+        Attempt(id="four", interval=day(3), run=RunRef(run_id="four", clear_number=0, try_number=1)),
     )
     Coordinator(open_storage(home), "counting").commit("four")
     assert retained() == [5]

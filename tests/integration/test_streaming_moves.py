@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cairn.operations.run_interval import coordinator_of, run_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.run_interval import run_interval
 from cairn.operations.streaming import continuing, from_streaming_checkpoint, initial_state_of
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import validate_checkpoint

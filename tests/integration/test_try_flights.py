@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from cairn import output_files
 from cairn.command.cli import app
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.trials.deploy_trial import deploy_past, plan_deployment

@@ -12,7 +12,10 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import coordinator_of, process_interval, run_interval
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt
+from cairn.operations.process_interval import process_interval
+from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
 from cairn.pipeline import OverTime, Pipeline
@@ -20,7 +23,7 @@ from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.savepoints import read_savepoint
 from state_backend.values import errors
-from state_backend.values.records import Permissions, Record, RunRef
+from state_backend.values.records import Record, RunRef
 from tests.support.counting import DAYS, START, counting, day, read_days
 
 if TYPE_CHECKING:
@@ -152,7 +155,7 @@ def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tu
 def prepare(spark: SparkSession, pipeline: Pipeline, n: int, root: str) -> str:
     attempt = f"attempt-of-day-{n}"
     run = RunRef(run_id=f"run-{n}", clear_number=0, try_number=1)
-    process_interval(spark, pipeline, day(n), root, "incremental", attempt=attempt, run=run, permissions=Permissions())
+    process_interval(spark, pipeline, root, Attempt(id=attempt, interval=day(n), run=run))
     return attempt
 
 

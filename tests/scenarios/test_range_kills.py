@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from local_stack.spark_server import SparkConnectServer
 from state_backend.checkpoint.sweep import sweep
 from tests.support.counting import day

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder

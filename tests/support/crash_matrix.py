@@ -252,7 +252,7 @@ def without_spark(folders: Folders) -> Iterator[None]:
         return folders[url.removeprefix("place://").split("/")[0]]
 
     with ExitStack() as stack:
-        modules = ("restore_savepoint", "take_savepoint", "run_interval")
+        modules = ("restore_savepoint", "take_savepoint", "coordinator_of")
         for module in (*(f"operations.{m}" for m in modules), *(f"shard_jobs.{m}" for m in modules[:2])):
             stack.enter_context(mock.patch(f"cairn.{module}.open_storage", opened))
         for operation, first_task in (("restore_savepoint", 70), ("take_savepoint", 0)):

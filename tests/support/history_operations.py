@@ -17,8 +17,11 @@ from typing import Any
 from cairn import testing
 from cairn.operations import restore_savepoint as restoring
 from cairn.operations import take_savepoint as taking
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.operations.export import REPORT, export_state
-from cairn.operations.run_interval import coordinator_of, finish_commit, process_interval
+from cairn.operations.plan_interval import Attempt
+from cairn.operations.process_interval import process_interval
+from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import run_intervals
 from cairn.pipeline import Pipeline
 from cairn.trials.compare_trial import compare_trial
@@ -157,12 +160,14 @@ def process(work: Work) -> Any:
     process_interval(
         SESSION,
         pipeline,
-        day(run["day"]),
         str(work.root),
-        work.chosen.choice(["incremental", "incremental", "full", "changelog"]),
-        attempt=attempt,
-        run=RunRef(run_id=run["run_id"], clear_number=0, try_number=run["try"]),
-        permissions=Permissions(allow_stale_base=work.chosen.random() < 0.1),
+        Attempt(
+            id=attempt,
+            interval=day(run["day"]),
+            mode=work.chosen.choice(["incremental", "incremental", "full", "changelog"]),
+            run=RunRef(run_id=run["run_id"], clear_number=0, try_number=run["try"]),
+            permissions=Permissions(allow_stale_base=work.chosen.random() < 0.1),
+        ),
         on_shards=work.on_shards(pipeline),
     )
     return run | {"attempt": attempt, "try": run["try"] + 1}

@@ -12,12 +12,15 @@ import argparse
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 from unittest import mock
 
 from cairn import testing
-from cairn.operations import run_interval as running
+from cairn.operations import coordinator_of as opening
+from cairn.operations import process_interval as running
+from cairn.operations.plan_interval import Attempt
 from cairn.pipeline import Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.shard_jobs import interval as shard_job
@@ -26,7 +29,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.adapters.open_storage import open_storage
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.ports.storage import Storage
-from state_backend.values.records import Permissions, RunRef
+from state_backend.values.records import RunRef
 from state_backend.values.retention import RetentionPolicy
 from state_backend.values.zones import zone_of
 from tests.support.counting import INPUT_SCHEMA, counting, day
@@ -82,17 +85,15 @@ def one_interval(storage: Storage, pipeline: Pipeline, n: int, seen: Callable[[]
     attempt = str(uuid.uuid4())
     run = RunRef(run_id=f"day-{n}", clear_number=0, try_number=1)
     opens = partial(_same, counted)
-    with mock.patch.object(running, "open_storage", opens), mock.patch.object(shard_job, "open_storage", opens):
+    with ExitStack() as stack:
+        for module in (opening, running, shard_job):
+            stack.enter_context(mock.patch.object(module, "open_storage", opens))
         phase("begin")
         running.process_interval(
             testing._Session("UTC"),  # type: ignore[arg-type]
             pipeline,
-            day(n),
             "memory://counted",
-            "incremental",
-            attempt=attempt,
-            run=run,
-            permissions=Permissions(),
+            Attempt(id=attempt, interval=day(n), run=run),
             on_shards=on_shards,
         )
         task = Coordinator(counted, pipeline.name, remembers=True)

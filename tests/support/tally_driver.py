@@ -122,8 +122,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", required=True)
     for name in ("clear-number", "try-number"):
         parser.add_argument(f"--{name}", required=True, type=int)
-    for name in ("allow-gap", "allow-stale-base", "replace-overlapping"):
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--permissions", type=json.loads, default={})
     options, _ = parser.parse_known_args()
     try:
         made = prepare(
@@ -132,11 +131,7 @@ def main() -> int:
             Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end)),
             attempt=options.attempt,
             run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
-            permissions=Permissions(
-                allow_gap=options.allow_gap,
-                allow_stale_base=options.allow_stale_base,
-                replace_overlapping=options.replace_overlapping,
-            ),
+            permissions=Permissions(**options.permissions),
         )
         result = {"ok": {"attempt": options.attempt, "output_rows": made.content.totals.output_rows}}
     except CairnError as error:

@@ -136,15 +136,16 @@ def run(operator: Any, where: dict[str, Any] | None = None) -> Any:
 
 def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"input_rows": 842, "attempt": "ignored"}')
-    result = run(micro_batch(allow_gap="True", allow_stale_base="False", replace_overlapping="True"))
+    result = run(
+        micro_batch(permissions={"allow_gap": "True", "allow_stale_base": "False", "replace_overlapping": "True"})
+    )
     asked = json.loads((folder / "arguments.json").read_text())
-    given = ("--allow-gap", "--replace-overlapping")
-    pairs = [a for a in asked[1:] if a not in given]
-    options = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    assert asked[0] == "process" and [a for a in asked if a in given] == [*given]
+    options = dict(zip(asked[1::2], asked[2::2], strict=True))
+    granted = {name for name, value in json.loads(options["--permissions"]).items() if value}
+    assert asked[0] == "process" and granted == {"allow_gap", "replace_overlapping"}
     assert options["--start"] == "2013-01-05T00:00:00+00:00" and options["--end"] == "2013-01-06T00:00:00+00:00"
     assert (options["--run-id"], options["--clear-number"], options["--try-number"]) == ("r1", "2", "3")
-    assert options["--spark"] == "sc://h:7" and "--allow-stale-base" not in asked
+    assert options["--spark"] == "sc://h:7"
     assert result == {"input_rows": 842, "attempt": options["--attempt"]}
 
 
@@ -329,7 +330,7 @@ def test_airflow_looks_into_every_dag_that_is_shown() -> None:
 
 def test_a_permission_is_a_clear_yes() -> None:
     with pytest.raises(AirflowFailException, match="allow_gap is 'maybe'"):
-        run(micro_batch(allow_gap="maybe"))
+        run(micro_batch(permissions={"allow_gap": "maybe"}))
 
 
 # --- the driver never outlives the task -----------------------------------------------------------------------------------
@@ -708,7 +709,7 @@ def backfill_task(**more: Any) -> Any:
     dag = backfill_pipeline("b", "m:P", "memory://operators", pipeline_name="p", **more)
     task = dag.get_task("backfill")
     task.first, task.last, task.reprocess = "2013-01-01", "2013-01-05T00:00+00:00", "none"
-    task.replace_overlapping, task.only_plan = "False", "False"
+    task.permissions, task.only_plan = {"replace_overlapping": "False"}, "False"
     return task
 
 

@@ -21,8 +21,8 @@ from cairn.operations.plan_range import (
     Progress,
     check_in_order,
     intervals_between,
+    keep_or_compute,
     plan_by_input,
-    plan_interval,
 )
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
@@ -56,7 +56,7 @@ EARLIER_CLEAR = replace(THERE, run=run("mine", clear_number=1))
 )
 def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, ...]) -> None:
     again = replace(MINE, try_number=2)
-    assert tuple(type(plan_interval(there, how, again)) for how in ("changed", "none", "all")) == expected  # type: ignore[arg-type]
+    assert tuple(type(keep_or_compute(there, how, again)) for how in ("changed", "none", "all")) == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
 ) -> None:
     """The printed command, in its turn, asks for just those intervals."""
     there = SimpleNamespace(log=lambda: Log(entries={1: record(1, day(1))}))
-    monkeypatch.setattr("cairn.operations.run_interval.coordinator_of", lambda *_: there)
+    monkeypatch.setattr("cairn.operations.coordinator_of.coordinator_of", lambda *_: there)
     calls: list[list[Interval]] = []
 
     def refuse(session: object, pipeline: object, intervals: Sequence[Interval], *_: object, **options: Any) -> Any:

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from cairn import testing
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt
 from cairn.operations.plan_range import Progress
-from cairn.operations.run_interval import coordinator_of, finish_commit, process_interval
+from cairn.operations.process_interval import process_interval
+from cairn.operations.run_interval import finish_commit
 from cairn.operations.run_intervals import Outcome, committed_alike, plan_intervals, run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
@@ -78,12 +81,13 @@ def run_alone(root: Path, interval: Interval, **more: Any) -> Record:
     process_interval(
         SESSION,
         PIPELINE,
-        interval,
         str(root),
-        more.pop("mode", "incremental"),
-        attempt=attempt,
-        run=RunRef(run_id="alone", clear_number=0, try_number=1),
-        permissions=Permissions(),
+        Attempt(
+            id=attempt,
+            interval=interval,
+            mode=more.pop("mode", "incremental"),
+            run=RunRef(run_id="alone", clear_number=0, try_number=1),
+        ),
         on_shards=partial(testing._on_shards, PIPELINE.processor),
     )
     result = coordinator.commit(attempt)

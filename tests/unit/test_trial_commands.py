@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.trials.deploy_trial import other_than_tried
 from state_backend.inspection.compare_logs import Made
 from tests.support.counting import DAYS, day

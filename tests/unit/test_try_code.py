@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cairn import testing
 from cairn.command.cli import app
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.pipeline import Interval, KeepLast
 from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 from state_backend.adapters.local_storage import LocalStorage

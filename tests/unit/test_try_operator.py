@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from cairn import testing
 from cairn.driver import driver
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
 from cairn_operators.backfill import COMMITTED
@@ -133,7 +133,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     run(OLD, tmp_path / "state", range(3))
     monkeypatch.setattr(driver, "_connect", lambda *_: SESSION)
     monkeypatch.setattr(
-        "cairn.operations.run_interval._on_spark",
+        "cairn.operations.process_interval._on_spark",
         lambda spark, job, inputs: testing._on_shards(CHANGED.processor, spark, job, inputs),
     )
     yield tmp_path

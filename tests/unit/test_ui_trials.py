@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cairn.command.cli import app as cli
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn_ui import trial_rows
 from cairn_ui.find_pipelines import PipelineRef
 from cairn_ui.trial_rows import Busy, Compared, Comparisons, Limits, answer_of, run_limited, too_much

@@ -20,7 +20,8 @@ from pyspark.sql.connect import functions as connect
 from cairn.change_expectations import OverTime
 from cairn.data_sources.keyed_output import KeyedOutput
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations import run_interval, streaming, take_savepoint, validate
+from cairn.operations import plan_interval, streaming, take_savepoint, validate
+from cairn.operations.plan_interval import Attempt
 from cairn.operations.restore_savepoint import restore_savepoint
 from cairn.operations.take_savepoint import check_destination, check_free, consolidate_checkpoint
 from cairn.operations.validate import validate_checkpoint
@@ -97,16 +98,13 @@ def test_an_output_schema_that_is_none(schema: Any, says: str) -> None:
     refused(
         UsageError,
         f"pipeline 'p': {says}",
-        lambda: run_interval._output_schema(spark, replace(PIPELINE, output_schema=schema)),
+        lambda: plan_interval._output_schema(spark, replace(PIPELINE, output_schema=schema)),
     )
 
 
 def test_a_mode_that_is_none() -> None:
     def process() -> object:
-        return run_interval._process_interval(
-            ANY, PIPELINE, day(1), "memory://m", "partial", attempt="a", run=run(), permissions=ANY, coordinator=None, earlier=None,
-            on_begin=None, on_shards=ANY, read=None,
-        )  # fmt: skip
+        return Attempt(id="a", interval=day(1), mode="partial", run=run())
 
     refused(UsageError, "mode 'partial' is not one of incremental, full, changelog", process)
 
@@ -119,7 +117,7 @@ def test_an_event_time_that_is_none(given: t.StructType, says: str) -> None:
     names = ColumnNames(names=tuple(given.names), case_sensitive=False, what="the input")
     if "at" in given.names:
         pipeline = replace(PIPELINE, **EVENT)
-        refused(SourceError, says, lambda: run_interval._event_time(pipeline, names, given, None))
+        refused(SourceError, says, lambda: plan_interval._event_time(pipeline, names, given, None))
 
 
 class Rows:
@@ -148,7 +146,7 @@ class Rows:
 def test_an_initial_state_by_another_key(rows: Any, error: type[CairnError], says: str) -> None:
     spark: Any = FakeSpark()
     pipeline = replace(PIPELINE, initial_state=lambda _: rows)
-    refused(error, says, lambda: run_interval._initial_state(spark, pipeline, fields(k=t.StringType())))
+    refused(error, says, lambda: plan_interval._initial_state(spark, pipeline, fields(k=t.StringType())))
 
 
 def test_a_grouping_by_more_than_columns() -> None:
@@ -184,7 +182,7 @@ def test_what_can_not_change(changes: dict[str, Any], says: str) -> None:
         *keeping,
         "\nIf it never was otherwise, another pipeline of this name writes below",
     ):
-        refused(UsageError, told, lambda: run_interval._check_unchanged(pipeline, base, key, names))
+        refused(UsageError, told, lambda: plan_interval._check_unchanged(pipeline, base, key, names))
 
 
 class Raises:
@@ -197,7 +195,7 @@ class Raises:
 def test_an_init_that_raises_on_the_driver() -> None:
     pipeline = replace(PIPELINE, processor=Raises)
     says = "pipeline 'p': Raises.init on the driver: ValueError: no such table"
-    refused(ProcessorError, says, lambda: run_interval.declared_states(ANY, pipeline))
+    refused(ProcessorError, says, lambda: plan_interval.declared_states(ANY, pipeline))
 
 
 # --- savepoints and checkpoints ----------------------------------------------------------------------------------------------------

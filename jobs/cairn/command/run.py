@@ -20,6 +20,7 @@ from state_backend.checkpoint.trials import check_no_trial
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.values.errors import CairnError, Rerun, UsageError, UserCodeError
 from state_backend.values.intervals import Interval, format_instant
+from state_backend.values.records import Permissions
 
 if TYPE_CHECKING:
     from cairn.operations.plan_range import Progress
@@ -77,7 +78,7 @@ def run(
     With --from and --to a whole range, in one go: what the same code made of the same input stays as it is, and after a failure the same
     command goes on behind the last commit, unless --reprocess all was asked for. Without them one that ran already is run again, from the checkpoint that it started from."""
     from cairn.driver.load_pipeline import load_pipeline
-    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
     from cairn.spark.session import connect
 
@@ -95,6 +96,7 @@ def run(
             f"If they shall be of another length from here on, say so: --every {every} --start {format_instant(newest.end)}"
         )
     intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
+    permissions = Permissions(replace_overlapping=replace_overlapping)
     how = Redo.all if from_ is None else reprocess
     session = None
     again = _Again(code=code, root=root, every=every, spark=spark, length=length)
@@ -104,9 +106,7 @@ def run(
             session.sparkContext.setLogLevel(spark_log.upper())
     if dry_run or session is None:
         with again.printed():
-            planned = plan_intervals(
-                session, pipeline, intervals, root, reprocess=how.value, replace_overlapping=replace_overlapping
-            )
+            planned = plan_intervals(session, pipeline, intervals, root, reprocess=how.value, permissions=permissions)
         return _say(planned, as_json)
     lines = _Lines(sys.stderr.isatty() and not as_json)
     try:
@@ -117,7 +117,7 @@ def run(
                 intervals,
                 root,
                 reprocess=how.value,
-                replace_overlapping=replace_overlapping,
+                permissions=permissions,
                 on_outcome=None if as_json else lines.show,
             )
     except UserCodeError as error:

@@ -76,8 +76,8 @@ def try_(
         raise UsageError(
             "a trial needs --code module:NAME, and --from and --to: the starts of its first and last interval"
         )
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.plan_range import intervals_between
-    from cairn.operations.run_interval import coordinator_of
     from cairn.spark.session import connect
     from cairn.trials.try_code import try_code
 
@@ -216,7 +216,7 @@ def deploy(
     """Takes over what was tried: from the next interval on, or with --past for the trial's intervals too.
 
     Without --yes it says what would be done, with what the trial changes, and does nothing."""
-    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.spark.session import connect
     from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 

@@ -28,7 +28,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
-from state_backend.values.records import Permissions, RunRef
+from state_backend.values.records import NO_PERMISSIONS, Permissions, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _process(options: argparse.Namespace) -> dict[str, Any]:
-    from cairn.operations.run_interval import process_interval
+    from cairn.operations.plan_interval import Attempt
+    from cairn.operations.process_interval import process_interval
     from cairn.operations.run_intervals import committed_alike
 
     pipeline = _named_pipeline(options)
@@ -83,16 +84,20 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
         print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
 
     started = time.monotonic()
-    run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
-    permissions = Permissions(
-        allow_gap=options.allow_gap,
-        allow_stale_base=options.allow_stale_base,
-        replace_overlapping=options.replace_overlapping,
+    attempt = Attempt(
+        id=options.attempt,
+        interval=interval,
+        mode=options.mode,
+        run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
+        permissions=options.permissions,
+        earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
     )
     spark = _connect(options, pipeline, "process")
     there, read = None, None
     if options.committed:
-        there, read = committed_alike(spark, pipeline, interval, options.root, run=run, permissions=permissions)
+        there, read = committed_alike(
+            spark, pipeline, interval, options.root, run=attempt.run, permissions=attempt.permissions
+        )
     if there is not None:
         log.info(
             "%s %s: checkpoint %d, which run %s committed, was made by the same code from the same input: nothing is computed again. "
@@ -107,19 +112,7 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
             "sink": pipeline.sink is not None,
             "seconds": round(time.monotonic() - started, 3),
         }
-    prepared = process_interval(
-        spark,
-        pipeline,
-        interval,
-        options.root,
-        options.mode,
-        attempt=options.attempt,
-        run=run,
-        permissions=permissions,
-        earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
-        on_begin=on_begin,
-        read=read,
-    )
+    prepared = process_interval(spark, pipeline, options.root, attempt, on_begin=on_begin, read=read)
     content = prepared.content
     return {
         "attempt": content.attempt,
@@ -150,7 +143,7 @@ def _range(options: argparse.Namespace) -> dict[str, Any]:
     run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
     how: dict[str, Any] = {
         "reprocess": options.reprocess,
-        "replace_overlapping": options.replace_overlapping,
+        "permissions": options.permissions,
         "run": run,
     }
     if options.dry_run:
@@ -204,8 +197,8 @@ def _try(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _deploy(options: argparse.Namespace) -> dict[str, Any]:
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.plan_range import Progress
-    from cairn.operations.run_interval import coordinator_of
     from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 
     def committed(outcome: Outcome, _: Progress) -> None:
@@ -249,7 +242,7 @@ def _named_pipeline(options: argparse.Namespace) -> Pipeline:
 
 
 def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
-    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.take_savepoint import (
         check_destination,
         consolidate_checkpoint,
@@ -289,7 +282,7 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _validate(options: argparse.Namespace) -> dict[str, Any]:
-    from cairn.operations.run_interval import coordinator_of
+    from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.validate import validate_attempt, validate_checkpoint, validate_savepoint
     from state_backend.checkpoint.quarantine_consequences import plan_consequences
 
@@ -371,6 +364,10 @@ def _print_error(error: Exception) -> None:
     sys.stdout.flush()
 
 
+def _permissions(text: str) -> Permissions:
+    return Permissions(**json.loads(text))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cairn.driver.driver")
     commands = parser.add_subparsers(required=True)
@@ -399,9 +396,7 @@ def _parser() -> argparse.ArgumentParser:
         "--committed", action="store_true", help="there is a result: look whether it can stay as it is"
     )
     process.add_argument("--mode", default="incremental")
-    process.add_argument("--allow-gap", action="store_true")
-    process.add_argument("--allow-stale-base", action="store_true")
-    process.add_argument("--replace-overlapping", action="store_true")
+    process.add_argument("--permissions", type=_permissions, default=NO_PERMISSIONS)
     several = command("range", _range)
     for option in ("--first", "--last", "--run-id"):
         several.add_argument(option, required=True)
@@ -411,7 +406,7 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--name")
     several.add_argument("--mode", default="incremental")
     several.add_argument("--reprocess", default="changed")
-    several.add_argument("--replace-overlapping", action="store_true")
+    several.add_argument("--permissions", type=_permissions, default=NO_PERMISSIONS)
     several.add_argument("--dry-run", action="store_true")
     tried = command("try", _try)
     for option in ("--first", "--last"):

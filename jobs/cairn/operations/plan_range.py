@@ -40,7 +40,7 @@ class AskSource:
     """Whether it is computed depends on what it would be made of now: the source has to say its position."""
 
 
-def plan_interval(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:
+def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> Keep | Compute | AskSource:
     """What to do with an interval, as far as the log tells.
 
     "none": what is there and counts stays. "changed": it stays if code and input are what they were. "all": it is computed again, but

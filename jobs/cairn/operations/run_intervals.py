@@ -22,6 +22,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Attempt, Read, in_zone_of, would_be_made_of
 from cairn.operations.plan_range import (
     REPROCESS,
     AskSource,
@@ -30,24 +32,17 @@ from cairn.operations.plan_range import (
     Progress,
     Reprocess,
     check_in_order,
+    keep_or_compute,
     plan_by_input,
-    plan_interval,
 )
+from cairn.operations.process_interval import OnShards, process_interval
 from cairn.operations.read_source import read_source
-from cairn.operations.run_interval import (
-    OnShards,
-    Read,
-    coordinator_of,
-    finish_commit,
-    in_zone_of,
-    process_interval,
-    would_be_made_of,
-)
+from cairn.operations.run_interval import finish_commit
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
 from state_backend.values.errors import UsageError
-from state_backend.values.records import Content, Permissions, Record, RunRef
+from state_backend.values.records import NO_PERMISSIONS, Content, Permissions, Record, RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,9 +83,7 @@ def run_intervals(
     mode: str = "incremental",
     *,
     reprocess: Reprocess = "changed",
-    allow_gap: bool = False,
-    allow_stale_base: bool = False,
-    replace_overlapping: bool = False,
+    permissions: Permissions = NO_PERMISSIONS,
     run: RunRef | None = None,
     read_ahead: bool = True,
     on_outcome: OnOutcome | None = None,
@@ -107,7 +100,7 @@ def run_intervals(
     reprocess: "changed": a result that is there stays if the same code made it from the same input, as far as the source records its
         position. "none": what is there stays, and what is missing or stale is computed. "all": everything is computed again, but for what
         the same ``run`` has committed.
-    allow_gap, allow_stale_base: for the first interval that is computed; later ones start from the one before.
+    permissions: for the first interval that is computed; later ones start from the one before, and keep ``replace_overlapping`` alone.
     run: names what is run, the same in every try; left out: this call.
     read_ahead: the source is asked for the next interval while this one is computed. False, if what it says depends on the
         pipeline's own output.
@@ -120,13 +113,24 @@ def run_intervals(
     _check(intervals, reprocess)
     named = run is not None
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
-    first = Permissions(allow_gap=allow_gap, allow_stale_base=allow_stale_base, replace_overlapping=replace_overlapping)
     check_running(spark)
     use_this_python(spark)
     # Once around all: the thread that reads ahead reads in the same zone.
     with in_zone_of(spark, pipeline.time_zone), ExitStack() as stack:
         made = _Range(
-            *(spark, pipeline, root, mode, reprocess, run, first, _Aside(stack), _Aside(stack), read_ahead, on_shards),
+            *(
+                spark,
+                pipeline,
+                root,
+                mode,
+                reprocess,
+                run,
+                permissions,
+                _Aside(stack),
+                _Aside(stack),
+                read_ahead,
+                on_shards,
+            ),
             *(before_commit, asked or {}),
         )
         outcomes: list[Outcome] = []
@@ -152,7 +156,7 @@ def plan_intervals(
     root: str,
     *,
     reprocess: Reprocess = "changed",
-    replace_overlapping: bool = False,
+    permissions: Permissions = NO_PERMISSIONS,
     run: RunRef | None = None,
 ) -> list[Outcome]:
     """What `run_intervals` would do with each interval now, and why. Nothing is written.
@@ -162,12 +166,11 @@ def plan_intervals(
     """
     _check(intervals, reprocess)
     run = run or RunRef(run_id=f"direct__{uuid.uuid4()}", clear_number=0, try_number=1)
-    permissions = Permissions(replace_overlapping=replace_overlapping)
     there = _results(pipeline, root, intervals)
     outcomes, again = list[Outcome](), None
     for interval in intervals:
         result = there.get(interval)
-        decision = plan_interval(result, reprocess, run)
+        decision = keep_or_compute(result, reprocess, run)
         if isinstance(decision, AskSource):
             assert result is not None
             if spark is None:
@@ -209,7 +212,7 @@ def committed_alike(
     None for a run that was cleared: it computes again on purpose. Raises: SourceError, as `read_source`.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval]).get(interval)
-    if there is None or there.made_of is None or not isinstance(plan_interval(there, "changed", run), AskSource):
+    if there is None or there.made_of is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
         rows, position = read_source(spark, pipeline, interval)
@@ -300,7 +303,7 @@ class _Range:
         for n, interval in enumerate(intervals):
             started = time.monotonic()
             result, read = there.get(interval), None
-            decision = plan_interval(result, self._reprocess, self._run)
+            decision = keep_or_compute(result, self._reprocess, self._run)
             if isinstance(decision, AskSource):
                 assert result is not None
                 read = self._read(interval)
@@ -328,7 +331,7 @@ class _Range:
                 yield kept, time.monotonic() - started
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
-            if following is not None and isinstance(plan_interval(there.get(following), "none", self._run), Keep):
+            if following is not None and isinstance(keep_or_compute(there.get(following), "none", self._run), Keep):
                 following = None  # it may well stay as it is
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
@@ -342,19 +345,17 @@ class _Range:
         self._finishing.wait()
 
     def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:
-        attempt = str(uuid.uuid4())
+        attempt = Attempt(
+            id=str(uuid.uuid4()), interval=interval, mode=self._mode, run=self._run, permissions=permissions
+        )
         if following is not None and self._read_ahead and following not in self._known:
             self._ahead = following
             self._reading.begin(self._in_thread(partial(self._ask, following)))
         prepared = process_interval(
             self._spark,
             self._pipeline,
-            interval,
             self._root,
-            self._mode,
-            attempt=attempt,
-            run=self._run,
-            permissions=permissions,
+            attempt,
             coordinator=self._coordinator,
             on_shards=self._on_shards,
             read=read,
@@ -362,7 +363,7 @@ class _Range:
         if self._before_commit is not None:
             self._before_commit(prepared.content)
         self._finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
-        committed = self._coordinator.commit(attempt)
+        committed = self._coordinator.commit(attempt.id)
         record = committed.record or self._coordinator.record(committed.id)
         if self._pipeline.sink is None:
             self._finishing.begin(partial(self._finish, committed.id))

@@ -21,7 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations.run_interval import coordinator_of, declared_states
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import declared_states
 from cairn.pipeline import Interval, Pipeline
 from cairn.rows.routing import place
 from cairn.shard_jobs.import_streaming import TIMERS, ImportJob

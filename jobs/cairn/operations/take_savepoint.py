@@ -6,7 +6,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
-from cairn.operations.run_interval import coordinator_of
+from cairn.operations.coordinator_of import coordinator_of
 from cairn.shard_jobs.consolidate import ConsolidationJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.shard_jobs.take_savepoint import SavepointJob

@@ -7,11 +7,14 @@ and DEFAULT; a schema with one of those can be given as a ``StructType``.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as t
 
 from state_backend.values.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>\w+)|(?P<sign>[<>(),:]))"
@@ -154,3 +157,19 @@ class _Parser:
 
     def _wrong(self, what: str) -> UsageError:
         return UsageError(f"not a schema: {self._ddl!r}: {what}")
+
+
+def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
+    """A DDL schema, parsed by Spark. Raises: UsageError, quoting one that can't be."""
+    parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
+    try:
+        schema = parse(ddl)
+    except UsageError:  # a test's own parser has said it already
+        raise
+    except Exception as error:
+        raise UsageError(f"not a schema: {ddl!r}: {str(error).strip().splitlines()[0]}") from error
+    if not isinstance(schema, t.StructType):
+        raise UsageError(
+            f"not a schema of columns: {ddl!r}; write each column as name and type, as in 'user string, n long'"
+        )
+    return schema

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Read, check_fits, in_zone_of
+from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import read_source
-from cairn.operations.run_interval import OnShards, Read, check_fits, coordinator_of, in_zone_of
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
 from cairn.pipeline import AnyOf, Interval, KeepLast, Pipeline
 from cairn.shipping.ship_processor import code_hash

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from cairn.operations.coordinator_of import coordinator_of
+from cairn.operations.plan_interval import Read, check_fits, in_zone_of
 from cairn.operations.plan_range import check_in_order
+from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import read_source
-from cairn.operations.run_interval import OnShards, Read, check_fits, coordinator_of, in_zone_of
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
 from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.code_version import code_version

@@ -1,0 +1,470 @@
+"""Plan one interval: read the source, check the pipeline against its state, and describe the work of each shard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+from cairn.operations.plan_reuse import made_of, options_of, source_hash
+from cairn.operations.read_source import arrow_schema_json, check_types, read_source
+from cairn.pipeline import Interval, Pipeline
+from cairn.processors.output_schema import recorded_schema, schema_of_file
+from cairn.processors.processor_handle import ArrowDeclaringHandle, DeclaringHandle
+from cairn.processors.user_code import described
+from cairn.rows.column_names import ColumnNames, grouping_names
+from cairn.rows.routing import key_schema_of
+from cairn.rows.watermark import EventTime, event_time_of
+from cairn.shard_jobs.interval import IntervalJob
+from cairn.shipping.code_version import code_version
+from cairn.shipping.ship_processor import (
+    ShippedProcessor,
+    name_of,
+    processor_on_driver,
+    runtime_version,
+    ship_processor,
+)
+from cairn.spark.ddl import parse_ddl
+from state_backend.adapters.open_storage import join_url
+from state_backend.adapters.work_folders import work_folder
+from state_backend.checkpoint.coordinator import Begun
+from state_backend.checkpoint.output_schemas import check_output_schema
+from state_backend.formats.types import DataType as KeyType
+from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
+from state_backend.ports.storage import Storage
+from state_backend.state.plan_states import StatePlan, plan_states
+from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
+from state_backend.values.intervals import format_instant, from_ms, to_ms
+from state_backend.values.records import (
+    NO_PERMISSIONS,
+    Content,
+    LogicalTime,
+    OutputFile,
+    Permissions,
+    RunRef,
+    StateDescriptor,
+)
+from state_backend.values.zones import Zone, zone_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("cairn")
+
+MODES = ("incremental", "full", "changelog")
+_SESSION_ZONE = "spark.sql.session.timeZone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try to process an interval.
+
+    Attributes:
+        id: Names the attempt; a record of the log refers to it.
+        mode: "incremental", "full" or "changelog": the form of the checkpoint.
+        run: The try of an Airflow run that makes the attempt.
+        earlier: Id and options of an attempt that an earlier try of the same run made.
+    """
+
+    id: str
+    interval: Interval
+    run: RunRef
+    mode: str = "incremental"
+    permissions: Permissions = NO_PERMISSIONS
+    earlier: tuple[str, Mapping[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"mode {self.mode!r} is not one of {', '.join(MODES)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a source said of an interval: `read_source`. ``waited_ns``: how long the interval had to wait for it."""
+
+    rows: DataFrame
+    position: dict[str, Any]
+    waited_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The rows of an interval before they are routed. ``key``, ``initial_key``: what the key's columns are called in each, in the
+    key's order."""
+
+    rows: DataFrame
+    initial: DataFrame | None
+    key: Sequence[str]
+    initial_key: Sequence[str]
+    order_by: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the pipeline, its source and its processor say of one interval, checked against the state that the interval starts from."""
+
+    inputs: Inputs
+    position: dict[str, Any]
+    key_schema: StructType
+    output_schema: StructType
+    zone: Zone
+    event_time: EventTime | None
+    processor: ShippedProcessor
+    states: StatePlan
+    made_of: str | None
+    code_version: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalPlan:
+    """The work of an interval: the job for its shards, their input, and the options that decide about the reuse of an attempt."""
+
+    job: IntervalJob
+    inputs: Inputs
+    options: Mapping[str, str]
+
+
+def ask_pipeline(
+    spark: SparkSession, pipeline: Pipeline, attempt: Attempt, begun: Begun, storage: Storage, read: Read | None
+) -> Declared:
+    """Call the source and the processor's `init`, and check the answers against the base.
+
+    Args:
+        read: The source's answer, if the source was asked before; None asks now.
+
+    Raises:
+        SourceError: The source raised, or its rows do not fit.
+        ProcessorError: `init` raised.
+        UsageError: The pipeline does not fit the recorded state or output.
+    """
+    base = begun.base.content if begun.base is not None else None
+    zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
+    output_schema = _output_schema(spark, pipeline)
+    _check_output(pipeline, storage, begun.output, output_schema)
+    rows, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
+    names = _names_of(spark, rows, f"pipeline {pipeline.name!r}: the input")
+    key = names.find_key(pipeline.key)
+    key_schema = key_schema_of(rows.schema, key)
+    event_time = _event_time(pipeline, names, rows.schema, base)
+    initial, initial_key = _initial_state(spark, pipeline, key_schema) if base is None else (None, [])
+    initial_key_schema = key_schema_of(initial.schema, initial_key) if initial is not None else None
+    # Before init runs on the driver: the workers must not get an object that init has changed.
+    processor = ship_processor(pipeline.processor, pipeline.name)
+    _check_unchanged(pipeline, base, key_schema, names)
+    key_schema = _as_recorded(key_schema, initial_key_schema, base)
+    states = _plan_states(spark, pipeline, base, key_schema, rows.schema)
+    order_by = tuple(map(names.find, pipeline.order_by or ([event_time.column] if event_time is not None else [])))
+    return Declared(
+        inputs=Inputs(rows=rows, initial=initial, key=key, initial_key=initial_key, order_by=order_by),
+        position=position,
+        key_schema=key_schema,
+        output_schema=output_schema,
+        zone=zone,
+        event_time=event_time,
+        processor=processor,
+        states=states,
+        made_of=_made_of(
+            spark, pipeline, attempt.interval, rows, position, processor.code_hash, attempt.permissions, output_schema
+        ),
+        code_version=code_version(pipeline),
+    )
+
+
+def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun, declared: Declared) -> IntervalPlan:
+    """Describe the work of an interval. A pure function."""
+    base = begun.base.content if begun.base is not None else None
+    rows, initial = declared.inputs.rows, declared.inputs.initial
+    event_time = declared.event_time
+    job = IntervalJob(
+        pipeline=pipeline.name,
+        pipeline_start_ms=to_ms(pipeline.start),
+        root=join_url(root, pipeline.name),
+        attempt=attempt.id,
+        h0=begun.h0,
+        base_id=begun.base.id if begun.base is not None else None,
+        base=base.shards if base is not None else (),
+        base_parallelism=len(base.shards) if base is not None else 0,
+        interval=attempt.interval,
+        run=attempt.run,
+        permissions=attempt.permissions,
+        mode=attempt.mode,
+        parallelism=pipeline.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+        api=pipeline.api,
+        on_type_mismatch=pipeline.on_type_mismatch,
+        key_schema=declared.key_schema.jsonValue(),
+        input_schema=arrow_schema_json(rows.schema.jsonValue()),
+        initial_schema=arrow_schema_json(initial.schema.jsonValue()) if initial is not None else None,
+        output_schema=declared.output_schema.jsonValue(),
+        states=declared.states.states,
+        dropped=declared.states.dropped,
+        time=LogicalTime(
+            mode=pipeline.time_mode,
+            processing_time_ms=attempt.interval.end_ms,
+            watermark_ms=event_time.base_ms if event_time is not None else None,
+            zone=declared.zone.name,
+        ),
+        event_time=event_time,
+        source_position=declared.position,
+        code_hash=declared.processor.code_hash,
+        processor=declared.processor,
+        engine=pipeline.engine,
+        changelog=pipeline.changelog,
+        retention=pipeline.retention_of(attempt.interval),
+        plan_us=0,
+        made_of=declared.made_of,
+        code_version=declared.code_version,
+    )
+    options = options_of(job, tuple(declared.inputs.order_by), source_hash(pipeline.source), runtime_version())
+    return IntervalPlan(job=job, inputs=declared.inputs, options=options)
+
+
+def would_be_made_of(
+    spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
+) -> str | None:
+    """What `Content.made_of` would be of a result that was computed now; None: it can't be told.
+
+    Raises: UsageError for a processor that can't be hashed or sent, or an output schema that can't be parsed.
+    """
+    code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
+    output_schema = _output_schema(spark, pipeline)
+    return _made_of(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
+
+
+def _made_of(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    interval: Interval,
+    rows: DataFrame,
+    position: dict[str, Any],
+    code_hash: str,
+    permissions: Permissions,
+    output_schema: StructType,
+) -> str | None:
+    if pipeline.initial_state is not None and interval.start == pipeline.start:
+        return None  # whether its rows are the same can't be told
+    session_zone = spark.conf.get(_SESSION_ZONE)
+    return made_of(
+        pipeline,
+        code_hash=code_hash,
+        source_position=position,
+        input_schema=arrow_schema_json(rows.schema.jsonValue()),
+        output_schema=output_schema.jsonValue(),
+        key=pipeline.key,
+        order_by=pipeline.order_by,
+        zone=zone_of(session_zone if pipeline.time_zone is None else pipeline.time_zone).name,
+        source=source_hash(pipeline.source),
+        runtime=runtime_version(),
+        permissions=permissions,
+    )
+
+
+def check_fits(
+    spark: SparkSession, pipeline: Pipeline, read: Read, content: Content, output: dict[str, Any] | None
+) -> None:
+    """Whether an interval of this pipeline could start from a state, and its output stand beside what there is: what planning one
+    looks at. Computes nothing.
+
+    output: the newest schema that output has had; None: there is none.
+    Raises: UsageError, ProcessorError, as `process_interval`, before its first row.
+    """
+    with in_zone_of(spark, pipeline.time_zone):
+        plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), content.time.zone)
+        if output is not None:
+            check_output_schema(pipeline.name, output, recorded_schema(_output_schema(spark, pipeline).jsonValue()))
+        names = _names_of(spark, read.rows, f"pipeline {pipeline.name!r}: the input")
+        key_schema = key_schema_of(read.rows.schema, names.find_key(pipeline.key))
+        _check_unchanged(pipeline, content, key_schema, names)
+        _event_time(pipeline, names, read.rows.schema, content)
+        _plan_states(spark, pipeline, content, _as_recorded(key_schema, None, content), read.rows.schema)
+
+
+@contextmanager
+def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
+    if wanted is None:
+        yield
+        return
+    before = spark.conf.get(_SESSION_ZONE)
+    spark.conf.set(_SESSION_ZONE, wanted)
+    try:
+        yield
+    finally:
+        spark.conf.set(_SESSION_ZONE, before)
+
+
+def plan_zone(pipeline: str, wanted: str | None, session: str, recorded: str | None) -> Zone:
+    """The time zone that an interval runs in: the one that the pipeline names, else the session's.
+
+    Raises:
+        UsageError: the pipeline names none, and the interval before ran in another than the session's: what a processor computes
+            from wall time would depend on who runs it.
+    """
+    zone = zone_of(session if wanted is None else wanted)
+    if wanted is None and recorded not in (None, zone.name):
+        raise UsageError(
+            f"pipeline {pipeline!r}: it ran in the time zone {recorded!r} so far, and this Spark session is in {zone.name!r}\n"
+            f"Set spark.sql.session.timeZone to {recorded!r}, or name a zone in the pipeline: Pipeline(time_zone={zone.name!r}, ...)"
+        )
+    return zone
+
+
+def declared_states(spark: SparkSession, pipeline: Pipeline) -> tuple[StateDescriptor, ...]:
+    """What the pipeline's processor (of the row or pandas API) declares, as for an interval that starts empty."""
+    return _plan_states(spark, pipeline, None, StructType(), StructType()).states
+
+
+def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
+    schema = pipeline.output_schema
+    if isinstance(schema, str):
+        try:
+            schema = parse_ddl(spark, schema)
+        except UsageError as error:
+            raise UsageError(f"pipeline {pipeline.name!r}: output_schema is {error}") from error
+    elif not isinstance(schema, StructType):
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema is a {type(schema).__name__}; it must be DDL or a StructType"
+        )
+    twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
+    if twice:
+        raise UsageError(
+            f"pipeline {pipeline.name!r}: output_schema names {', '.join(twice)} more than once; give each column a name of its own"
+        )
+    return schema
+
+
+def _check_output(
+    pipeline: Pipeline, storage: Storage, so_far: dict[str, Any] | OutputFile | None, declared: StructType
+) -> None:
+    """Raises: UsageError if output that is there could not be read with what is declared now."""
+    if isinstance(so_far, OutputFile):
+        with work_folder("schema") as work:
+            so_far = schema_of_file(storage, so_far.handle, work / "file.parquet")
+    if so_far is not None:
+        check_output_schema(pipeline.name, so_far, recorded_schema(declared.jsonValue()))
+
+
+def _names_of(spark: SparkSession, rows: DataFrame, what: str) -> ColumnNames:
+    case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    return ColumnNames(names=tuple(rows.schema.names), case_sensitive=case_sensitive, what=what)
+
+
+def _event_time(pipeline: Pipeline, names: ColumnNames, schema: StructType, base: Content | None) -> EventTime | None:
+    if pipeline.time_mode != "event" or pipeline.event_time is None or pipeline.watermark_delay is None:
+        return None
+    column, delay = names.find(pipeline.event_time), pipeline.watermark_delay
+    if column not in schema.names or not isinstance(schema[column].dataType, TimestampType | TimestampNTZType):
+        found = schema[column].dataType.simpleString() if column in schema.names else "no such column"
+        raise SourceError(
+            f"pipeline {pipeline.name!r}: event_time={pipeline.event_time!r} must be a timestamp column of the input; found {found}"
+        )
+    time_ = base.time if base is not None else None
+    return event_time_of(column, delay // timedelta(milliseconds=1), pipeline.watermark, time_)
+
+
+def _initial_state(
+    spark: SparkSession, pipeline: Pipeline, key_schema: StructType
+) -> tuple[DataFrame | None, list[str]]:
+    """The initial state's rows, and what the key's columns are called there."""
+    if pipeline.initial_state is None:
+        return None, []
+    what = f"pipeline {pipeline.name!r}: the initial state"
+    given: Any = pipeline.initial_state(spark)
+    grouped_by = grouping_names(given, what)
+    initial: DataFrame = given._df if grouped_by is not None else given
+    names = _names_of(spark, initial, what)
+    key = names.find_key(pipeline.key)
+    if grouped_by is not None and list(map(names.find, grouped_by)) != key:
+        raise UsageError(
+            f"{what} is grouped by {', '.join(grouped_by)}; the pipeline's key is {', '.join(pipeline.key)}"
+        )
+    check_types(initial.schema, what)
+    initial_key = key_schema_of(initial.schema, key)
+    if [t for _, t in _key_types(initial_key.jsonValue())] != [t for _, t in _key_types(key_schema.jsonValue())]:
+        raise SourceError(
+            f"{what}'s key is {initial_key.simpleString()}, the input's {key_schema.simpleString()}; cast one of them"
+        )
+    return initial, key
+
+
+def _plan_states(
+    spark: SparkSession, pipeline: Pipeline, base: Content | None, key_schema: StructType, input_schema: StructType
+) -> StatePlan:
+    def parse(ddl: str) -> StructType:
+        return parse_ddl(spark, ddl)
+
+    if pipeline.api == "arrow":
+        handle: DeclaringHandle = ArrowDeclaringHandle(parse, pipeline.time_mode, key_schema, input_schema)
+    else:
+        handle = DeclaringHandle(parse, pipeline.time_mode)
+    try:
+        processor = processor_on_driver(pipeline.processor, pipeline.name)
+        processor.init(handle)
+        processor.close()
+    except (CairnError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ProcessorError(
+            f"pipeline {pipeline.name!r}: {name_of(pipeline.processor)}.init on the driver: {described(error)}"
+        ) from error
+    plan = plan_states(
+        pipeline.name, base.states if base is not None else (), tuple(handle.declared.values()), deleted=handle.deleted
+    )
+    for warning in plan.warnings:
+        log.warning("%s: %s", pipeline.name, warning)
+    if plan.undeclared:
+        log.warning(
+            "%s: no longer declared, but kept: %s; deleteIfExists in init() drops a state",
+            *(pipeline.name, ", ".join(plan.undeclared)),
+        )
+    return plan
+
+
+def _check_unchanged(pipeline: Pipeline, base: Content | None, key_schema: StructType, names: ColumnNames) -> None:
+    if base is None:
+        return
+    for what, recorded, now in (
+        ("max_parallelism", base.max_parallelism, pipeline.max_parallelism),
+        ("time_mode", base.time.mode, pipeline.time_mode),
+        ("start", format_instant(from_ms(base.pipeline_start_ms)), format_instant(from_ms(to_ms(pipeline.start)))),
+    ):
+        if recorded != now:
+            raise _changed(pipeline, what, now, recorded)
+    before, now_types = (
+        [(names.folded(n), t) for n, t in _key_types(s)] for s in (base.key_schema, key_schema.jsonValue())
+    )
+    if before != now_types:
+        raise _changed(pipeline, "the key", parse_struct(key_schema.jsonValue()), parse_struct(base.key_schema))
+
+
+def _changed(pipeline: Pipeline, what: str, now: object, recorded: object) -> UsageError:
+    keeping = (
+        "To keep the state, take a canonical savepoint and restore it under another name, which may have another max_parallelism\n"
+        if what == "max_parallelism"
+        else ""
+    )
+    return UsageError(
+        f"pipeline {pipeline.name!r}: {what} is {now}, but its state was made with {recorded}; it can't change\n"
+        f"Set it back, or give the pipeline another name to begin anew\n{keeping}"
+        "If it never was otherwise, another pipeline of this name writes below the same root: rename one of the two"
+    )
+
+
+def _key_types(schema: dict[str, Any]) -> list[tuple[str, KeyType]]:
+    """Names and types of key columns, whatever comments they have and whether they are NOT NULL, at any depth."""
+    return [(f.name, names_and_types(f.type)) for f in parse_struct(schema).fields]
+
+
+def _as_recorded(key_schema: StructType, initial: StructType | None, base: Content | None) -> StructType:
+    """The key's schema, nullable where that of the initial state or of the base is: the state has their keys too, and who reads it
+    goes by what is recorded."""
+    key: KeyType = parse_struct(key_schema.jsonValue())
+    others = [*([initial.jsonValue()] if initial is not None else []), *([base.key_schema] if base is not None else [])]
+    made = key
+    for other in others:
+        made = with_nulls_of(made, parse_struct(other))
+    return key_schema if made == key else StructType.fromJson(made.to_json())
