@@ -46,7 +46,7 @@ from cairn.shipping.user_modules import (
     spec_here,
 )
 from cairn.shipping.value_hash import ValueHasher
-from state_backend.values.errors import ProcessorError, UsageError
+from state_backend.values.errors import ProcessorError, UsageError, UserCodeError
 
 # --- on the driver ----------------------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class ShippedProcessor:
                 form = cloudpickle.loads(self.by_reference)
                 _remember_installed(self.modules)
                 return form
-            except UsageError:
+            except (UsageError, UserCodeError):
                 raise
             except (Exception, SystemExit) as error:
                 if self.by_value is None:
@@ -112,7 +112,7 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
         if any(m.kind == "source" for m in modules):
             try:
                 by_value = _pickle_by_value(processor, modules, broadcasts)
-            except UsageError as error:
+            except (UsageError, UserCodeError) as error:
                 no_value = f". By value it can't be sent either: {_blame(modules) or error}"
         return ShippedProcessor(
             name=name_of(processor),
@@ -190,7 +190,7 @@ def _make(form: Any, name: str) -> Any:
 def _named(pipeline: str) -> Iterator[None]:
     try:
         yield
-    except UsageError as error:
+    except (UsageError, UserCodeError) as error:
         raise type(error)(f"pipeline {pipeline!r}: {error}") from error.__cause__
 
 
@@ -218,7 +218,7 @@ def _pickle(value: Any, broadcasts: dict[int, Broadcast[Any]]) -> bytes:
 def _dump(pickler: cloudpickle.Pickler, value: Any) -> None:
     try:
         pickler.dump(value)
-    except UsageError:
+    except (UsageError, UserCodeError):
         raise
     except Exception as error:
         raise UsageError(f"the processor can't be sent to the workers: {type(error).__name__}: {error}") from error
@@ -276,7 +276,7 @@ def _blame(modules: Sequence[UserModule]) -> str:
     for _, name, value in sorted(candidates, key=lambda candidate: candidate[0]):
         try:
             _pickle(value, {})
-        except UsageError as error:
+        except (UsageError, UserCodeError) as error:
             return f"{name} is a {type(value).__name__} ({error.__cause__})"
     return ""
 
@@ -417,7 +417,7 @@ class _Finder(MetaPathFinder):
 def _is_file_of(spec: ModuleSpec, source: bytes) -> bool:
     try:
         return spec.has_location and bytes_of(spec) == source
-    except UsageError:
+    except (UsageError, UserCodeError):
         return False
 
 
