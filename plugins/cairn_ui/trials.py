@@ -251,7 +251,7 @@ def page_of(ref: PipelineRef, trial: Trial, found: Sequence[IntervalDifference],
         commands=(
             ("Row by row and entry by entry", f"cairn compare {name} --root {root} --pipeline {pipeline}"),
             ("What deploying it would do", f"cairn deploy {name} --code {code} --past --root {root}"),
-            ("Remove it", f"cairn try --remove {name} --root {root} --pipeline {pipeline}"),
+            ("Remove it", f"cairn trials remove {name} --root {root} --pipeline {pipeline}"),
         ),
     )
 

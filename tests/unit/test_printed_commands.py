@@ -76,7 +76,7 @@ RUN = {
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare … --root … --pipeline … --interval …": PAGES_OF_TRIALS,
     "cairn compare --interval": PAGES_OF_TRIALS,
-    "cairn try --remove … --root … --pipeline …": PAGES_OF_TRIALS,
+    "cairn trials remove … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn deploy … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
     "cairn deploy": TRYING,

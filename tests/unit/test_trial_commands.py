@@ -76,17 +76,15 @@ def test_states_fields_and_timers_are_told(root: str) -> None:
 
 
 def test_trials_are_listed_and_removed(root: str) -> None:
-    assert "more: [2024-01-02T00:00:00Z, 2024-01-04T00:00:00Z), code 2.0" in called("try", "--list", "--root", root)
-    assert [t["name"] for t in json.loads(called("try", "--list", "--root", root, "--json"))] == [
+    assert "more: [2024-01-02T00:00:00Z, 2024-01-04T00:00:00Z), code 2.0" in called("trials", "list", "--root", root)
+    assert [t["name"] for t in json.loads(called("trials", "list", "--root", root, "--json"))] == [
         "double",
         "more",
         "same",
     ]
-    assert "has no trial" in called("try", "--list", "--root", root, "--pipeline", "other")
+    assert "has no trial" in called("trials", "list", "--root", root, "--pipeline", "other")
     try_days(pipeline_of(), root, [2], name="short")
-    assert called("try", "--remove", "short", "--root", root).startswith("removed trial short: ")
-    assert "a trial needs --code module:NAME, and --from and --to" in called("try", "--root", root, code=2)
-    assert "--list and --remove need --pipeline" in CliRunner().invoke(app, ["try", "--list", "--root", root]).output
+    assert called("trials", "remove", "short", "--root", root).startswith("removed trial short: ")
     of = ["--code", "tests.support.trials:OLD", "--from", "2024-01-02", "--to", "2024-01-02", "--root", f"{root}-none"]
     assert "so say how long its intervals are" in called("try", *of, code=2)
     assert "several trials below" in called("compare", "--root", root, code=2)
@@ -174,7 +172,7 @@ def test_what_is_typed_is_refused_before_the_first_row_with_the_way_out(
     words = {"--code": code, "--from": "2024-01-02", "--to": "2024-01-03", "--name": "typed", "--spark": "sc://none"}
     words |= {name: value for name, value in changes.items() if name.startswith("--")}
     words["--root"] = f"{root}/{words['--root']}" if "--root" in words else root
-    before = called("try", "--list", "--root", root, "--json")
+    before = called("trials", "list", "--root", root, "--json")
     done = CliRunner().invoke(app, ["try", *(word for pair in words.items() for word in pair)])
     assert done.exit_code in (1, 2) and says in done.output and way_out in done.output.partition(says)[2], done.output
-    assert called("try", "--list", "--root", root, "--json") == before
+    assert called("trials", "list", "--root", root, "--json") == before

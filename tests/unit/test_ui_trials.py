@@ -93,7 +93,7 @@ def test_a_trial_is_listed_and_shown_beside_production(shown: Any) -> None:
     root = f"--root file://{shown.root}"
     for command in (
         f"cairn compare twice {root} --pipeline {NAME}",
-        f"cairn try --remove twice {root} --pipeline {NAME}",
+        f"cairn trials remove twice {root} --pipeline {NAME}",
     ):
         assert command in page
         done = CliRunner().invoke(cli, command.split()[1:])

@@ -22,7 +22,6 @@ from state_backend.checkpoint.trials import (
 )
 from state_backend.inspection.checkpoint_names import parse_duration
 from state_backend.inspection.compare_runs import describe_comparison
-from state_backend.values.errors import UsageError
 from state_backend.values.intervals import format_instant, from_ms
 from state_backend.values.records import Trial
 
@@ -44,11 +43,9 @@ Keys = Annotated[
 
 def try_(
     root: Root,
-    code: Annotated[
-        str | None, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline with the new code.")
-    ] = None,
-    from_: Annotated[str | None, typer.Option("--from", help="Start of the first interval, 2024-01-04.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Start of the last interval, included.")] = None,
+    code: Annotated[str, typer.Option(envvar="CAIRN_CODE", help="module:NAME of the Pipeline with the new code.")],
+    from_: Annotated[str, typer.Option("--from", help="Start of the first interval, 2024-01-04.")],
+    to: Annotated[str, typer.Option("--to", help="Start of the last interval, included.")],
     every: Annotated[
         str | None, typer.Option(help="How long an interval is, as in 1h; left out: like production's newest one.")
     ] = None,
@@ -57,25 +54,12 @@ def try_(
         str | None, typer.Option(help="Begin from this native savepoint instead of production's state.")
     ] = None,
     keep: Annotated[str, typer.Option(help="How long it stays until a sweep removes it: 12h, 3d.")] = _KEEP,
-    pipeline: Annotated[
-        str | None, typer.Option(envvar="CAIRN_PIPELINE", help="Name of the pipeline, for --list and --remove.")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Only say which trials there are.")] = False,
-    remove: Annotated[str | None, typer.Option(help="Remove the trial of this name.")] = None,
     spark: Spark = "local[2]",
     as_json: Json = False,
 ) -> int:
     """Runs intervals with other code beside production, from production's state before them. Production stays as it is.
 
     No sink is called. The same command goes on where it stopped."""
-    if list_ or remove is not None:
-        if pipeline is None:
-            raise UsageError("--list and --remove need --pipeline NAME: whose trials")
-        return _list(root, pipeline, as_json) if remove is None else _remove(root, pipeline, remove, as_json)
-    if code is None or from_ is None or to is None:
-        raise UsageError(
-            "a trial needs --code module:NAME, and --from and --to: the starts of its first and last interval"
-        )
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.plan_range import intervals_between
     from cairn.spark.session import connect
@@ -142,7 +126,8 @@ def _say_outcome(outcome: Outcome, progress: Progress) -> None:
     )
 
 
-def _list(root: str, pipeline: str, as_json: bool) -> int:
+def list_(root: Root, pipeline: Name, as_json: Json = False) -> int:
+    """List the trials of a pipeline."""
     there = list_trials(root, pipeline)
     if as_json:
         return _print_json([_described(trial) for trial in there])
@@ -156,7 +141,10 @@ def _list(root: str, pipeline: str, as_json: bool) -> int:
     return 0
 
 
-def _remove(root: str, pipeline: str, name: str, as_json: bool) -> int:
+def remove(
+    name: Annotated[str, typer.Argument(help="Name of the trial.")], root: Root, pipeline: Name, as_json: Json = False
+) -> int:
+    """Remove a trial with its state and output."""
     removed = remove_trial(root, find_trial(root, pipeline, name))
     if as_json:
         return _print_json({"name": removed.name, "files": removed.files, "bytes": removed.bytes})
