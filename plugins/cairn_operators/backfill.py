@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,8 +19,6 @@ from cairn_operators.retries import retry_arguments
 from cairn_operators.validate_state import ValidateStateOperator
 
 REPROCESS = ("changed", "none", "all")
-# Begins a line of the driver that is for the operator and not for people.
-COMMITTED = "@cairn committed "
 
 _DOC = """Runs the intervals of a range in one go, one after the other. Each is a checkpoint of its own, with its own record, output and
 event on the asset, as if it had been run alone.
@@ -88,6 +85,8 @@ class RunIntervalsOperator(DriverOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the driver, and tells the asset what it committed."""
+        from cairn.driver.driver_protocol import COMMITTED, Range
+
         run, ti = context["dag_run"], context["ti"]
         first, last = instant("first", self.first), instant("last", self.last)
         if self.reprocess not in REPROCESS:
@@ -97,12 +96,19 @@ class RunIntervalsOperator(DriverOperator):
                 f"the first interval starts at {self.first} and the last one at {self.last}, which is earlier\n"
                 "Trigger the DAG again with the two the other way round"
             )
-        arguments = ["--first", first.isoformat(), "--last", last.isoformat()]
-        arguments += ["--every-s", str(self.every.total_seconds()), "--name", self.pipeline_name]
-        arguments += ["--run-id", run.run_id, "--clear-number", str(run.clear_number or 0)]
-        arguments += ["--try-number", str(ti.try_number), "--mode", self.mode, "--reprocess", self.reprocess]
-        arguments += ["--permissions", json.dumps(asdict(granted(self.permissions)))]
-        arguments += ["--dry-run"] if _yes("dry_run", self.only_plan) else []
+        request = Range(
+            first=first,
+            last=last,
+            every=self.every,
+            name=self.pipeline_name,
+            run_id=run.run_id,
+            clear_number=run.clear_number or 0,
+            try_number=ti.try_number,
+            mode=self.mode,
+            reprocess=self.reprocess,  # type: ignore[arg-type]  # checked above
+            permissions=granted(self.permissions),
+            dry_run=_yes("dry_run", self.only_plan),
+        )
         committed: list[dict[str, Any]] = []
 
         def line(text: str) -> None:
@@ -111,7 +117,7 @@ class RunIntervalsOperator(DriverOperator):
             else:
                 self.log.info("%s", text)
 
-        result = self.run_driver("range", *arguments, on_line=line)
+        result = self.run_driver(request, on_line=line)
         tell_asset(context, self.alias, self.asset, committed)
         if result["checkpoint"] is None and self.downstream_task_ids:
             context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=result)

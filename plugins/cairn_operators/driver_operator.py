@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, get_current_context
 
@@ -12,6 +12,9 @@ from cairn_operators.driver_process import DriverProcess
 from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import Hidden, hide_secrets
 from cairn_operators.spark_location import DEFAULT_CONN_ID, spark_location
+
+if TYPE_CHECKING:
+    from cairn.driver.driver_protocol import Request
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
@@ -58,19 +61,29 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         """The DAG that commands in messages name: the one that processes the pipeline."""
         return str(self.dag_id)
 
-    def run_driver(self, command: str, *arguments: str, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
+    def run_driver(self, request: Request, on_line: Callable[[str], None] | None = None) -> dict[str, Any]:
         """The driver's result: ids and counts. Lists and dicts stay as they are; state never passes through here.
         ``on_line`` gets each line of its output; left out: the task log does."""
+        from cairn.driver.driver_protocol import Call, to_arguments
+
         self._driver = DriverProcess(self.driver_module, self.dag_of_pipeline)
         try:
             spark = spark_location(self.spark_conn_id, self.spark_conf)
             self.log.info("Spark is %s", spark.url)
-            common = ["--pipeline", self.pipeline, "--root", self.root, "--spark", spark.url, *_task_arguments()]
             private = {"token": spark.token, "conf": dict(spark.conf)} if spark.token or spark.conf else None
-            common += ["--settings-on-stdin"] if private is not None else []
+            task, again = _task()
+            call = Call(
+                pipeline=self.pipeline,
+                root=self.root,
+                spark=spark.url,
+                task=task,
+                again=again,
+                settings_on_stdin=private is not None,
+            )
+            arguments = [request.command, *to_arguments(call), *to_arguments(request)]
             show = on_line or (lambda line: self.log.info("%s", line))
             with google_credentials(self.gcp_conn_id) as environment:
-                return self._driver.run([command, *common, *arguments], show, environment, private)
+                return self._driver.run(arguments, show, environment, private)
         finally:
             self._driver = None
 
@@ -83,11 +96,10 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
             raise SystemExit("stopped by Airflow; the Spark driver is stopped too")
 
 
-def _task_arguments() -> list[str]:
-    """Which task this is, the same for all its tries, so that one can interrupt what an earlier one left on a Spark server."""
+def _task() -> tuple[str | None, bool]:
+    """Name the task, the same in all its tries, and say whether this is a later try."""
     try:
         ti = get_current_context()["ti"]
     except RuntimeError:
-        return []  # Called without Airflow.
-    task = ["--task", f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}"]
-    return [*task, "--again"] if ti.try_number > 1 else task
+        return None, False  # Called without Airflow.
+    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}/{ti.map_index}", ti.try_number > 1

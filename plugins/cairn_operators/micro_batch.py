@@ -6,7 +6,6 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 # In the task's state store of Airflow, which retries and clears of this run see: the attempt that a try made last.
 _ATTEMPT_KEY = "cairn_attempt"
-# A driver that has begun says so in one line of its output, which is not shown.
-_BEGUN = "@cairn begun "
 # Between two looks at a file while a worker slot is kept: each takes 0.02 ms.
 _LOOK_S = 0.05
 # Between two looks at Airflow meanwhile: a run that fails, or finds its day made already, commits nothing.
@@ -271,32 +268,38 @@ class StatefulMicroBatchOperator(DriverOperator):
     def _process(
         self, context: Any, start: datetime, end: datetime, there: bool, before: dict[str, int]
     ) -> dict[str, Any]:
+        from cairn.driver.driver_protocol import BEGUN, Process
+
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
         # A new one for every try: a lost try may still be writing, and the attempt scopes all that it writes.
         attempt = str(uuid.uuid4())
-        arguments = ["--start", start.isoformat(), "--end", end.isoformat(), "--mode", self.mode]
-        arguments += ["--name", self.pipeline_name]
-        arguments += ["--run-id", run.run_id, "--clear-number", str(run.clear_number or 0)]
-        arguments += ["--try-number", str(ti.try_number), "--attempt", attempt]
-        arguments += ["--permissions", json.dumps(asdict(granted(self.permissions)))]
-        arguments += ["--committed"] if there else []
         # A first try has no earlier one: a request to the API less.
         known = store is not None and self.reuse_prepared and ti.try_number > 1
-        earlier = store.get(_ATTEMPT_KEY) if known else None
-        if earlier:
-            arguments += ["--earlier", json.dumps(earlier)]
+        request = Process(
+            start=start,
+            end=end,
+            mode=self.mode,
+            name=self.pipeline_name,
+            run_id=run.run_id,
+            clear_number=run.clear_number or 0,
+            try_number=ti.try_number,
+            attempt=attempt,
+            permissions=granted(self.permissions),
+            committed=there,
+            earlier=(store.get(_ATTEMPT_KEY) or None) if known else None,
+        )
 
         def line(text: str) -> None:
-            if not text.startswith(_BEGUN):
+            if not text.startswith(BEGUN):
                 self.log.info("%s", text)
             elif store is not None:
-                store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(_BEGUN)))
+                store.set(_ATTEMPT_KEY, json.loads(text.removeprefix(BEGUN)))
 
         from state_backend.values.phases import in_words
 
         began_s = time.monotonic()
-        result = self.run_driver("process", *arguments, on_line=line)
+        result = self.run_driver(request, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
         # Of the driver: its process, its imports, the user's modules; and its end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))

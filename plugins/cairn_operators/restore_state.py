@@ -77,7 +77,7 @@ class RestoreStateOperator(DriverOperator):
         validate: bool = True,
         ask: bool = True,
         response_timeout: timedelta | None = None,
-        claim: str = "NO_CLAIM",
+        claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
         allow_stale_base: bool = False,
         allow_quarantined: bool = False,
         **kwargs: Any,
@@ -212,11 +212,16 @@ class RestoreStateOperator(DriverOperator):
         return {"kind": plan.kind, "checkpoint": checkpoint, "discarded": sorted(plan.discards)}
 
     def _validate(self, plan: Restoration) -> None:
-        what = ("--savepoint", self.target) if plan.checkpoint is None else ("--checkpoint", str(plan.checkpoint))
-        found = self.run_driver("validate", *what)
+        from cairn.driver.driver_protocol import Validate
+
+        if plan.checkpoint is None:
+            request, what = Validate(savepoint=self.target), f"savepoint {self.target}"
+        else:
+            request, what = Validate(checkpoint=str(plan.checkpoint)), f"checkpoint {plan.checkpoint}"
+        found = self.run_driver(request)
         if not found["success"]:
             findings = "\n".join(f"- {finding}" for finding in found["findings"])
-            raise AirflowFailException(f"{' '.join(what)[2:]} is refused, so it is not restored:\n{findings}")
+            raise AirflowFailException(f"{what} is refused, so it is not restored:\n{findings}")
 
     def _commit(self, context: Any, plan: Restoration) -> int:
         from state_backend.checkpoint.rewind import fork, rewind
@@ -241,8 +246,10 @@ class RestoreStateOperator(DriverOperator):
             raise failure_of(error, self.pipeline_dag_id) from error
 
     def _restore_savepoint(self, context: Any, folder: str) -> int:
-        how = ("--claim", self.claim, "--attempt", self._attempt(context))
-        return int(self.run_driver("restore", "--savepoint", folder, *how)["checkpoint"])
+        from cairn.driver.driver_protocol import RestoreSavepoint
+
+        request = RestoreSavepoint(savepoint=folder, claim=self.claim, attempt=self._attempt(context))
+        return int(self.run_driver(request)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
         """The same in every try of this run until somebody clears it: a retry completes what an earlier try began."""

@@ -48,5 +48,9 @@ class SavepointOperator(DriverOperator):
         _, end = data_interval(context)
         if not self.is_due_at(end, context["dag"].start_date):
             raise AirflowSkipException(f"a savepoint is taken every {self.every}, and not at {end.isoformat()}")
-        arguments = ["--checkpoint", str(self.checkpoint), "--to", self.to, "--format", self.format]
-        return self.run_driver("savepoint", *arguments, *(["--consolidate"] if self.consolidate else []))
+        from cairn.driver.driver_protocol import TakeSavepoint
+
+        request = TakeSavepoint(
+            checkpoint=str(self.checkpoint), to=self.to, format=self.format, consolidate=self.consolidate
+        )
+        return self.run_driver(request)

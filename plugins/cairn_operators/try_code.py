@@ -11,7 +11,7 @@ from airflow.sdk import DAG, AssetAlias, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn_operators.ask_person import APPROVE, ask_person
-from cairn_operators.backfill import COMMITTED, instant, tell_asset
+from cairn_operators.backfill import instant, tell_asset
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_asset import pipeline_asset
@@ -68,13 +68,19 @@ class TryCodeOperator(DriverOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the driver."""
+        from cairn.driver.driver_protocol import Try
+
         first, last = instant("first", self.first), instant("last", self.last)
-        arguments = ["--first", first.isoformat(), "--last", last.isoformat(), "--name", self.pipeline_name]
-        arguments += ["--every-s", str(self.every.total_seconds()), "--keep-s", str(self.keep.total_seconds())]
-        arguments += ["--trial", self.trial.strip()] if self.trial.strip() else []
-        for column in filter(None, map(str.strip, self.key.split(","))):
-            arguments += ["--key", column]
-        return self.run_driver("try", *arguments)
+        request = Try(
+            first=first,
+            last=last,
+            every=self.every,
+            keep=self.keep,
+            name=self.pipeline_name,
+            trial=self.trial.strip() or None,
+            key=tuple(filter(None, map(str.strip, self.key.split(",")))),
+        )
+        return self.run_driver(request)
 
 
 class DeployTrialOperator(DriverOperator):
@@ -140,6 +146,8 @@ class DeployTrialOperator(DriverOperator):
         self.log.info("waiting for a person to agree, without a worker slot: Required Actions in the UI")
 
     def _deploy(self, context: Any) -> dict[str, Any]:
+        from cairn.driver.driver_protocol import COMMITTED, Deploy
+
         committed: list[dict[str, Any]] = []
 
         def line(text: str) -> None:
@@ -148,8 +156,8 @@ class DeployTrialOperator(DriverOperator):
             else:
                 self.log.info("%s", text)
 
-        past = ["--past"] if self.how == DEPLOY[1] else []
-        done = self.run_driver("deploy", "--name", self.pipeline_name, "--trial", self.trial, *past, on_line=line)
+        request = Deploy(name=self.pipeline_name, trial=self.trial, past=self.how == DEPLOY[1])
+        done = self.run_driver(request, on_line=line)
         tell_asset(context, self.alias, self.asset, committed)
         if done["back"]:
             self.log.info("to go back: the old code in the DAG, and its state:\n%s", done["back"])

@@ -66,13 +66,19 @@ class ValidateStateOperator(DriverOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Runs the driver; what it finds is raised."""
+        from cairn.driver.driver_protocol import Validate
+
         full = self.mode == "full" or (self.full_every is not None and _is_due(context, self.full_every))
-        arguments = self._what()
-        arguments += ["--docs", self.docs_dir] if self.docs_dir is not None else []
-        if self.expectations_every is not None and not _is_due(context, self.expectations_every):
-            arguments.append("--without-expectations")
-        arguments += [] if full else ["--mode", "fast"]
-        result = self.run_driver("validate", *arguments)
+        expects = self.expectations_every is None or _is_due(context, self.expectations_every)
+        request = Validate(
+            checkpoint="latest" if self.checkpoint is None else str(self.checkpoint),
+            attempt=None if self.attempt is None else str(self.attempt),
+            savepoint=self.savepoint,
+            mode="full" if full else "fast",
+            docs=self.docs_dir,
+            without_expectations=not expects,
+        )
+        result = self.run_driver(request)
         self.docs_page = result.get("docs")
         if self.docs_page:
             self.log.info("Data Docs: %s", self.docs_page)
@@ -85,15 +91,16 @@ class ValidateStateOperator(DriverOperator):
             events[self.asset].extra = {**{name: result.get(name) for name in told}, "validated": True}
         return result
 
-    def _what(self) -> list[str]:
-        if self.attempt is not None:
-            return ["--attempt", str(self.attempt)]
-        return ["--savepoint", self.savepoint] if self.savepoint is not None else ["--checkpoint", str(self.checkpoint)]
+    def _target(self) -> str:
+        for name in ("attempt", "savepoint", "checkpoint"):
+            if (value := getattr(self, name)) is not None:
+                return f"{name} {value}"
+        raise AssertionError("the constructor refuses a task without a target")
 
     def _refusal(self, result: dict[str, Any]) -> str:
         """What was found, what was published with it, and what to do."""
         findings = "\n".join(f"- {finding}" for finding in result["findings"])
-        what = " ".join(self._what()).removeprefix("--")
+        what = self._target()
         head = f"{what} is refused: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"
         if self.attempt is not None:
             return (

@@ -21,6 +21,9 @@ from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from cairn.driver.driver_protocol import Process, Range, TakeSavepoint, Validate, parse_call
+from state_backend.values.records import Permissions
+
 # Before Airflow is imported: it would create ~/airflow otherwise.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
@@ -140,13 +143,19 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
         micro_batch(permissions={"allow_gap": "True", "allow_stale_base": "False", "replace_overlapping": "True"})
     )
     asked = json.loads((folder / "arguments.json").read_text())
-    options = dict(zip(asked[1::2], asked[2::2], strict=True))
-    granted = {name for name, value in json.loads(options["--permissions"]).items() if value}
-    assert asked[0] == "process" and granted == {"allow_gap", "replace_overlapping"}
-    assert options["--start"] == "2013-01-05T00:00:00+00:00" and options["--end"] == "2013-01-06T00:00:00+00:00"
-    assert (options["--run-id"], options["--clear-number"], options["--try-number"]) == ("r1", "2", "3")
-    assert options["--spark"] == "sc://h:7"
-    assert result == {"input_rows": 842, "attempt": options["--attempt"]}
+    call, request, _ = parse_call(asked, ["result"])
+    assert request == Process(
+        start=datetime(2013, 1, 5, tzinfo=UTC),
+        end=datetime(2013, 1, 6, tzinfo=UTC),
+        name=request.name,
+        attempt=request.attempt,
+        run_id="r1",
+        clear_number=2,
+        try_number=3,
+        permissions=Permissions(allow_gap=True, replace_overlapping=True),
+    )
+    assert call.spark == "sc://h:7"
+    assert result == {"input_rows": 842, "attempt": request.attempt}
 
 
 def test_a_pipeline_beside_its_dag_is_found(
@@ -596,34 +605,36 @@ def test_validation_names_its_findings(fake: Callable[[str], Path]) -> None:
         run(validate())
 
 
+def request_in(folder: Path) -> Any:
+    """Read the request that the fake driver got."""
+    return parse_call(json.loads((folder / "arguments.json").read_text()), ["result"])[1]
+
+
 def test_validation_and_savepoint_arguments(fake: Callable[[str], Path]) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": "d", "keys": 3}')
     assert run(validate())["keys"] == 3
-    asked = json.loads((folder / "arguments.json").read_text())
-    assert asked[0] == "validate" and asked[7:11] == ["--checkpoint", "5", "--docs", "/docs"]
+    assert request_in(folder) == Validate(checkpoint="5", docs="/docs")
     run(savepoint(every=None))
-    asked = json.loads((folder / "arguments.json").read_text())
-    assert asked[0] == "savepoint" and asked[7:13] == ["--checkpoint", "5", "--to", "file:///s", "--format", "native"]
-    assert "--consolidate" not in asked
+    assert request_in(folder) == TakeSavepoint(checkpoint="5", to="file:///s")
     run(savepoint(every=None, consolidate=True))
-    assert json.loads((folder / "arguments.json").read_text())[13] == "--consolidate"
+    assert request_in(folder) == TakeSavepoint(checkpoint="5", to="file:///s", consolidate=True)
 
 
 @pytest.mark.parametrize(
-    ("more", "flags"),
+    ("more", "mode"),
     [
-        ({"mode": "fast"}, ["--mode", "fast"]),
-        ({"mode": "fast", "full_every": timedelta(days=5)}, []),  # the interval ends five days after the start
-        ({"mode": "fast", "full_every": timedelta(days=7)}, ["--mode", "fast"]),
-        ({"full_every": timedelta(days=7)}, []),
+        ({"mode": "fast"}, "fast"),
+        ({"mode": "fast", "full_every": timedelta(days=5)}, "full"),  # the interval ends five days after the start
+        ({"mode": "fast", "full_every": timedelta(days=7)}, "fast"),
+        ({"full_every": timedelta(days=7)}, "full"),
     ],
 )
 def test_fast_validation_is_a_full_one_on_its_cadence(
-    fake: Callable[[str], Path], more: dict[str, Any], flags: list[str]
+    fake: Callable[[str], Path], more: dict[str, Any], mode: str
 ) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
     run(validate(**more))
-    assert json.loads((folder / "arguments.json").read_text())[11:-2] == flags
+    assert request_in(folder).mode == mode
 
 
 def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callable[[str], Path]) -> None:
@@ -636,7 +647,7 @@ def test_a_refused_attempt_and_a_refused_checkpoint_say_what_to_do(fake: Callabl
         AirflowFailException, match=r"(?s)attempt uuid is refused.*Nothing of it is committed or published"
     ):
         run(gate)
-    assert json.loads((folder / "arguments.json").read_text())[7:9] == ["--attempt", "uuid"]
+    assert request_in(folder) == Validate(attempt="uuid", docs=request_in(folder).docs)
     with pytest.raises(
         AirflowFailException, match=r"(?s)- \[a, b\) \(checkpoint 5\)\nMend the cause.*\ncairn backfill "
     ):
@@ -731,10 +742,10 @@ def test_a_range_goes_through_one_driver_and_tells_each_checkpoint(fake: Callabl
     task, events = backfill_task(), Events()
     assert run(task, context(outlet_events=events))["checkpoint"] == 9
     asked = json.loads((folder / "arguments.json").read_text())
-    options = dict(zip(asked[1::2], asked[2::2], strict=True))
-    assert asked[0] == "range" and "--dry-run" not in asked
-    assert (options["--first"], options["--last"]) == ("2013-01-01T00:00:00+00:00", "2013-01-05T00:00:00+00:00")
-    assert (options["--every-s"], options["--reprocess"], options["--clear-number"]) == ("86400.0", "none", "2")
+    request = parse_call(asked, ["result"])[1]
+    assert isinstance(request, Range) and not request.dry_run
+    assert (request.first, request.last) == (datetime(2013, 1, 1, tzinfo=UTC), datetime(2013, 1, 5, tzinfo=UTC))
+    assert (request.every, request.reprocess, request.clear_number) == (timedelta(days=1), "none", 2)
     assert events[task.alias].told == [
         ("cairn://p/", {**told, "rows": 3, "bytes": 4, "validated": False}),
         ("cairn://p/", {"checkpoint": 9, "validated": False}),
@@ -769,15 +780,13 @@ def test_a_range_that_makes_no_sense_fails_for_good(change: dict[str, str], said
         run(task)
 
 
-@pytest.mark.parametrize(("every", "flag"), [(None, []), (timedelta(days=7), ["--without-expectations"])])
+@pytest.mark.parametrize(("every", "without"), [(None, False), (timedelta(days=7), True)])
 def test_off_the_cadence_state_is_restored_and_proven_all_the_same(
-    fake: Callable[[str], Path], every: timedelta | None, flag: list[str]
+    fake: Callable[[str], Path], every: timedelta | None, without: bool
 ) -> None:
     folder = fake('ok {"success": true, "findings": [], "docs": null, "keys": 3}')
     run(validate(expectations_every=every))
-    asked = json.loads((folder / "arguments.json").read_text())
-    assert asked[9:11] == ["--docs", "/docs"]
-    assert asked[11:-2] == flag
+    assert request_in(folder) == Validate(checkpoint="5", docs="/docs", without_expectations=without)
 
 
 def test_a_gate_stands_between_process_and_checkpoint() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
+from cairn.driver.driver_protocol import RestoreSavepoint, Validate
 from cairn_operators import RestoreStateOperator, restore_pipeline
 from cairn_operators.restore_state import parse_target
 from state_backend.adapters.local_storage import LocalStorage
@@ -45,16 +46,16 @@ def folder() -> Iterator[Folder]:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Calls of a driver that finds everything well; ``findings`` on it makes it refuse."""
 
-    class Calls(list[tuple[str, ...]]):
+    class Calls(list[Any]):
         findings: tuple[str, ...] = ()
 
     calls = Calls()
 
-    def run_driver(self: Any, *arguments: str, **_: Any) -> dict[str, Any]:
-        calls.append(arguments)
+    def run_driver(self: Any, request: Any) -> dict[str, Any]:
+        calls.append(request)
         return {"success": not calls.findings, "findings": calls.findings, "checkpoint": 77}
 
     monkeypatch.setattr(RestoreStateOperator, "run_driver", run_driver)
@@ -109,7 +110,7 @@ def test_a_rewind_asks_validates_and_commits_once(
 
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
     assert result == {"kind": "rewind", "checkpoint": 5, "discarded": [3, 4]}
-    assert driver == [("validate", "--checkpoint", "2")]
+    assert driver == [Validate(checkpoint="2")]
     content = newest(folder).content
     assert (content.kind, content.base_id, content.interval) == ("restore", 2, day(2))
     assert {i for i, r in folder.coordinator.log().retained.items() if r.stale_by == 5} == {3, 4}
@@ -148,7 +149,7 @@ def test_what_was_committed_meanwhile_was_not_agreed_to(folder: Folder, driver: 
 
 def test_nobody_is_asked_if_nothing_is_discarded(folder: Folder, driver: list[Any], asked: list[Any]) -> None:
     assert run(operator("4"), context()) == {"kind": "rewind", "checkpoint": 5, "discarded": []}
-    assert not asked and driver == [("validate", "--checkpoint", "4")]
+    assert not asked and driver == [Validate(checkpoint="4")]
     assert newest(folder).content.base_id == 4
 
 
@@ -189,8 +190,8 @@ def test_a_savepoint_asks_is_validated_and_restored_by_the_driver(
     result = made.after_answer(where, answer("Approve"), **parked.kwargs)
     assert result == {"kind": "savepoint", "checkpoint": 77, "discarded": ids}
     assert driver == [
-        ("validate", "--savepoint", "/savepoints/day2"),
-        ("restore", "--savepoint", "/savepoints/day2", "--claim", "CLAIM", "--attempt", made._attempt(where)),
+        Validate(savepoint="/savepoints/day2"),
+        RestoreSavepoint(savepoint="/savepoints/day2", claim="CLAIM", attempt=made._attempt(where)),
     ]
 
 
@@ -208,11 +209,11 @@ def test_a_retry_takes_what_an_earlier_try_restored_from_a_savepoint(
     now: with CLAIM the driver only deletes what is left of it."""
     saved = SimpleNamespace(content=content(day(4), "saved", kind="restore"))
     monkeypatch.setattr("state_backend.checkpoint.savepoints.read_savepoint", lambda storage: saved)
-    calls: list[tuple[str, ...]] = []
+    calls: list[Any] = []
 
-    def run_driver(self: Any, *arguments: str, **_: Any) -> dict[str, Any]:
-        calls.append(arguments)
-        attempt = arguments[arguments.index("--attempt") + 1]
+    def run_driver(self: Any, request: Any) -> dict[str, Any]:
+        calls.append(request)
+        attempt = request.attempt
         if folder.coordinator.log().of_attempt(attempt) is None:
             folder.coordinator.prepare(Prepared(h0=4, content=content(day(4), attempt, kind="restore")))
             folder.coordinator.commit(attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from cairn import testing
 from cairn.driver import driver
+from cairn.driver.driver_protocol import COMMITTED, Deploy, Try
 from cairn.operations.coordinator_of import coordinator_of
 from cairn_operators import DeployTrialOperator, TryCodeOperator, trial_pipeline
 from cairn_operators.ask_person import as_markdown
-from cairn_operators.backfill import COMMITTED
 from cairn_operators.try_code import DEPLOY
 from tests.support.counting import DAYS, day
 from tests.support.trials import CHANGED, OLD, SESSION, run
@@ -28,11 +28,11 @@ NEXT, PAST, NO = DEPLOY
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    made: list[tuple[str, ...]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    made: list[Any] = []
 
-    def run_driver(self: Any, *arguments: str, on_line: Any = None) -> dict[str, Any]:
-        made.append(arguments)
+    def run_driver(self: Any, request: Any, on_line: Any = None) -> dict[str, Any]:
+        made.append(request)
         if on_line is not None:
             on_line(COMMITTED + json.dumps({"checkpoint": 8, "interval": "i", "output_rows": 3, "state_bytes": 4}))
         return {"trial": "t", "same": False, "comparison": "what differs", "again": 1, "behind": 0, "back": "cairn"}
@@ -63,19 +63,25 @@ def where() -> Any:
     return made
 
 
-def test_a_form_is_passed_on(calls: list[tuple[str, ...]]) -> None:
+def test_a_form_is_passed_on(calls: list[Any]) -> None:
     tried, _ = tasks()
     assert tried.execute(where())["comparison"] == "what differs"
-    (words,) = calls
-    assert words[0] == "try" and "--trial" not in words
-    assert words[1:9:2] == ("--first", "--last", "--name", "--every-s") and words[2].startswith("2024-01-04T00:00")
-    assert words[-4:] == ("--key", "user", "--key", "kind")
+    assert calls == [
+        Try(
+            first=datetime(2024, 1, 4, tzinfo=UTC),
+            last=datetime(2024, 1, 4, 6, tzinfo=UTC),
+            every=timedelta(hours=1),
+            keep=timedelta(days=3),
+            name="p",
+            key=("user", "kind"),
+        )
+    ]
     with pytest.raises(ValueError, match="longer than nothing"):
         trial_pipeline("t", "m:NEW", "file:///r", pipeline_name="p", keep=timedelta(0))
 
 
 def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
-    calls: list[tuple[str, ...]], asked: list[dict[str, Any]]
+    calls: list[Any], asked: list[dict[str, Any]]
 ) -> None:
     _, deploy = tasks()
     there = where()
@@ -83,7 +89,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
         deploy.execute(there)
     assert not calls and "what differs" in asked[0]["body"] and "run again in production" in asked[0]["subject"]
     assert deploy.after_answer(there, answer("Approve"), **parked.value.kwargs)["again"] == 1
-    assert calls == [("deploy", "--name", "p", "--trial", "t", "--past")]
+    assert calls == [Deploy(name="p", trial="t", past=True)]
     assert there["outlet_events"][deploy.alias].told[0][0] == "cairn://p/"
     deploy.execute(there)
     assert len(asked) == 1 and len(calls) == 2
@@ -92,9 +98,7 @@ def test_a_person_decides_with_the_comparison_and_a_retry_does_not_ask_again(
         deploy.execute(there)
 
 
-def test_a_rejection_a_silence_and_a_no_deploy_nothing(
-    calls: list[tuple[str, ...]], asked: list[dict[str, Any]]
-) -> None:
+def test_a_rejection_a_silence_and_a_no_deploy_nothing(calls: list[Any], asked: list[dict[str, Any]]) -> None:
     _, deploy = tasks(NEXT)
     with pytest.raises(AirflowFailException, match="ann has rejected it"):
         deploy.after_answer(where(), answer("Reject"), asked="")
@@ -131,7 +135,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for n in range(3):
         DAYS[day(n).start] = [("ann", "pear", n + 1), ("bob", "fig", 5)]
     run(OLD, tmp_path / "state", range(3))
-    monkeypatch.setattr(driver, "_connect", lambda *_: SESSION)
+    monkeypatch.setattr(driver.Session, "connect", lambda *_: SESSION)
     monkeypatch.setattr(
         "cairn.operations.process_interval._on_spark",
         lambda spark, job, inputs: testing._on_shards(CHANGED.processor, spark, job, inputs),
@@ -157,8 +161,8 @@ def test_the_driver_tries_compares_and_deploys(root: Path, capfd: pytest.Capture
         driver.main([command, *where, "--result", str(root / "result"), *words])
         return json.loads((root / "result").read_text())
 
-    span = ["--first", day(1).start.isoformat(), "--last", day(2).start.isoformat(), "--every-s", "86400"]
-    made = called("try", *span, "--keep-s", "60", "--key", "user", "--trial", "more")["ok"]
+    span = ["--first", day(1).start.isoformat(), "--last", day(2).start.isoformat(), "--every", "86400"]
+    made = called("try", *span, "--keep", "60", "--key", "user", "--trial", "more")["ok"]
     assert (made["trial"], made["same"], made["computed"]) == ("more", False, 2)
     assert "state seen_at" in made["comparison"]
     assert called("deploy", "--trial", "more")["ok"]["again"] == 0

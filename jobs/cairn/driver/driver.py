@@ -8,7 +8,6 @@ leaves no result. Lines on stdout are the log.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -16,11 +15,30 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cairn.driver.driver_protocol import (
+    BEGUN,
+    COMMITTED,
+    Call,
+    Deploy,
+    DeployResult,
+    Process,
+    ProcessResult,
+    Range,
+    RangeResult,
+    RestoreResult,
+    RestoreSavepoint,
+    TakeSavepoint,
+    Try,
+    TryResult,
+    Validate,
+    ValidateResult,
+    parse_call,
+)
 from cairn.driver.load_pipeline import load_pipeline
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark.session import connect, explain, interrupt_former, interrupt_on_sigterm, operation_tag
@@ -28,7 +46,7 @@ from state_backend.adapters.open_storage import join_url
 from state_backend.inspection.checkpoint_names import parse_checkpoint
 from state_backend.inspection.describe import summarise
 from state_backend.values.errors import CairnError, ProcessorError, UsageError
-from state_backend.values.records import NO_PERMISSIONS, Permissions, RunRef
+from state_backend.values.records import RunRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,11 +55,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cairn")
 
-# Begins the one line of a ``process`` driver that is for the operator and not for people: attempt and options, as JSON.
-BEGUN = "@cairn begun "
-# The same of a ``range`` driver, for each interval that the run has committed: what the asset's event says, as JSON.
-COMMITTED = "@cairn committed "
 _SHOWN_LINES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The call, and Spark's token and configuration, which came on stdin."""
+
+    call: Call
+    token: str | None
+    conf: Mapping[str, str]
+
+    def load(self, name: str | None = None) -> Pipeline:
+        """Load the pipeline.
+
+        Raises:
+            UsageError: The task calls the pipeline by another name.
+        """
+        pipeline = load_pipeline(self.call.pipeline)
+        if name not in (None, pipeline.name):
+            raise UsageError(
+                f"the task's pipeline_name is {name!r}, but {self.call.pipeline} is named {pipeline.name!r}; make them the same"
+            )
+        return pipeline
+
+    def connect(self, pipeline: Pipeline, command: str) -> SparkSession:
+        """Connect to Spark, and interrupt the jobs that an earlier try of the same task left."""
+        call, name = self.call, f"{pipeline.name}/{command}"
+        tag = operation_tag(name, call.root, call.task or str(uuid.uuid4()))
+        if call.again:
+            interrupt_former(call.spark, name, tag, token=self.token)
+        spark = connect(
+            call.spark, f"cairn {pipeline.name} {command}", shared_as=name, token=self.token, conf=self.conf
+        )
+        spark.addTag(tag)
+        interrupt_on_sigterm(spark, call.spark, tag, token=self.token)
+        return spark
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,53 +99,54 @@ def main(arguments: list[str] | None = None) -> int:
     # Great Expectations tells of some 250 of its own functions whenever it is imported.
     for library in ("py4j", "great_expectations"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    options = _parser().parse_args(arguments)
+    call, request, more = parse_call(arguments, ["result"])
     # Behind all else, as in the task: a module beside a DAG must not take the place of one of Python's.
     sys.path += [p for p in os.environ.get("CAIRN_PYTHON_PATH", "").split(os.pathsep) if p and p not in sys.path]
-    private = json.load(sys.stdin) if options.settings_on_stdin else {}
-    options.token, options.conf = private.get("token"), private.get("conf") or {}
+    private = json.load(sys.stdin) if call.settings_on_stdin else {}
+    session = Session(call=call, token=private.get("token"), conf=private.get("conf") or {})
     try:
-        result = {"ok": options.command(options)}
+        result = {"ok": COMMANDS[type(request)](session, request)}
     except Exception as raised:
-        error = explain(raised, options.spark)
+        error = explain(raised, call.spark)
         _print_error(error)
         name = type(error).__name__ if isinstance(error, CairnError) else "UnexpectedError"
         again = error.rerun if isinstance(error, CairnError) else None
         result = {"error": {"type": name, "message": str(error), "rerun": again and again.as_json()}}
     # The result appears whole or not at all. If it is missing, the operator concludes that the driver was killed.
-    partial = options.result.with_suffix(".partial")
+    file = Path(more["result"])
+    partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(result))
-    partial.replace(options.result)
+    partial.replace(file)
     return 0 if "ok" in result else 1
 
 
-def _process(options: argparse.Namespace) -> dict[str, Any]:
+def _process(session: Session, request: Process) -> ProcessResult:
     from cairn.operations.plan_interval import Attempt
     from cairn.operations.process_interval import process_interval
     from cairn.operations.run_intervals import committed_alike
 
-    pipeline = _named_pipeline(options)
-    interval = Interval(datetime.fromisoformat(options.start), datetime.fromisoformat(options.end))
-    earlier = json.loads(options.earlier) if options.earlier else None
+    pipeline = session.load(request.name)
+    interval = Interval(request.start, request.end)
+    earlier = request.earlier
 
     def on_begin(settings: Mapping[str, str]) -> None:
         # For the operator, which keeps it where the next try finds it, also if nothing else gets out of this one.
-        print(BEGUN + json.dumps({"attempt": options.attempt, "options": settings}), flush=True)
+        print(BEGUN + json.dumps({"attempt": request.attempt, "options": settings}), flush=True)
 
     started = time.monotonic()
     attempt = Attempt(
-        id=options.attempt,
+        id=request.attempt,
         interval=interval,
-        mode=options.mode,
-        run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
-        permissions=options.permissions,
+        mode=request.mode,
+        run=RunRef(run_id=request.run_id, clear_number=request.clear_number, try_number=request.try_number),
+        permissions=request.permissions,
         earlier=(earlier["attempt"], earlier["options"]) if earlier else None,
     )
-    spark = _connect(options, pipeline, "process")
+    spark = session.connect(pipeline, "process")
     there, read = None, None
-    if options.committed:
+    if request.committed:
         there, read = committed_alike(
-            spark, pipeline, interval, options.root, run=attempt.run, permissions=attempt.permissions
+            spark, pipeline, interval, session.call.root, run=attempt.run, permissions=attempt.permissions
         )
     if there is not None:
         log.info(
@@ -112,11 +162,11 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
             "sink": pipeline.sink is not None,
             "seconds": round(time.monotonic() - started, 3),
         }
-    prepared = process_interval(spark, pipeline, options.root, attempt, on_begin=on_begin, read=read)
+    prepared = process_interval(spark, pipeline, session.call.root, attempt, on_begin=on_begin, read=read)
     content = prepared.content
     return {
         "attempt": content.attempt,
-        "reused": content.attempt != options.attempt,
+        "reused": content.attempt != request.attempt,
         "checkpoint_base": content.base_id,
         "interval": str(interval),
         "input_rows": content.totals.input_rows,
@@ -132,23 +182,21 @@ def _process(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _range(options: argparse.Namespace) -> dict[str, Any]:
+def _range(session: Session, request: Range) -> RangeResult:
     from cairn.operations.plan_range import Progress, intervals_between
     from cairn.operations.run_intervals import plan_intervals, run_intervals
 
-    pipeline = _named_pipeline(options)
-    length = timedelta(seconds=options.every_s)
-    first, last = (datetime.fromisoformat(text) for text in (options.first, options.last))
-    intervals = intervals_between(first, last + length, length)
-    run = RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number)
+    pipeline = session.load(request.name)
+    intervals = intervals_between(request.first, request.last + request.every, request.every)
+    run = RunRef(run_id=request.run_id, clear_number=request.clear_number, try_number=request.try_number)
     how: dict[str, Any] = {
-        "reprocess": options.reprocess,
-        "permissions": options.permissions,
+        "reprocess": request.reprocess,
+        "permissions": request.permissions,
         "run": run,
     }
-    if options.dry_run:
-        spark = _connect(options, pipeline, "range") if options.reprocess == "changed" else None
-        planned = plan_intervals(spark, pipeline, intervals, options.root, **how)
+    if request.dry_run:
+        spark = session.connect(pipeline, "range") if request.reprocess == "changed" else None
+        planned = plan_intervals(spark, pipeline, intervals, session.call.root, **how)
         for one in planned:
             what = "would be computed" if one.computed else f"stays checkpoint {one.checkpoint}"
             log.info("%s %s: %s: %s", pipeline.name, one.interval, what, one.why)
@@ -159,29 +207,29 @@ def _range(options: argparse.Namespace) -> dict[str, Any]:
         if outcome.ours:
             print(COMMITTED + json.dumps(_committed(outcome)), flush=True)
 
-    spark = _connect(options, pipeline, "range")
-    return _counts(run_intervals(spark, pipeline, intervals, options.root, options.mode, on_outcome=committed, **how))
+    spark = session.connect(pipeline, "range")
+    return _counts(
+        run_intervals(spark, pipeline, intervals, session.call.root, request.mode, on_outcome=committed, **how)
+    )
 
 
-def _try(options: argparse.Namespace) -> dict[str, Any]:
+def _try(session: Session, request: Try) -> TryResult:
     from cairn.operations.plan_range import intervals_between
     from cairn.trials.compare_trial import compare_trial, comparison_lines
     from cairn.trials.try_code import try_code
     from state_backend.inspection.compare_runs import describe_comparison
 
-    pipeline = _named_pipeline(options)
-    length = timedelta(seconds=options.every_s)
-    first, last = (datetime.fromisoformat(text) for text in (options.first, options.last))
+    pipeline = session.load(request.name)
     tried = try_code(
-        _connect(options, pipeline, "try"),
+        session.connect(pipeline, "try"),
         pipeline,
-        intervals_between(first, last + length, length),
-        options.root,
-        code=options.pipeline,
-        name=options.trial,
-        keep=timedelta(seconds=options.keep_s),
+        intervals_between(request.first, request.last + request.every, request.every),
+        session.call.root,
+        code=session.call.pipeline,
+        name=request.trial,
+        keep=request.keep,
     )
-    trial, found = compare_trial(options.root, pipeline.name, tried.trial.name, options.key, 3)
+    trial, found = compare_trial(session.call.root, pipeline.name, tried.trial.name, request.key, 3)
     lines = comparison_lines(trial, describe_comparison(found))
     for line in lines:
         log.info("%s", line)
@@ -196,7 +244,7 @@ def _try(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _deploy(options: argparse.Namespace) -> dict[str, Any]:
+def _deploy(session: Session, request: Deploy) -> DeployResult:
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.plan_range import Progress
     from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
@@ -205,16 +253,16 @@ def _deploy(options: argparse.Namespace) -> dict[str, Any]:
         if outcome.ours:
             print(COMMITTED + json.dumps(_committed(outcome)), flush=True)
 
-    pipeline = _named_pipeline(options)
-    spark = _connect(options, pipeline, "deploy")
-    plan = plan_deployment(spark, pipeline, options.root, name=options.trial, past=options.past)
-    if options.past:
-        deploy_past(spark, pipeline, options.root, plan, on_outcome=committed)
-    back = restore_command(coordinator_of(pipeline, options.root).log(), plan, options.root)
+    pipeline = session.load(request.name)
+    spark = session.connect(pipeline, "deploy")
+    plan = plan_deployment(spark, pipeline, session.call.root, name=request.trial, past=request.past)
+    if request.past:
+        deploy_past(spark, pipeline, session.call.root, plan, on_outcome=committed)
+    back = restore_command(coordinator_of(pipeline, session.call.root).log(), plan, session.call.root)
     return {"trial": plan.trial.name, "again": len(plan.again), "behind": len(plan.behind), "back": back}
 
 
-def _counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _counts(outcomes: Sequence[Outcome]) -> RangeResult:
     computed = sum(outcome.computed for outcome in outcomes)
     return {
         "intervals": len(outcomes),
@@ -231,17 +279,7 @@ def _committed(outcome: Outcome) -> dict[str, Any]:
     return {"checkpoint": outcome.checkpoint, "interval": str(outcome.interval)}
 
 
-def _named_pipeline(options: argparse.Namespace) -> Pipeline:
-    """Raises: UsageError if the task calls the pipeline otherwise."""
-    pipeline = load_pipeline(options.pipeline)
-    if options.name not in (None, pipeline.name):
-        raise UsageError(
-            f"the task's pipeline_name is {options.name!r}, but {options.pipeline} is named {pipeline.name!r}; make them the same"
-        )
-    return pipeline
-
-
-def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
+def _savepoint(session: Session, request: TakeSavepoint) -> dict[str, Any]:
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.take_savepoint import (
         check_destination,
@@ -250,28 +288,28 @@ def _savepoint(options: argparse.Namespace) -> dict[str, Any]:
         take_savepoint,
     )
 
-    pipeline = load_pipeline(options.pipeline)
-    folder = join_url(options.root, pipeline.name)
-    record = coordinator_of(pipeline, options.root).record(parse_checkpoint(options.checkpoint))
-    check_destination(folder, options.to, options.format)
-    spark = _connect(options, pipeline, "savepoint")
-    if options.consolidate:
-        record = consolidate_checkpoint(spark, pipeline, options.root, record)
-    said = describe_savepoint(take_savepoint(spark, pipeline, folder, record, options.to, options.format), options.to)
+    pipeline = session.load()
+    folder = join_url(session.call.root, pipeline.name)
+    record = coordinator_of(pipeline, session.call.root).record(parse_checkpoint(request.checkpoint))
+    check_destination(folder, request.to, request.format)
+    spark = session.connect(pipeline, "savepoint")
+    if request.consolidate:
+        record = consolidate_checkpoint(spark, pipeline, session.call.root, record)
+    said = describe_savepoint(take_savepoint(spark, pipeline, folder, record, request.to, request.format), request.to)
     log.info(
         "%s savepoint of checkpoint %d: %d files, %d bytes in %s",
-        *(said["format"], record.id, said["files"], said["bytes"], options.to),
+        *(said["format"], record.id, said["files"], said["bytes"], request.to),
     )
     return said
 
 
-def _restore(options: argparse.Namespace) -> dict[str, Any]:
+def _restore(session: Session, request: RestoreSavepoint) -> RestoreResult:
     from cairn.operations.restore_savepoint import restore_savepoint
 
-    pipeline = load_pipeline(options.pipeline)
-    spark = _connect(options, pipeline, "restore")
+    pipeline = session.load()
+    spark = session.connect(pipeline, "restore")
     record = restore_savepoint(
-        spark, pipeline, options.root, options.savepoint, claim=options.claim, attempt=options.attempt
+        spark, pipeline, session.call.root, request.savepoint, claim=request.claim, attempt=request.attempt
     )
     return {
         "checkpoint": record.id,
@@ -281,30 +319,30 @@ def _restore(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _validate(options: argparse.Namespace) -> dict[str, Any]:
+def _validate(session: Session, request: Validate) -> ValidateResult:
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.validate import validate_attempt, validate_checkpoint, validate_savepoint
     from state_backend.checkpoint.quarantine_consequences import plan_consequences
 
-    pipeline = load_pipeline(options.pipeline)
-    coordinator = coordinator_of(pipeline, options.root)
+    pipeline = session.load()
+    coordinator = coordinator_of(pipeline, session.call.root)
     # Never the session of the writer: its workers are other processes, so what they find was not in anybody's memory.
-    spark = _connect(options, pipeline, "validate") if options.mode == "full" else None
+    spark = session.connect(pipeline, "validate") if request.mode == "full" else None
     how: dict[str, Any] = {
-        "mode": options.mode,
-        "docs": options.docs,
-        "with_expectations": not options.without_expectations,
+        "mode": request.mode,
+        "docs": None if request.docs is None else Path(request.docs),
+        "with_expectations": not request.without_expectations,
     }
     keys, published, again = 0, [], None
-    if options.attempt is not None:
-        keys = coordinator.load_prepared(options.attempt).content.totals.keys
-        found = validate_attempt(spark, pipeline, options.root, options.attempt, **how)
-    elif options.savepoint is not None:
-        found = validate_savepoint(spark, pipeline, options.savepoint, **how)
+    if request.attempt is not None:
+        keys = coordinator.load_prepared(request.attempt).content.totals.keys
+        found = validate_attempt(spark, pipeline, session.call.root, request.attempt, **how)
+    elif request.savepoint is not None:
+        found = validate_savepoint(spark, pipeline, request.savepoint, **how)
     else:
-        record = coordinator.record(parse_checkpoint(options.checkpoint))
+        record = coordinator.record(parse_checkpoint(request.checkpoint))
         keys = record.content.totals.keys
-        found = validate_checkpoint(spark, pipeline, options.root, record, **how)
+        found = validate_checkpoint(spark, pipeline, session.call.root, record, **how)
         if not found.success:
             consequences = plan_consequences(coordinator.log(), record.id)
             published = [f"{interval} (checkpoint {n})" for interval, n in consequences.published]
@@ -332,22 +370,19 @@ def _validate(options: argparse.Namespace) -> dict[str, Any]:
         "pids": list(found.pids),
         "docs": found.docs,
         "published": published,
-        "rerun": again and again.as_json(),
+        "rerun": None if again is None else again.as_json(),
     }
 
 
-def _connect(options: argparse.Namespace, pipeline: Pipeline, command: str) -> SparkSession:
-    """The session of this command, without what an earlier try of the same task left running in it."""
-    name, task = f"{pipeline.name}/{command}", options.task or str(uuid.uuid4())
-    tag = operation_tag(name, options.root, task)
-    if options.again:
-        interrupt_former(options.spark, name, tag, token=options.token)
-    spark = connect(
-        options.spark, f"cairn {pipeline.name} {command}", shared_as=name, token=options.token, conf=options.conf
-    )
-    spark.addTag(tag)
-    interrupt_on_sigterm(spark, options.spark, tag, token=options.token)
-    return spark
+COMMANDS: dict[type[Any], Callable[[Session, Any], Mapping[str, Any]]] = {
+    Process: _process,
+    Range: _range,
+    Try: _try,
+    Deploy: _deploy,
+    TakeSavepoint: _savepoint,
+    RestoreSavepoint: _restore,
+    Validate: _validate,
+}
 
 
 def _print_error(error: Exception) -> None:
@@ -362,81 +397,6 @@ def _print_error(error: Exception) -> None:
     else:
         traceback.print_exception(error, file=sys.stdout)
     sys.stdout.flush()
-
-
-def _permissions(text: str) -> Permissions:
-    return Permissions(**json.loads(text))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cairn.driver.driver")
-    commands = parser.add_subparsers(required=True)
-
-    def command(name: str, run: Any) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name)
-        sub.set_defaults(command=run)
-        for option in ("--pipeline", "--root", "--spark"):
-            sub.add_argument(option, required=True)
-        sub.add_argument("--result", required=True, type=Path)
-        sub.add_argument(
-            "--settings-on-stdin", action="store_true", help='JSON on stdin: {"token": ..., "conf": {...}}, for Spark'
-        )
-        sub.add_argument("--task", help="names what is run; the same in every try")
-        sub.add_argument("--again", action="store_true", help="an earlier try may still run: interrupt it")
-        return sub
-
-    process = command("process", _process)
-    for option in ("--start", "--end", "--run-id", "--attempt"):
-        process.add_argument(option, required=True)
-    for option in ("--clear-number", "--try-number"):
-        process.add_argument(option, required=True, type=int)
-    process.add_argument("--name")
-    process.add_argument("--earlier")
-    process.add_argument(
-        "--committed", action="store_true", help="there is a result: look whether it can stay as it is"
-    )
-    process.add_argument("--mode", default="incremental")
-    process.add_argument("--permissions", type=_permissions, default=NO_PERMISSIONS)
-    several = command("range", _range)
-    for option in ("--first", "--last", "--run-id"):
-        several.add_argument(option, required=True)
-    for option in ("--clear-number", "--try-number"):
-        several.add_argument(option, required=True, type=int)
-    several.add_argument("--every-s", required=True, type=float, help="how long an interval is, in seconds")
-    several.add_argument("--name")
-    several.add_argument("--mode", default="incremental")
-    several.add_argument("--reprocess", default="changed")
-    several.add_argument("--permissions", type=_permissions, default=NO_PERMISSIONS)
-    several.add_argument("--dry-run", action="store_true")
-    tried = command("try", _try)
-    for option in ("--first", "--last"):
-        tried.add_argument(option, required=True)
-    for option in ("--every-s", "--keep-s"):
-        tried.add_argument(option, required=True, type=float)
-    for option in ("--name", "--trial"):
-        tried.add_argument(option)
-    tried.add_argument("--key", action="append", default=[])
-    deployed = command("deploy", _deploy)
-    deployed.add_argument("--name")
-    deployed.add_argument("--trial", required=True)
-    deployed.add_argument("--past", action="store_true")
-    savepoint = command("savepoint", _savepoint)
-    savepoint.add_argument("--checkpoint", default="latest")
-    savepoint.add_argument("--to", required=True)
-    savepoint.add_argument("--format", default="native")
-    savepoint.add_argument("--consolidate", action="store_true")
-    restore = command("restore", _restore)
-    restore.add_argument("--savepoint", required=True)
-    restore.add_argument("--claim", default="NO_CLAIM")
-    restore.add_argument("--attempt", help="a uuid: the same in every try, which complete one another")
-    validate = command("validate", _validate)
-    validate.add_argument("--checkpoint", default="latest")
-    validate.add_argument("--attempt")
-    validate.add_argument("--savepoint")
-    validate.add_argument("--mode", choices=("fast", "full"), default="full")
-    validate.add_argument("--docs", type=Path)
-    validate.add_argument("--without-expectations", action="store_true")
-    return parser
 
 
 if __name__ == "__main__":
