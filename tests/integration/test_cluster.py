@@ -50,7 +50,9 @@ DYNAMIC = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
     "spark.dynamicAllocation.initialExecutors": 1,
     "spark.dynamicAllocation.maxExecutors": 2,
-    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    # Longer than a loaded machine takes from the first executor to the first job. That executor writes the whole shuffle, so that
+    # the second one holds none and can go.
+    "spark.dynamicAllocation.executorIdleTimeout": "20s",
     "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
     "spark.scheduler.minRegisteredResourcesRatio": 0,
 }
