@@ -50,8 +50,10 @@ DYNAMIC = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
     "spark.dynamicAllocation.initialExecutors": 1,
     "spark.dynamicAllocation.maxExecutors": 2,
-    "spark.dynamicAllocation.executorIdleTimeout": "1s",
-    "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
+    # One executor has to write the whole shuffle: Spark takes no executor that holds a part of it. So on a loaded machine the first
+    # one must outlive the seconds before its first job, and the second one must not come before the shards wait.
+    "spark.dynamicAllocation.executorIdleTimeout": "20s",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "20s",
     "spark.scheduler.minRegisteredResourcesRatio": 0,
 }
 DECOMMISSION = {

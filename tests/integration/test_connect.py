@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from cairn import spark_session
 from local_stack.owned_process import command_line
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage
@@ -196,6 +198,25 @@ def test_validation_runs_in_other_processes_than_the_writer(server: SparkConnect
     assert result["ok"]["entries"] == 2
     assert result["ok"]["pids"]
     assert not set(result["ok"]["pids"]) & set(record.content.worker_pids)
+
+
+def test_a_session_that_the_server_closed_is_replaced(server: SparkConnectServer, tmp_path: Path) -> None:
+    """A server closes an idle session for good. Its timeout may be shorter than the hour for which drivers share a session."""
+    write_pipeline(tmp_path, "0", "hello")
+    assert process(tmp_path, server.url, 1, "first")["ok"]
+    for number, again in enumerate([[], ["--task", "a task", "--again"]]):
+        close_session(server.url, "greeting/process", number)
+        assert process(tmp_path, server.url, 1, f"attempt-{number}", *again)["ok"]
+
+
+def close_session(where: str, shared_as: str, number: int) -> None:
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    name = f"cairn:{shared_as}:{spark_session._hour()}" + (f":{number}" if number else "")
+    url = spark_session._with_session(where, str(uuid.uuid5(uuid.NAMESPACE_URL, name)))
+    client = SparkConnectClient(spark_session._channel(url, TOKEN))
+    client.release_session()
+    client.close()
 
 
 def test_the_daemon_of_each_session_has_a_watcher(server: SparkConnectServer, tmp_path: Path) -> None:

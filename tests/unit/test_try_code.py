@@ -284,7 +284,7 @@ def removed_at(root: Path, monkeypatch: pytest.MonkeyPatch, removed: int, killed
     def counted(call: Any) -> Any:
         def write(self: LocalStorage, *args: Any, **more: Any) -> Any:
             nonlocal writes
-            # The first write is that of the trial's record: before it there is nothing to remove.
+            # Writes 0 and 1 are a reading of the storage's clock and the trial's record: before these no trial can be removed.
             if "/.trials/" in self.url:
                 writes += 1
                 if writes - 1 == killed:
@@ -327,7 +327,7 @@ def test_what_a_removed_trial_still_writes_goes_with_it_or_with_a_sweep(
 def test_a_trial_is_removed_before_each_of_its_writes(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    removed = 1
+    removed = 2
     while check_removed_at(production, tmp_path, monkeypatch, removed):
         removed += 1
     assert removed > 10, removed

@@ -56,6 +56,8 @@ _LOST = (
 # Spark itself ends an operation whose client is gone after `spark.connect.execute.manager.detachedTimeout` (5 minutes), so
 # what is older than this still runs only if its driver does.
 _HOURS_BACK = 24
+# Sessions of one name within an hour. A server closes a session after its timeout, an hour by default; a timeout of a minute closes 60.
+_SESSIONS_OF_AN_HOUR = 64
 
 
 def connect(
@@ -70,7 +72,8 @@ def connect(
     Left out: the token of a server that this user runs on this machine is found.
     ``conf``: Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server,
     drivers of that name that start within one hour use one session, so that only the first pays for starting its Python
-    workers (seconds). An hour, since the server closes a session for good when nobody has used it for that long.
+    workers (seconds). An hour, since the server closes a session for good when nobody has used it for that long. If the server has
+    closed the session of this hour earlier, the next session of the hour takes its place.
 
     Raises: StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master.
     """
@@ -80,12 +83,8 @@ def connect(
     if where.startswith("sc://"):
         where, token = _with_token(where, token)
         _check_listening(where)
-        url = where if shared_as is None else _session_url(where, shared_as, _hour())
-        session = _remote_session(_channel(url, token))
-        _be_impatient(session.client)
         try:
-            for key, value in (_CONF | dict(conf or {})).items():
-                session.conf.set(key, value)
+            return _open_remote_session(where, shared_as, token, _CONF | dict(conf or {}))
         except Exception as error:
             if name := next((key for key in conf or {} if f'"{key}"' in str(error)), None):
                 raise UsageError(
@@ -99,7 +98,6 @@ def connect(
                     "SPARK_CONNECT_AUTHENTICATE_TOKEN"
                 ) from None
             raise StorageUnavailable(_no_answer(where, _first_line(error))) from error
-        return session
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise UsageError(
             f"Spark master {where!r} needs a Java 17+ runtime, and there is no java on the PATH; run 'make java'"
@@ -234,12 +232,37 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
     return ConnectChannel(url, token)
 
 
+def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
+    """Open the first session of this hour that the server has not closed, and configure it."""
+    for number in range(_SESSIONS_OF_AN_HOUR):
+        url = where if shared_as is None else _session_url(where, shared_as, _hour(), number)
+        session = _remote_session(_channel(url, token))
+        _be_impatient(session.client)
+        try:
+            for key, value in conf.items():
+                session.conf.set(key, value)
+        except Exception as error:
+            last = shared_as is None or ";session_id=" in where or number + 1 == _SESSIONS_OF_AN_HOUR
+            if last or not _is_closed(error):
+                raise
+            remote = cast(Any, session)
+            remote.release_session_on_close = False  # the server has closed it
+            remote.stop()
+        else:
+            return session
+    raise AssertionError("the last session is returned or raises")
+
+
 def _remote_session(channel: ConnectChannel) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     # As SparkSession.builder.remote does: Spark's functions are those of Connect then.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     return cast("SparkSession", RemoteSession.builder.channelBuilder(channel).getOrCreate())
+
+
+def _is_closed(error: Exception) -> bool:
+    return "SESSION_CLOSED" in str(error)
 
 
 def _is_refused(error: Exception) -> bool:
@@ -264,17 +287,34 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
     where, token = _with_token(where, token)
     _check_listening(where)
     found: list[str] = []
-    for hour in range(_hour(), _hour() - _HOURS_BACK, -1):
-        try:
-            found += _interrupt(_session_url(where, shared_as, hour), tag, token)
-        except Exception as error:
-            # A session that the server has closed can't be asked, and nothing runs in it.
-            if "SESSION_CLOSED" not in str(error):
-                log.warning("an earlier try can't be interrupted: %s", _first_line(error))
-                break
+    now = _hour()
+    try:
+        for hour in range(now, now - _HOURS_BACK, -1):
+            found += _interrupt_sessions(where, shared_as, hour, tag, token, recent=hour >= now - 1)
+    except Exception as error:
+        log.warning("an earlier try can't be interrupted: %s", _first_line(error))
     if found:
         log.info("interrupted what an earlier try still ran on the Spark server: %s", ", ".join(found))
     return found
+
+
+def _interrupt_sessions(
+    where: str, shared_as: str, hour: int, tag: str, token: str | None, *, recent: bool
+) -> list[str]:
+    """Interrupt the operations of a tag in the session of an hour, and return their ids.
+
+    Args:
+        recent: Also look into the sessions that took the place of closed ones. Asking creates a session that does not exist, so older
+            hours are left alone.
+    """
+    for number in range(_SESSIONS_OF_AN_HOUR if recent else 1):
+        try:
+            return _interrupt(_session_url(where, shared_as, hour, number), tag, token)
+        except Exception as error:
+            # Nothing runs in a session that the server has closed.
+            if not _is_closed(error):
+                raise
+    return []
 
 
 def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: str | None = None) -> None:
@@ -351,10 +391,17 @@ def _is_cancelled(error: Exception) -> bool:
     return "OPERATION_CANCELED" in str(error) or "SPARK_JOB_CANCELLED" in str(error)
 
 
-def _session_url(where: str, shared_as: str, hour: int) -> str:
+def _session_url(where: str, shared_as: str, hour: int, number: int = 0) -> str:
+    """Return the URL of a session.
+
+    Args:
+        hour: Hours since the epoch.
+        number: How many sessions of this name and hour the server has closed before.
+    """
     if ";session_id=" in where:
         return where
-    return _with_session(where, str(uuid.uuid5(uuid.NAMESPACE_URL, f"cairn:{shared_as}:{hour}")))
+    name = f"cairn:{shared_as}:{hour}" + (f":{number}" if number else "")
+    return _with_session(where, str(uuid.uuid5(uuid.NAMESPACE_URL, name)))
 
 
 def _with_session(where: str, session_id: str) -> str:
