@@ -213,7 +213,7 @@ def test_a_processor_that_breaks_the_contract_is_told_what_to_do(spark: SparkSes
     """Through Spark's processes; each way to break it is in tests/unit/test_pipeline_tester.py."""
     ROWS[day(0).start] = [(f"user-{n}", n) for n in range(351)]
     bad = type("Bad", (Silent,), {"__module__": __name__, "handleBatch": lambda s, b: wrong(b, sum=[1])})
-    with pytest.raises(errors.UsageError, match=r"(?s)states\['total'\] has 1 rows for 351 keys"):
+    with pytest.raises(errors.ProcessorError, match=r"(?s)states\['total'\] has 1 rows for 351 keys"):
         run_interval(spark, pipeline(bad, parallelism=1), day(0), str(tmp_path))
     assert not list(tmp_path.rglob("checkpoints/*"))
 

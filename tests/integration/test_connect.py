@@ -25,7 +25,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from cairn import spark_session
+from cairn.spark import session as spark_session
 from local_stack.owned_process import command_line
 from local_stack.spark_server import SparkConnectServer
 from state_backend.adapters.open_storage import open_storage

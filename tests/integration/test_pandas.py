@@ -201,6 +201,6 @@ def test_a_processor_that_breaks_the_contract_is_told_what_to_do(
     ROWS[START] = [("ann", 1, None, None, None)]
     behaviour = {"misbehave": lambda s, k, r: iter([]), **behaviour}
     bad = type("Bad", (Misbehaving,), {"__module__": __name__, **behaviour})
-    with pytest.raises(errors.UsageError, match=f"(?s){message}"):
+    with pytest.raises((errors.UsageError, errors.UserCodeError), match=f"(?s){message}"):
         run_interval(spark, counting(**{**FRAMES, "api": api, "processor": bad}), day(0), str(tmp_path))
     assert not list((tmp_path / "counting").rglob("checkpoints/*"))

@@ -22,8 +22,14 @@ PAGES = [
 ]
 CODE = [file for folder in ("state_backend", "jobs", "plugins") for file in sorted((REPOSITORY / folder).rglob("*.py"))]
 TARGETS = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+# Each command of `cairn` with its options, by its words: {"status": {"--root", …}, "trials list": {…}}.
+COMMANDS = {
+    " ".join(words): {option for parameter in command.params for option in parameter.opts}
+    for name, top in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    for words, command in [((name,), top), *(((name, n), c) for n, c in getattr(top, "commands", {}).items())]
+}
 _KNOWN = {
-    "cairn": set(typer.main.get_command(app).commands),  # type: ignore[attr-defined]
+    "cairn": set(COMMANDS),
     "make": TARGETS,
     "airflow": {"backfill", "connections", "dags", "db", "pools", "providers", "standalone", "tasks", "variables"},
     "gcloud": {"auth", "storage"},
@@ -85,8 +91,12 @@ def in_code() -> dict[str, set[str]]:
     for file in CODE:
         for text in _strings(ast.parse(file.read_text())):
             for begun in _BEGIN.finditer(text):
-                if begun[2] in _KNOWN[begun[1]]:
-                    words = [begun[1], begun[2], *_options(text[begun.end() :], after_option=begun[2] == "-m")]
+                if begun[2] in _KNOWN[begun[1]] and (begun[1], text[begun.end() :]) != ("python", " …"):
+                    end = begun.end()
+                    inner = re.match(r" ([a-z]+)", text[end:])
+                    if inner and f"{begun[2]}{inner[0]}" in COMMANDS:
+                        end += inner.end()
+                    words = [text[begun.start(1) : end], *_options(text[end:], after_option=begun[2] == "-m")]
                     found.setdefault(" ".join(words), set()).add(file.relative_to(REPOSITORY).as_posix())
     return found
 

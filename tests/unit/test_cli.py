@@ -321,6 +321,7 @@ def test_help_names_what_there_is() -> None:
         "compare",
         "deploy",
         "estimate",
+        "trials",
     }
 
 

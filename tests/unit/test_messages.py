@@ -25,7 +25,7 @@ from tests.support.messages import (
 
 SITES = sites()
 # These group others, or are answers inside of this package that a caller turns into one of the others.
-GROUPS = {"CairnError", "RetryableError", "AttemptLost", "StorageError"}
+GROUPS = {"CairnError", "RetryableError", "AttemptLost", "StorageError", "UserCodeError"}
 
 
 def test_every_kind_of_error_is_raised_and_says_what_to_do_with_it() -> None:

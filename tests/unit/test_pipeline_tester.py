@@ -33,6 +33,7 @@ from state_backend.values.errors import (
     StateGapError,
     StateUnusable,
     UsageError,
+    UserCodeError,
 )
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -520,7 +521,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_a_processor_that_breaks_the_contract_is_told_what_to_do(behaviour: dict[str, Any], message: str) -> None:
     bad = type("Bad", (Silent,), {"__module__": __name__, **behaviour})
     output = "user string, rows long not null, first boolean"
-    with pytest.raises(UsageError, match=f"(?s){message}"):
+    with pytest.raises((UsageError, UserCodeError), match=f"(?s){message}"):
         visiting(replace(VISITS, api="arrow", order_by=(), processor=bad, output_schema=output)).run(
             [("ann", 1, None), ("bob", 2, None)]
         )

@@ -103,7 +103,7 @@ def operator(task_id: str, fields: str, **values: Any) -> dict[str, Any]:
 def a_dag(root: str = "file:///state", name: str = "rides") -> dict[str, Any]:
     where = {"root": root, "pipeline": "m:RIDES"}
     tasks = [
-        operator("process", "pipeline root pipeline_name mode allow_stale_base", pipeline_name=name, **where),
+        operator("process", "pipeline root pipeline_name mode permissions", pipeline_name=name, **where),
         operator(
             "checkpoint",
             "pipeline_name root attempt sink_of gcp_conn_id",

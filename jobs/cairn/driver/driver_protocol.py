@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypedDict, get_origin, get_type_hints
 
 from state_backend.values.records import NO_PERMISSIONS, Permissions
 
@@ -314,8 +314,9 @@ def _add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
             parser.add_argument(option, action="append", default=[])
         else:
             required = field.default is MISSING
-            read: dict[str, Any] = {"choices": get_args(hint)} if get_origin(hint) is Literal else {"type": _READ[hint]}
-            parser.add_argument(option, required=required, default=None if required else field.default, **read)
+            # The driver's operations refuse a wrong choice with a message that reaches the task's log; argparse would only exit.
+            read = str if get_origin(hint) is Literal else _READ[hint]
+            parser.add_argument(option, required=required, default=None if required else field.default, type=read)
 
 
 def _from_options(kind: type[Any], found: dict[str, Any]) -> Any:
