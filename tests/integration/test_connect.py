@@ -210,10 +210,10 @@ def test_a_session_that_the_server_closed_is_replaced(server: SparkConnectServer
 
 
 def close_session(where: str, shared_as: str, number: int) -> None:
+    """Close a session for good, as an idle timeout does. A session that is closed already stays closed."""
     from pyspark.sql.connect.client import SparkConnectClient
 
-    name = f"cairn:{shared_as}:{spark_session._hour()}" + (f":{number}" if number else "")
-    url = spark_session._with_session(where, str(uuid.uuid5(uuid.NAMESPACE_URL, name)))
+    url = spark_session._session_url(where, shared_as, spark_session._hour(), number)
     client = SparkConnectClient(spark_session._channel(url, TOKEN))
     client.release_session()
     client.close()
@@ -433,9 +433,14 @@ class Slow:
         return (self.folder / "root" / "greeting" / "attempts" / attempt / "prepared.json").exists()
 
 
-def test_the_next_try_ends_what_a_killed_driver_left(server: SparkConnectServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", [[], [0, 1]], ids=["", "in a replaced session"])
+def test_the_next_try_ends_what_a_killed_driver_left(
+    server: SparkConnectServer, tmp_path: Path, closed: list[int]
+) -> None:
     """kill -9 of the driver leaves its operation running on the shared server; the next try finds it by its tag. Its Python
     workers are killed, nothing of it is prepared, and the server stays."""
+    for number in closed:
+        close_session(server.url, "greeting/process", number)
     slow = Slow(tmp_path, server.url)
     driver = slow.start("--task", "dag/run-1/process/-1")
     driver.kill()

@@ -56,7 +56,8 @@ _LOST = (
 # Spark itself ends an operation whose client is gone after `spark.connect.execute.manager.detachedTimeout` (5 minutes), so
 # what is older than this still runs only if its driver does.
 _HOURS_BACK = 24
-# Sessions of one name within an hour. A server closes a session after its timeout, an hour by default; a timeout of a minute closes 60.
+# At most this many sessions of one name in an hour. A Connect server closes a session that was idle for its timeout (default: 1 h).
+# With a timeout of one minute a server closes up to 60 sessions in an hour.
 _SESSIONS_OF_AN_HOUR = 64
 
 
@@ -234,23 +235,33 @@ def _channel(url: str, token: str | None) -> ConnectChannel:
 
 def _open_remote_session(where: str, shared_as: str | None, token: str | None, conf: Mapping[str, str]) -> SparkSession:
     """Open the first session of this hour that the server has not closed, and configure it."""
-    for number in range(_SESSIONS_OF_AN_HOUR):
-        url = where if shared_as is None else _session_url(where, shared_as, _hour(), number)
-        session = _remote_session(_channel(url, token))
-        _be_impatient(session.client)
+    if shared_as is None or ";session_id=" in where:
+        return _configured_session(where, token, conf)
+    hour = _hour()
+    urls = [_session_url(where, shared_as, hour, number) for number in range(_SESSIONS_OF_AN_HOUR)]
+    for url in urls[:-1]:
         try:
-            for key, value in conf.items():
-                session.conf.set(key, value)
+            return _configured_session(url, token, conf)
         except Exception as error:
-            last = shared_as is None or ";session_id=" in where or number + 1 == _SESSIONS_OF_AN_HOUR
-            if last or not _is_closed(error):
+            if not _is_closed(error):
                 raise
+    return _configured_session(urls[-1], token, conf)
+
+
+def _configured_session(url: str, token: str | None, conf: Mapping[str, str]) -> SparkSession:
+    session = _remote_session(_channel(url, token))
+    _be_impatient(session.client)
+    try:
+        for key, value in conf.items():
+            session.conf.set(key, value)
+    except Exception as error:
+        if _is_closed(error):
             remote = cast(Any, session)
-            remote.release_session_on_close = False  # the server has closed it
+            # The server has closed the session. A request to release the session would fail too.
+            remote.release_session_on_close = False
             remote.stop()
-        else:
-            return session
-    raise AssertionError("the last session is returned or raises")
+        raise
+    return session
 
 
 def _remote_session(channel: ConnectChannel) -> SparkSession:
@@ -301,11 +312,15 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
 def _interrupt_sessions(
     where: str, shared_as: str, hour: int, tag: str, token: str | None, *, recent: bool
 ) -> list[str]:
-    """Interrupt the operations of a tag in the session of an hour, and return their ids.
+    """Interrupt the operations with a tag in the sessions of one hour.
 
     Args:
-        recent: Also look into the sessions that took the place of closed ones. Asking creates a session that does not exist, so older
-            hours are left alone.
+        hour: Hours since the epoch.
+        recent: Also interrupt in the sessions that replaced closed sessions of this hour. Leave out for older hours: Spark creates a
+            session when a request names a session that does not exist.
+
+    Returns:
+        The ids of the interrupted operations.
     """
     for number in range(_SESSIONS_OF_AN_HOUR if recent else 1):
         try:
@@ -396,7 +411,7 @@ def _session_url(where: str, shared_as: str, hour: int, number: int = 0) -> str:
 
     Args:
         hour: Hours since the epoch.
-        number: How many sessions of this name and hour the server has closed before.
+        number: 0 for the first session of this name and hour; the server has closed all sessions with smaller numbers.
     """
     if ";session_id=" in where:
         return where
