@@ -49,8 +49,8 @@ Every day starts from the checkpoint of the day before, so begin with 1 January:
 **Going back** to an earlier checkpoint or a savepoint: trigger the DAG `aircraft_restore`.
 
 The parameters `allow_gap` and `allow_stale_base` give one run the permission to start from other state than its own;
-`replace_overlapping` lets it take the place of output of intervals that were cut otherwise (after a change of the schedule).
+`replace_overlapping` lets it take the place of output of intervals with other boundaries (after a change of the schedule).
 """,
 )
 
-restore = restore_pipeline("aircraft_restore", PIPELINE, ROOT, pipeline_name="aircraft", tags=["cairn"])
+restore = restore_pipeline("aircraft_restore", PIPELINE, ROOT, tags=["cairn"])

@@ -14,24 +14,18 @@ DATA = Path(os.environ.get("CAIRN_DATA", Path(__file__).resolve().parents[1] / "
 ROOT = os.environ.get("CAIRN_ROOT", f"file://{DATA}/state")
 
 
-def interval_and_checkpoint(name: str, pipeline: str, pipeline_name: str) -> tuple[Any, Any]:
+def interval_and_checkpoint(name: str, pipeline: str) -> tuple[Any, Any]:
     """One stateful task and its checkpoint. Where one of a DAG fails, what the ones before it committed stays."""
     process = StatefulMicroBatchOperator(
         task_id=name,
         pipeline=pipeline,
-        pipeline_name=pipeline_name,
         root=ROOT,
         mode="changelog",
         **retry_arguments(),
     )
     checkpoint = CheckpointOperator(
-        task_id=f"{name}_checkpoint",
-        pipeline_name=pipeline_name,
-        root=ROOT,
-        attempt=f"{{{{ ti.xcom_pull(task_ids='{name}')['attempt'] }}}}",
-        **retry_arguments(),
+        task_id=f"{name}_checkpoint", attempt=process.output["attempt"], **retry_arguments()
     )
-    process >> checkpoint
     return process, checkpoint
 
 
@@ -51,8 +45,8 @@ The first hour is that of 2013-01-01T06:00Z:
 `airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 --reprocess-behavior completed`
 """,
 ) as weather:
-    _, windows_checkpoint = interval_and_checkpoint("windows", "pipelines.weather:WEATHER", "weather")
-    records, _ = interval_and_checkpoint("records", "pipelines.weather:RECORDS", "weather_records")
+    _, windows_checkpoint = interval_and_checkpoint("windows", "pipelines.weather:WEATHER")
+    records, _ = interval_and_checkpoint("records", "pipelines.weather:RECORDS")
     windows_checkpoint >> records
 
 with DAG(

@@ -15,7 +15,9 @@ from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.micro_batch import MODES, granted
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_asset import pipeline_asset
+from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments
+from cairn_operators.task_outputs import push_outputs
 from cairn_operators.validate_state import ValidateStateOperator
 
 REPROCESS = ("changed", "none", "all")
@@ -119,6 +121,7 @@ class RunIntervalsOperator(DriverOperator):
 
         result = self.run_driver(request, on_line=line)
         tell_asset(context, self.alias, self.asset, committed)
+        push_outputs(context, checkpoint=result["checkpoint"])
         if result["checkpoint"] is None and self.downstream_task_ids:
             context["ti"].xcom_push(key=BaseXCom.XCOM_RETURN_KEY, value=result)
             raise DownstreamTasksSkipped(tasks=sorted(self.downstream_task_ids))
@@ -154,12 +157,35 @@ def _yes(name: str, value: bool | str) -> bool:
     return text == "true"
 
 
+_PARAMS = {
+    "from": Param(
+        "",
+        type="string",
+        minLength=1,
+        title="From",
+        description="Start of the first interval: 2024-01-04, or 2024-01-04T06:00 (UTC)",
+    ),
+    "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
+    "reprocess": Param(
+        "changed",
+        type="string",
+        enum=[*REPROCESS],
+        title="Results that are there",
+        description="changed: compute again what other code or input made; none: only what is missing; all: everything",
+    ),
+    "replace_overlapping": Param(
+        False, type="boolean", description="Replace output of intervals that overlap these, cut otherwise"
+    ),
+    "dry_run": Param(False, type="boolean", title="Dry run", description="Only say what would be computed, and why"),
+}
+
+
 def backfill_pipeline(
     dag_id: str,
     pipeline: str,
     root: str,
     *,
-    pipeline_name: str,
+    pipeline_name: str | None = None,
     every: timedelta = timedelta(days=1),
     spark_conn_id: str = "cairn_spark",
     gcp_conn_id: str | None = None,
@@ -175,7 +201,7 @@ def backfill_pipeline(
         dag_id: Id of the DAG.
         pipeline: The `Pipeline`, as ``module:NAME``.
         root: URL of the folder that holds the pipelines.
-        pipeline_name: Name of the `Pipeline`.
+        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         every: Length of an interval, as in the pipeline's own DAG.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
@@ -185,40 +211,17 @@ def backfill_pipeline(
         **dag_arguments: More arguments of the DAG.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
-    params = {
-        "from": Param(
-            "",
-            type="string",
-            minLength=1,
-            title="From",
-            description="Start of the first interval: 2024-01-04, or 2024-01-04T06:00 (UTC)",
-        ),
-        "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
-        "reprocess": Param(
-            "changed",
-            type="string",
-            enum=[*REPROCESS],
-            title="Results that are there",
-            description="changed: compute again what other code or input made; none: only what is missing; all: everything",
-        ),
-        "replace_overlapping": Param(
-            False, type="boolean", description="Replace output of intervals that overlap these, cut otherwise"
-        ),
-        "dry_run": Param(
-            False, type="boolean", title="Dry run", description="Only say what would be computed, and why"
-        ),
-    }
     where: dict[str, Any] = {
         "pipeline": pipeline,
         "root": root,
         "spark_conn_id": spark_conn_id,
         "gcp_conn_id": gcp_conn_id,
     }
-    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
+    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": {**_PARAMS}}
     with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
         run = RunIntervalsOperator(
             task_id="backfill",
-            pipeline_name=pipeline_name,
+            pipeline_name=pipeline_name or pipeline_name_of(pipeline),
             first="{{ params.from }}",
             last="{{ params.to }}",
             every=every,
@@ -229,10 +232,9 @@ def backfill_pipeline(
             **retry_arguments(backfill),
         )
         if validate is not False:
-            run >> ValidateStateOperator(
+            ValidateStateOperator(
                 task_id="validate",
-                checkpoint="{{ ti.xcom_pull(task_ids='backfill')['checkpoint'] }}",
-                pipeline_name=pipeline_name,
+                checkpoint=run.output["checkpoint"],
                 **where,
                 **retry_arguments(validate if isinstance(validate, Mapping) else None),
             )

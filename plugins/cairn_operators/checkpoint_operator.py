@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 from airflow.sdk.observability import stats
@@ -18,6 +18,7 @@ from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.task_order import COMMITS_FIRST
+from cairn_operators.task_outputs import push_outputs, task_of
 
 if TYPE_CHECKING:
     from state_backend.values.records import Record
@@ -34,14 +35,18 @@ output is published and files that no retained checkpoint needs are deleted. No 
 
 
 class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Commits the prepared ``attempt``, publishes its output, deletes what no retained checkpoint needs.
+    """The task that commits a prepared attempt, publishes its output and deletes files that no retained checkpoint needs.
+
+        process = StatefulMicroBatchOperator(task_id="process", ...)
+        CheckpointOperator(task_id="checkpoint", attempt=process.output["attempt"])
 
     All three are idempotent and finish what an earlier try left. Storage trouble and unknown outcomes are retried; a lost
     attempt fails for good, since only a new attempt can replace it. Returns the checkpoint's id and counts, and puts them
     on the asset ``cairn://<pipeline_name>``, so that DAGs scheduled on it know what they got.
 
-    ``sink_of`` (``module:NAME``) is the pipeline whose sink hook publishes; empty for none. Only then is the pipeline's
-    code imported here, and with it PySpark. ``gcp_conn_id`` as in `DriverOperator`.
+    ``attempt`` is the output of the task that prepared it; ``pipeline_name``, ``root``, ``gcp_conn_id`` and ``sink_of`` are those of this
+    task then. ``sink_of`` (``module:NAME``) is the pipeline whose sink hook publishes; empty for no sink. The task imports the
+    pipeline's code, and with it PySpark, only for a sink. ``gcp_conn_id`` as in `DriverOperator`.
     ``validated`` is what the event says: False, for a later task may still refuse the checkpoint; True behind a gate.
     """
 
@@ -51,14 +56,20 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     def __init__(
         self,
         *,
-        pipeline_name: str,
-        root: str,
-        attempt: str,
-        sink_of: str = "",
+        attempt: str | XComArg,
+        pipeline_name: str | None = None,
+        root: str | None = None,
+        sink_of: str | XComArg | None = None,
         gcp_conn_id: str | None = None,
         validated: bool = False,
         **kwargs: Any,
     ) -> None:
+        if (process := task_of(attempt)) is not None:
+            pipeline_name, root = pipeline_name or process.pipeline_name, root or process.root
+            gcp_conn_id = gcp_conn_id or process.gcp_conn_id
+            sink_of = process.output["sink"] if sink_of is None else sink_of
+        if pipeline_name is None or root is None:
+            raise ValueError('pass attempt=process.output["attempt"], or attempt, pipeline_name and root as texts')
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(
             outlets=[self.asset, *kwargs.pop("outlets", [])], **{"doc_md": _DOC, **COMMITS_FIRST, **kwargs}
@@ -66,7 +77,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         self.pipeline_name = pipeline_name
         self.root = root
         self.attempt = attempt
-        self.sink_of = sink_of
+        self.sink_of = sink_of or ""
         self.gcp_conn_id = gcp_conn_id
         self.validated = validated
 
@@ -74,6 +85,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         """Commits, publishes, cleans up; returns the checkpoint's summary."""
         with as_google_identity(self.gcp_conn_id):
             summary = self._execute(context)
+        push_outputs(context, checkpoint=summary["checkpoint"])
         if skipped := self._not_due(context, dropped="base" not in summary):
             self.log.info("nothing to do for these at this interval, so not started: %s", ", ".join(skipped))
             context["ti"].xcom_push(

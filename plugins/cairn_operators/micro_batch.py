@@ -17,7 +17,9 @@ from cairn_operators.data_interval import data_interval
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure, failure_of
 from cairn_operators.google_connection import as_google_identity
+from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.task_order import THEN_PROCESSES
+from cairn_operators.task_outputs import push_outputs
 
 if TYPE_CHECKING:
     from cairn_operators.predecessor import Go, Wait
@@ -50,9 +52,10 @@ interval's rows, uploads what changed. Nothing is committed; that is for the nex
 
 class StatefulMicroBatchOperator(DriverOperator):
     """Restores the state that the data interval starts from, processes the interval, uploads what changed. Nothing is
-    committed: that is for `CheckpointOperator`, which takes the returned ``attempt``.
+    committed: that is for `CheckpointOperator`, which takes ``output["attempt"]`` of this task.
 
-    ``pipeline_name``: the name in the `Pipeline`, whose folder under ``root`` is looked at before Spark is started.
+    ``pipeline_name``: the name of the `Pipeline`; left out: read from the source of its module. The task reads the log in the folder of
+    this name below ``root`` before it starts Spark.
     ``mode``: incremental, full or changelog. ``allow_gap`` starts from the latest checkpoint before the interval if none
     ends where it starts; ``allow_stale_base`` starts from a checkpoint that a later re-run made stale;
     ``replace_overlapping`` takes the place of output of intervals that overlap this one, cut otherwise. All may be templates, so
@@ -79,7 +82,7 @@ class StatefulMicroBatchOperator(DriverOperator):
     def __init__(
         self,
         *,
-        pipeline_name: str,
+        pipeline_name: str | None = None,
         mode: Literal["incremental", "full", "changelog"] = "incremental",
         permissions: Mapping[str, bool | str] | None = None,
         wait_timeout: timedelta = timedelta(days=1),
@@ -98,7 +101,7 @@ class StatefulMicroBatchOperator(DriverOperator):
                 "and while it is deferred Airflow counts it as active: it would keep the run that it waits for from starting. To "
                 "limit how many compute at a time, give it a pool"
             )
-        self.pipeline_name = pipeline_name
+        self.pipeline_name = pipeline_name or pipeline_name_of(kwargs["pipeline"])
         self.mode = mode
         self.permissions = {**(permissions or {})}
         self.wait_timeout = wait_timeout
@@ -308,7 +311,9 @@ class StatefulMicroBatchOperator(DriverOperator):
         stats.timing(
             "cairn.process.duration", timedelta(seconds=result.get("seconds", 0)), tags={"pipeline": self.pipeline_name}
         )
-        return {**result, "attempt": result["attempt"] if result.get("reused") else attempt}
+        prepared = result["attempt"] if result.get("reused") else attempt
+        push_outputs(context, attempt=prepared, sink=result["sink"])
+        return {**result, "attempt": prepared}
 
 
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:

@@ -12,16 +12,18 @@ from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetab
 from cairn_operators.checkpoint_operator import CheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
 from cairn_operators.parse_time import check_pipeline_and_root
+from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator
 from cairn_operators.sweep_state import SweepStateOperator
 from cairn_operators.validate_state import ValidateStateOperator
 
 _NOT_CRON = ("@once", "@continuous")
-_ATTEMPT = "{{ ti.xcom_pull(task_ids='process')['attempt'] }}"
-# The driver says whether the pipeline has a sink: importing it here to ask would import PySpark with every parse.
-_IF_SINK = "{%% if ti.xcom_pull(task_ids='process').get('sink') %%}%s{%% endif %%}"
-_CHECKPOINT = "{{ ti.xcom_pull(task_ids='checkpoint')['checkpoint'] }}"
+_PERMISSIONS = {
+    "allow_gap": "Start from the latest checkpoint before a gap",
+    "allow_stale_base": "Start from a checkpoint that a re-run made stale",
+    "replace_overlapping": "Replace the output of intervals that overlap this interval and have other boundaries",
+}
 
 
 def with_data_intervals(schedule: Any, start_date: datetime) -> Any:
@@ -60,7 +62,7 @@ def stateful_pipeline(
         root: URL of the folder that holds the pipelines.
         schedule: A cron text in the time zone of ``start_date``, a timedelta, or a timetable with data intervals.
         start_date: Start of the first interval.
-        pipeline_name: Name of the `Pipeline`; None for ``dag_id``.
+        pipeline_name: Name of the `Pipeline`; None: read from the source of its module, else ``dag_id``.
         gate: Validate each attempt before its commit: ``process >> validate >> checkpoint >> [savepoint, sweep]``.
         process: More arguments of the `StatefulMicroBatchOperator`.
         checkpoint: More arguments of the `CheckpointOperator`.
@@ -82,67 +84,44 @@ def stateful_pipeline(
         "gcp_conn_id": gcp_conn_id,
         "spark_conf": spark_conf,
     }
-    name = pipeline_name or dag_id
-    permissions = {
-        "allow_gap": Param(False, type="boolean", description="Start from the latest checkpoint before a gap"),
-        "allow_stale_base": Param(
-            False, type="boolean", description="Start from a checkpoint that a re-run made stale"
-        ),
-        "replace_overlapping": Param(
-            False, type="boolean", description="Replace output of intervals that overlap this one, cut otherwise"
-        ),
-    }
     check_pipeline_and_root(dag_id, pipeline, root)
-    arguments = {"catchup": False, "max_active_runs": 1, "params": permissions, **dag_arguments}
+    name = pipeline_name or pipeline_name_of(pipeline, otherwise=dag_id)
+    params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
+    arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}
     with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
-        # The order of intervals is process's own business: it waits for the checkpoint before its own, also in a backfill,
-        # whose max_active_runs is its own.
+        # `process` itself waits for the checkpoint of the interval before. Airflow's max_active_runs could not keep the order: a backfill
+        # has a limit of its own.
         batch = StatefulMicroBatchOperator(
             task_id="process",
             pipeline_name=name,
-            permissions={name: f"{{{{ params.{name} }}}}" for name in permissions},
+            permissions={p: f"{{{{ params.{p} }}}}" for p in _PERMISSIONS},
             **where,
             **retry_arguments(process),
         )
         commit = CheckpointOperator(
-            task_id="checkpoint",
-            pipeline_name=name,
-            root=root,
-            gcp_conn_id=gcp_conn_id,
-            attempt=_ATTEMPT,
-            sink_of=_IF_SINK % pipeline,
-            validated=gate,
-            **retry_arguments(checkpoint),
+            task_id="checkpoint", attempt=batch.output["attempt"], validated=gate, **retry_arguments(checkpoint)
         )
-        batch >> commit
         if validate is not False or gate:
-            what: dict[str, Any] = {"attempt": _ATTEMPT} if gate else {"checkpoint": _CHECKPOINT}
             validation = ValidateStateOperator(
                 task_id="validate",
                 pipeline_name=name,
-                **what,
+                **({"attempt": batch.output["attempt"]} if gate else {"checkpoint": commit.output["checkpoint"]}),
                 **where,
                 **retry_arguments(validate if isinstance(validate, Mapping) else None),
             )
             if gate:
-                batch >> validation >> commit
-            else:
-                commit >> validation
+                validation >> commit
         if savepoint is not None:
-            # The name has the checkpoint's id: a re-run of the day takes another savepoint, and the first one stays as it is.
-            to = f"{savepoint['to'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{_CHECKPOINT}"
-            commit >> SavepointOperator(
-                task_id="savepoint",
-                checkpoint=_CHECKPOINT,
-                **where,
-                **retry_arguments({**savepoint, "to": to}),
-            )
+            _add_savepoint(commit, where, savepoint)
         if sweep is not None:
             commit >> SweepStateOperator(
-                task_id="sweep",
-                pipeline_name=name,
-                root=root,
-                gcp_conn_id=gcp_conn_id,
-                **retry_arguments(sweep),
+                task_id="sweep", pipeline_name=name, root=root, gcp_conn_id=gcp_conn_id, **retry_arguments(sweep)
             )
     return dag
+
+
+def _add_savepoint(commit: CheckpointOperator, where: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    checkpoint = commit.output["checkpoint"]
+    # The folder's name contains the checkpoint's id. A re-run of the interval takes another savepoint and leaves the first savepoint alone.
+    to = f"{arguments['to'].rstrip('/')}/{{{{ data_interval_end | ds }}}}-{checkpoint}"
+    SavepointOperator(task_id="savepoint", checkpoint=checkpoint, **where, **retry_arguments({**arguments, "to": to}))

@@ -16,6 +16,7 @@ from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
 from cairn_operators.parse_time import check_pipeline_and_root
+from cairn_operators.pipeline_name import pipeline_name_of
 
 if TYPE_CHECKING:
     from state_backend.checkpoint.coordinator import Coordinator
@@ -304,14 +305,24 @@ def restore_pipeline(
     pipeline: str,
     root: str,
     *,
-    pipeline_name: str,
+    pipeline_name: str | None = None,
     spark_conn_id: str = "cairn_spark",
     gcp_conn_id: str | None = None,
     restore: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """A DAG without schedule to restore a pipeline by hand: whoever triggers it fills in ``target``, and ``fork_as`` for a fork.
-    ``restore`` are further arguments of the `RestoreStateOperator`, ``dag_arguments`` of the DAG."""
+    """Build a DAG without schedule that restores a pipeline. The form of its trigger asks for ``target``, and ``fork_as`` for a fork.
+
+    Args:
+        dag_id: Id of the DAG.
+        pipeline: The `Pipeline`, as ``module:NAME``.
+        root: URL of the folder that holds the pipelines.
+        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        spark_conn_id: Connection to Spark.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        restore: More arguments of the `RestoreStateOperator`.
+        **dag_arguments: More arguments of the DAG.
+    """
     check_pipeline_and_root(dag_id, pipeline, root)
     params = {
         "target": Param(
@@ -324,7 +335,7 @@ def restore_pipeline(
         RestoreStateOperator(
             task_id="restore",
             pipeline=pipeline,
-            pipeline_name=pipeline_name,
+            pipeline_name=pipeline_name or pipeline_name_of(pipeline),
             root=root,
             spark_conn_id=spark_conn_id,
             gcp_conn_id=gcp_conn_id,

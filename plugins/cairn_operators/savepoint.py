@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cairn_operators.data_interval import data_interval, is_due
@@ -25,7 +26,7 @@ class SavepointOperator(DriverOperator):
     def __init__(
         self,
         *,
-        checkpoint: str,
+        checkpoint: str | XComArg,
         to: str,
         format: Literal["native", "canonical"] = "native",
         every: timedelta | None = timedelta(days=7),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, AssetAlias, Param
+from airflow.sdk import DAG, AssetAlias, Param, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskAwaitingInput
 
 from cairn_operators.ask_person import APPROVE, ask_person
@@ -15,7 +15,9 @@ from cairn_operators.backfill import instant, tell_asset
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_asset import pipeline_asset
+from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments
+from cairn_operators.task_outputs import push_outputs
 
 DEPLOY = ("ask, from the next interval on", "ask, for the past too", "no")
 _AGREED_KEY = "cairn_deploy_agreed"
@@ -80,7 +82,9 @@ class TryCodeOperator(DriverOperator):
             trial=self.trial.strip() or None,
             key=tuple(filter(None, map(str.strip, self.key.split(",")))),
         )
-        return self.run_driver(request)
+        result = self.run_driver(request)
+        push_outputs(context, trial=result["trial"], comparison=result["comparison"])
+        return result
 
 
 class DeployTrialOperator(DriverOperator):
@@ -98,9 +102,9 @@ class DeployTrialOperator(DriverOperator):
         self,
         *,
         pipeline_name: str,
-        trial: str,
+        trial: str | XComArg,
         how: str,
-        comparison: str = "",
+        comparison: str | XComArg = "",
         response_timeout: timedelta | None = None,
         **kwargs: Any,
     ) -> None:
@@ -171,12 +175,27 @@ class DeployTrialOperator(DriverOperator):
         return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
 
 
+_PARAMS = {
+    "from": Param(
+        "", type="string", minLength=1, title="From", description="Start of the first interval: 2024-01-04 (UTC)"
+    ),
+    "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
+    "key": Param(
+        "",
+        type="string",
+        title="Key",
+        description="Columns that tell output rows apart, with commas between; empty: whole rows",
+    ),
+    "deploy": Param(DEPLOY[0], type="string", enum=[*DEPLOY], title="Deploy"),
+}
+
+
 def trial_pipeline(
     dag_id: str,
     pipeline: str,
     root: str,
     *,
-    pipeline_name: str,
+    pipeline_name: str | None = None,
     every: timedelta = timedelta(days=1),
     keep: timedelta = timedelta(days=3),
     spark_conn_id: str = "cairn_spark",
@@ -185,35 +204,38 @@ def trial_pipeline(
     deploy: dict[str, Any] | None = None,
     **dag_arguments: Any,
 ) -> DAG:
-    """A DAG without schedule that tries other code of a pipeline and deploys it when a person has agreed: whoever triggers it fills in
-    module:NAME of the new code (``pipeline`` is proposed), from, to, and whether it is to be deployed.
+    """Build a DAG without schedule that tries other code of a pipeline, and deploys that code when a person has agreed.
 
-    ``every``: how long an interval is, as in the pipeline's own DAG. ``try_`` and ``deploy`` are further arguments of the tasks,
-    ``dag_arguments`` of the DAG.
+    The form of its trigger asks for ``module:NAME`` of the new code, for the first and the last interval, and whether to deploy.
+
+    Args:
+        dag_id: Id of the DAG.
+        pipeline: The `Pipeline`, as ``module:NAME``. The form proposes it as the new code.
+        root: URL of the folder that holds the pipelines.
+        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        every: Length of an interval, as in the pipeline's own DAG.
+        keep: Time for which a trial stays.
+        spark_conn_id: Connection to Spark.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        try_: More arguments of the `TryCodeOperator`.
+        deploy: More arguments of the `DeployTrialOperator`.
+        **dag_arguments: More arguments of the DAG.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
-    params = {
-        "code": Param(pipeline, type="string", minLength=3, title="Code", description="module:NAME with the new code"),
-        "from": Param(
-            "", type="string", minLength=1, title="From", description="Start of the first interval: 2024-01-04 (UTC)"
-        ),
-        "to": Param("", type="string", minLength=1, title="To", description="Start of the last interval, included"),
-        "key": Param(
-            "",
-            type="string",
-            title="Key",
-            description="Columns that tell output rows apart, with commas between; empty: whole rows",
-        ),
-        "deploy": Param(DEPLOY[0], type="string", enum=[*DEPLOY], title="Deploy"),
-    }
+    code = Param(pipeline, type="string", minLength=3, title="Code", description="module:NAME with the new code")
     where: dict[str, Any] = {
         "pipeline": "{{ params.code }}",
         "root": root,
-        "pipeline_name": pipeline_name,
+        "pipeline_name": pipeline_name or pipeline_name_of(pipeline),
         "spark_conn_id": spark_conn_id,
         "gcp_conn_id": gcp_conn_id,
     }
-    arguments: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1, "params": params}
+    arguments: dict[str, Any] = {
+        "schedule": None,
+        "catchup": False,
+        "max_active_runs": 1,
+        "params": {"code": code, **_PARAMS},
+    }
     with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
         tried = TryCodeOperator(
             task_id="try",
@@ -225,10 +247,10 @@ def trial_pipeline(
             **where,
             **retry_arguments(try_),
         )
-        tried >> DeployTrialOperator(
+        DeployTrialOperator(
             task_id="deploy",
-            trial="{{ ti.xcom_pull(task_ids='try')['trial'] }}",
-            comparison="{{ ti.xcom_pull(task_ids='try')['comparison'] }}",
+            trial=tried.output["trial"],
+            comparison=tried.output["comparison"],
             how="{{ params.deploy }}",
             **where,
             **retry_arguments(deploy),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.observability import stats
 
@@ -14,6 +15,7 @@ from cairn_operators.data_interval import data_interval, is_due
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.task_order import THEN_VALIDATES
+from cairn_operators.task_outputs import task_of
 
 
 class ValidateStateOperator(DriverOperator):
@@ -36,8 +38,8 @@ class ValidateStateOperator(DriverOperator):
     def __init__(
         self,
         *,
-        checkpoint: str | None = None,
-        attempt: str | None = None,
+        checkpoint: str | XComArg | None = None,
+        attempt: str | XComArg | None = None,
         savepoint: str | None = None,
         docs_dir: str | None = None,
         mode: Literal["fast", "full"] = "full",
@@ -46,6 +48,8 @@ class ValidateStateOperator(DriverOperator):
         pipeline_name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if (before := task_of(checkpoint)) is not None:
+            pipeline_name = pipeline_name or getattr(before, "pipeline_name", None)
         asset = None
         if pipeline_name is not None and checkpoint is not None:
             asset = pipeline_asset(pipeline_name)

@@ -56,7 +56,8 @@ stats.initialize(factory=get_stats_factory(), export_legacy_names=False)
 start = datetime(2013, 1, 2, tzinfo=UTC)
 context = {
     "dag_run": SimpleNamespace(run_id="r", dag_id="aircraft", clear_number=0, logical_date=start),
-    "data_interval_start": start, "data_interval_end": datetime(2013, 1, 3, tzinfo=UTC), "ti": SimpleNamespace(try_number=1),
+    "data_interval_start": start, "data_interval_end": datetime(2013, 1, 3, tzinfo=UTC), 
+    "ti": SimpleNamespace(try_number=1, xcom_push=lambda **_: None),
     "dag": SimpleNamespace(start_date=start), "task": SimpleNamespace(task_id="t", downstream_list=[]),
 }
 

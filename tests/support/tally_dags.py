@@ -77,13 +77,7 @@ with DAG("tally_two", schedule=DAILY, start_date=START, catchup=False, max_activ
             task_id=f"process_{name}", pipeline="unused:TALLY", pipeline_name=name, root=ROOT, **WAITING
         )
         process.driver_module = DRIVER
-        checkpoint = CheckpointOperator(
-            task_id=f"checkpoint_{name}",
-            pipeline_name=name,
-            root=ROOT,
-            attempt=f"{{{{ ti.xcom_pull(task_ids='process_{name}')['attempt'] }}}}",
-        )
-        process >> checkpoint
+        checkpoint = CheckpointOperator(task_id=f"checkpoint_{name}", attempt=process.output["attempt"])
         if before is not None:
             before >> process
         before = checkpoint

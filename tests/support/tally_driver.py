@@ -133,7 +133,7 @@ def main() -> int:
             run=RunRef(run_id=options.run_id, clear_number=options.clear_number, try_number=options.try_number),
             permissions=Permissions(**options.permissions),
         )
-        result = {"ok": {"attempt": options.attempt, "output_rows": made.content.totals.output_rows}}
+        result = {"ok": {"attempt": options.attempt, "sink": "", "output_rows": made.content.totals.output_rows}}
     except CairnError as error:
         again = error.rerun and error.rerun.as_json()
         result = {"error": {"type": type(error).__name__, "message": str(error), "rerun": again}}

@@ -47,6 +47,7 @@ from cairn_operators import (
     StatefulMicroBatchOperator,
     ValidateStateOperator,
     backfill_pipeline,
+    restore_pipeline,
     stateful_pipeline,
 )
 from cairn_operators.data_interval import data_interval, is_due
@@ -54,6 +55,7 @@ from cairn_operators.driver_process import DriverProcess
 from cairn_operators.failures import exit_failure, failure
 from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import hide_secrets
+from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.spark_location import _texts, spark_location, spark_url
 from state_backend.values import errors
 
@@ -74,7 +76,7 @@ print("line\\nto stderr", file=sys.stderr, flush=True)
 print("no newline", end="", flush=True)
 kind, _, text = what.partition(" ")
 if kind == "ok":
-    result.write_text(json.dumps({"ok": json.loads(text)}))
+    result.write_text(json.dumps({"ok": {"sink": "", **json.loads(text)}}))
 elif kind == "error":
     result.write_text(json.dumps({"error": {"type": text, "message": "what went wrong"}}))
     sys.exit(1)
@@ -118,7 +120,7 @@ def context(**more: Any) -> dict[str, Any]:
         "dag_run": run,
         "dag": SimpleNamespace(start_date=datetime(2013, 1, 1, tzinfo=UTC)),
         "task": SimpleNamespace(task_id="process", downstream_list=[]),
-        "ti": SimpleNamespace(try_number=3),
+        "ti": SimpleNamespace(try_number=3, xcom_push=lambda **_: None),
         **more,
     }
 
@@ -155,7 +157,7 @@ def test_process_passes_the_run_and_returns_the_attempt(fake: Callable[[str], Pa
         permissions=Permissions(allow_gap=True, replace_overlapping=True),
     )
     assert call.spark == "sc://h:7"
-    assert result == {"input_rows": 842, "attempt": request.attempt}
+    assert result == {"input_rows": 842, "sink": "", "attempt": request.attempt}
 
 
 def test_a_pipeline_beside_its_dag_is_found(
@@ -698,7 +700,7 @@ def test_what_is_not_due_is_skipped_where_the_checkpoint_is_committed(monkeypatc
     with pytest.raises(DownstreamTasksSkipped) as skipped:
         run(task, context(**where))
     assert skipped.value.tasks == ["savepoint"]
-    assert returned["return_value"]["checkpoint"] == 7
+    assert returned["return_value"]["checkpoint"] == returned["checkpoint"] == 7
     week = datetime(2013, 1, 8, tzinfo=UTC)
     ended = context(**where, data_interval_start=week - timedelta(days=1), data_interval_end=week)
     assert run(task, ended)["checkpoint"] == 7
@@ -1065,7 +1067,7 @@ def test_a_key_reaches_the_driver_by_a_file_of_its_own_and_nothing_else(
         " 'cmdline': Path('/proc/self/cmdline').read_text(), 'environ': Path('/proc/self/environ').read_text()}\n"
         "Path(os.environ['FAKE_DRIVER_DIR'], 'seen.json').write_text(json.dumps(seen))\n"
         "print('a line', flush=True)\n"
-        "Path(sys.argv[sys.argv.index('--result') + 1]).write_text(json.dumps({'ok': {'input_rows': 1}}))\n"
+        "Path(sys.argv[sys.argv.index('--result') + 1]).write_text(json.dumps({'ok': {'input_rows': 1, 'sink': ''}}))\n"
     )
     fake("")
     monkeypatch.setenv("AIRFLOW_CONN_MY_GOOGLE", json.dumps({"conn_type": "google_cloud_platform", "extra": extra}))
@@ -1149,8 +1151,52 @@ def test_pipeline_wires_everything() -> None:
     assert process.downstream_task_ids == {"checkpoint"}
     assert dag.get_task("checkpoint").downstream_task_ids == {"validate", "savepoint", "sweep"}
     assert dag.get_task("savepoint").format == "canonical"
+    checkpoint_task = dag.get_task("checkpoint")
+    assert (checkpoint_task.pipeline_name, checkpoint_task.root) == ("aircraft", "file:///r")
+    assert (checkpoint_task.attempt.key, checkpoint_task.sink_of.key) == ("attempt", "sink")
     sweep = dag.get_task("sweep")
     assert (sweep.pipeline_name, sweep.every, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
+
+
+def test_a_gate_validates_the_attempt_before_its_commit() -> None:
+    dag = stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, gate=True)
+    assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
+    assert dag.get_task("checkpoint").upstream_task_ids == {"process", "validate"}
+    assert dag.get_task("validate").attempt.key == "attempt"
+
+
+def test_a_checkpoint_task_without_a_process_task_is_told_the_pipeline() -> None:
+    with pytest.raises(ValueError, match=r'pass attempt=process.output\["attempt"\]'):
+        CheckpointOperator(task_id="checkpoint", attempt="a1")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("P = Pipeline(name='clicks', parallelism=2)", "clicks"),
+        ("P: Pipeline = cairn.Pipeline(name='clicks')\nraise ImportError", "clicks"),
+        ("P = Pipeline(name='old')\nQ = Pipeline(name='other')\nP = Pipeline(name='clicks')", "clicks"),
+        ("P = Pipeline(name=NAME)", None),
+        ("P = make()", None),
+        ("Q = Pipeline(name='clicks')", None),
+        ("P = Pipeline(name=", None),
+        (None, None),
+    ],
+)
+def test_the_name_of_a_pipeline_is_read_without_an_import(
+    source: str | None, name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lonely.py").write_text(source) if source is not None else None
+    assert pipeline_name_of("lonely:P", otherwise="the_dag") == (name or "the_dag")
+    made = dict(root="file:///r", schedule="@daily", start_date=START)
+    assert stateful_pipeline("d", "lonely:P", **made).get_task("process").pipeline_name == (name or "d")
+    if name is None:
+        with pytest.raises(ValueError, match=r"can't read the name .* Give the name to the operator: pipeline_name="):
+            restore_pipeline("r", "lonely:P", "file:///r")
+    else:
+        assert restore_pipeline("r", "lonely:P", "file:///r").get_task("restore").pipeline_name == name
+    assert "lonely" not in sys.modules
 
 
 @pytest.mark.parametrize(

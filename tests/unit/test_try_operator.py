@@ -59,7 +59,7 @@ def tasks(how: str = PAST) -> tuple[Any, Any]:
 
 def where() -> Any:
     made = context(task_state_store=Store(), outlet_events=Events())
-    made["ti"] = SimpleNamespace(try_number=1, id="ti")
+    made["ti"] = SimpleNamespace(try_number=1, id="ti", xcom_push=lambda **_: None)
     return made
 
 

@@ -86,7 +86,7 @@ dag = stateful_pipeline(
     tags=["cairn"],
 )
 
-restore = restore_pipeline("$$name_restore", PIPELINE, ROOT, pipeline_name="$$name", tags=["cairn"])
+restore = restore_pipeline("$$name_restore", PIPELINE, ROOT, tags=["cairn"])
 '''.replace("$$name_restore", "$${name}_restore")
 
 _TEST = '''"""The pipeline ``$$name``, without Spark and Airflow."""

@@ -159,7 +159,7 @@ def _process(session: Session, request: Process) -> ProcessResult:
             "reused": True,
             "committed": there.id,
             "interval": str(interval),
-            "sink": pipeline.sink is not None,
+            "sink": session.call.pipeline if pipeline.sink is not None else "",
             "seconds": round(time.monotonic() - started, 3),
         }
     prepared = process_interval(spark, pipeline, session.call.root, attempt, on_begin=on_begin, read=read)
@@ -177,7 +177,7 @@ def _process(session: Session, request: Process) -> ProcessResult:
         "state_bytes": content.totals.state_bytes,
         "durations_us": content.durations_us,
         "counts": content.source_position.get("counts", {}),
-        "sink": pipeline.sink is not None,
+        "sink": session.call.pipeline if pipeline.sink is not None else "",
         "seconds": round(time.monotonic() - started, 3),
     }
 

@@ -172,7 +172,7 @@ REQUESTS: dict[str, type[Any]] = {
 class ProcessResult(TypedDict, total=False):
     """The attempt that is prepared, or that a committed checkpoint (``committed``) has.
 
-    ``reused``: nothing was computed. ``sink``: the pipeline has a sink. ``counts`` are those of the source's position; sizes are bytes.
+    ``reused``: nothing was computed. ``sink``: ``module:NAME`` of the pipeline if it has a sink, else empty. ``counts`` are those of the source's position; sizes are bytes.
     """
 
     attempt: str
@@ -188,7 +188,7 @@ class ProcessResult(TypedDict, total=False):
     state_bytes: int
     durations_us: dict[str, int]
     counts: dict[str, Any]
-    sink: bool
+    sink: str
     seconds: float
 
 
