@@ -150,9 +150,7 @@ def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
 def _has_committed(log: Log, run: PredecessorRun, interval: Interval) -> bool:
     """Whether the log has what the run made since it was cleared last; each clear raises the number."""
     return any(
-        (by := run_of(entry)) is not None
-        and (by.run_id, by.clear_number) == (run.run_id, run.clear_number)
-        and (done := interval_of(entry)) is not None
-        and done.end == interval.start
+        (run_of(entry).run_id, run_of(entry).clear_number) == (run.run_id, run.clear_number)
+        and interval_of(entry).end == interval.start
         for entry in log.commits_near(Interval(interval.start - timedelta(milliseconds=1), interval.start))
     )

@@ -101,8 +101,8 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
                 self.head_id += 1
                 if isinstance(entry, SweepRecord):
                     continue
-                interval, run = interval_of(entry), run_of(entry)
-                if interval is None or run is None or interval.end_ms != self.end_ms:
+                run = run_of(entry)
+                if interval_of(entry).end_ms != self.end_ms:
                     continue
                 if self.clear_numbers.get(run.run_id) == run.clear_number:
                     return self.head_id

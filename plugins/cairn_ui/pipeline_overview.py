@@ -338,12 +338,11 @@ def counts_of(log: Log) -> tuple[tuple[str, int], ...]:
 
 def prefetch(log: Log, ids: list[int]) -> None:
     """Looks up all that ``state_of`` asks about these entries, many at a time."""
-    if log.past is None:
-        return
-    log.past.load(ids)
+    log.entries.load(ids)
     intervals = [i for n in ids if (i := _interval(log, n)) is not None]
-    if intervals and (summary := log.recorded_summary) is not None:
-        log.past.facts(Interval(min(i.start for i in intervals), max(i.end for i in intervals)), summary.levels)
+    if intervals:
+        span = Interval(min(i.start for i in intervals), max(i.end for i in intervals))
+        log.entries.facts(span, log.summary.levels)
 
 
 def _interval(log: Log, checkpoint_id: int) -> Interval | None:

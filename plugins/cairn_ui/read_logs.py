@@ -183,8 +183,8 @@ class Reader:
 
 def _is_there(storage: Storage, log: Log) -> bool:
     """Whether the log still goes on from what was read: a folder that was emptied and filled again has another record by that id."""
-    if log.past is None:
+    if not log.head_id:
         return False
     with contextlib.suppress(CorruptRecord):
-        return bool(log.past.fresh(log.head_id) == log.entry(log.head_id))
+        return bool(log.entries.fresh(log.head_id) == log.entry(log.head_id))
     return False

@@ -18,10 +18,10 @@ from functools import partial
 from typing import TypeVar
 
 from state_backend.checkpoint.fresh_listing import note_names
-from state_backend.checkpoint.log import Log, attempt_of, facts_of, facts_of_all, outputs_of
-from state_backend.checkpoint.older_records import Fact, read_settled
+from state_backend.checkpoint.log import Log, attempt_of, facts_of
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.summary import is_replaced, next_summary, summary_so_far
+from state_backend.checkpoint.record_reader import Fact, read_settled
+from state_backend.checkpoint.summary import is_replaced, next_summary
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import AlreadyExists, NotFound, PreconditionFailed, UnknownOutcome
@@ -73,15 +73,11 @@ def note_head(storage: Storage, log: Log, head_id: int) -> None:
 
 
 def settle(storage: Storage, log: Log) -> None:
-    """Writes what ``older_records.py`` looks up of the newest record, and of all where an older release wrote them."""
+    """Write the settled files of the newest record."""
     if not log.head_id:
         return
-    if log.past is not None:
-        head = log.entries[log.head_id]
-        settled: list[Settled | AttemptEnd] = [*(_settled_of(head) if isinstance(head, Record) else ends_of([head]))]
-    else:
-        settled = [*_settled_of_all(log), *ends_of(log.entries.values())]
-    write_settled(storage, settled)
+    head = log.entries[log.head_id]
+    write_settled(storage, [*(_settled_of(head) if isinstance(head, Record) else ends_of([head]))])
 
 
 def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -> None:
@@ -125,14 +121,6 @@ def _settled_of(record: Record) -> Iterator[Settled]:
         )
 
 
-def _settled_of_all(log: Log) -> Iterator[Settled]:
-    """Of a log without a summary, whose tombstones hold their outputs."""
-    for interval, checkpoint_id, kind in facts_of_all(log):
-        by = log.entries[checkpoint_id]
-        outputs = () if kind == "replaced" or isinstance(by, SweepRecord) else outputs_of(by)
-        yield Settled(id=checkpoint_id, kind=kind, interval=interval, outputs=outputs)  # type: ignore[arg-type]
-
-
 def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
     """The ends of attempts whose ``prepared.json`` may be gone."""
     for entry in entries:
@@ -147,10 +135,7 @@ def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[Att
 
 def _published(storage: Storage, log: Log) -> set[Unpublished]:
     """What of the unpublished has its mark by now."""
-    waiting = summary_so_far(log).unpublished
-    if log.recorded_summary is None:
-        there = {info.path for info in storage.list(paths.PUBLISHED)} if waiting else set()
-        return {u for u in waiting if paths.published(u.interval, u.id) in there}
+    waiting = log.summary.unpublished
     if len(waiting) <= FEW:
         return set()
     marks = at_once(lambda u: storage.stat(paths.published(u.interval, u.id)), waiting)
@@ -159,14 +144,13 @@ def _published(storage: Storage, log: Log) -> set[Unpublished]:
 
 def _done(storage: Storage, log: Log) -> set[int]:
     """What of the dropping ids is a tombstone by now, and keeps no file that nobody needs."""
-    dropping = summary_so_far(log).dropping
-    if log.past is None or len(dropping) <= FEW:
+    dropping = log.summary.dropping
+    if len(dropping) <= FEW:
         return set()
-    past = log.past
 
     def is_done(checkpoint_id: int) -> bool:
-        entry = past.find(checkpoint_id)  # a tombstone never changes, a record may be one by now
-        entry = entry if isinstance(entry, Tombstone) else past.fresh(checkpoint_id)
+        entry = log.entries.find(checkpoint_id)  # a tombstone never changes, a record may be one by now
+        entry = entry if isinstance(entry, Tombstone) else log.entries.fresh(checkpoint_id)
         return isinstance(entry, Tombstone) and is_collected(storage, log, entry)
 
     return {n for n, done in zip(dropping, at_once(is_done, dropping), strict=True) if done}
@@ -174,7 +158,7 @@ def _done(storage: Storage, log: Log) -> set[int]:
 
 def is_collected(storage: Storage, log: Log, entry: Tombstone) -> bool:
     """Whether the output of a dropped commit is current, or deleted, or was never there."""
-    if entry.interval is None or not is_replaced(log, entry):
+    if not is_replaced(log, entry):
         return True
     settled = read_settled(storage, Fact(entry.interval, entry.id, "interval"))
     return settled.collected or not settled.outputs

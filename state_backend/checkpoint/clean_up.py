@@ -17,9 +17,9 @@ from state_backend.checkpoint.append_record import create_settled
 from state_backend.checkpoint.fresh_listing import listed_files
 from state_backend.checkpoint.leases import delete_lease, plan_leases
 from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, vouched_base_of
-from state_backend.checkpoint.older_records import Fact, Past, read_settled
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.summary import is_replaced, summary_so_far
+from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
+from state_backend.checkpoint.summary import is_replaced
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import DeletesMany, Storage
 from state_backend.shard.manifest import manifest_of
@@ -59,7 +59,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
 
     Raises: CorruptFile if a manifest that says what is needed can't be read: nothing is deleted.
     """
-    if log.past is None or not log.summary.dropping:
+    if not log.summary.dropping:
         return CleanUp(deleted_files=0, shrunk=())
     needed, log = needed_by_retained(storage, log, read)
     # After the log was read: whoever holds a lease made sure, with the lease there, that the checkpoint was still retained.
@@ -76,7 +76,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     for checkpoint_id in log.summary.dropping:
         # Before the deletes: the generation says that it is still what was judged.
         info = storage.stat(paths.record(checkpoint_id))
-        entry = Past(storage, checkpoint_id).fresh(checkpoint_id)
+        entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert (
             info is not None
         )  # an entry that was read after the look was there when it was looked for: ids are never given twice
@@ -98,7 +98,7 @@ def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], l
     leases = listed_files(storage, paths.LEASES)
     head = storage.stat(paths.record(log.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
-    dropped = {n: Past(storage, n).fresh(n) for n in found & {*summary_so_far(log).dropping}}
+    dropped = {n: RecordReader(storage, n).fresh(n) for n in found & {*log.summary.dropping}}
     return {n: entry for n, entry in dropped.items() if isinstance(entry, Record)}, ended
 
 
@@ -120,8 +120,7 @@ def _needed(storage: Storage, log: Log) -> Needed:
     has it from its base. What it wrote itself, whoever has it has it from there."""
     intervals = [k for k in log.kept if k.kind == "interval" and k.base_id in log.retained]
     inner = {k.id for k in intervals}
-    if log.past is not None:
-        log.past.load(k.id for k in log.kept if k.id not in inner)
+    log.entries.load(k.id for k in log.kept if k.id not in inner)
     beginnings = [log.whole(k.id).content for k in log.kept if k.id not in inner]
     named = {h.path for content in beginnings for ref in content.shards for h in _named(ref)}
     named |= {h.path for h in _manifests_files(beginnings, storage)}
@@ -185,7 +184,7 @@ def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Need
         doomed |= {h.path for h in _state_files(entry.content, storage, gone_before=True)}
         doomed.add(paths.prepared(entry.content.attempt))
     interval, path, settled = interval_of(entry), "", None
-    if interval is not None and is_replaced(log, entry):
+    if is_replaced(log, entry):
         path = paths.settled(interval, entry.id, "interval")
         info, settled = storage.stat(path), read_settled(storage, Fact(interval, entry.id, "interval"))
         doomed |= {o.handle.path for o in settled.outputs}
@@ -231,8 +230,7 @@ def tombstone_of(record: Record) -> Tombstone:
         late_watermark_ms=content.time.late_watermark_ms,
         descriptors_hash=descriptors_hash(content),
         reproduces=record.reproduces,
-        outputs=(),
+        outputs=content.outputs,
         replace_overlapping=content.permissions.replace_overlapping,
         made_of=content.made_of,
-        made=content.outputs,
     )

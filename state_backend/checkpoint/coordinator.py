@@ -43,10 +43,9 @@ from state_backend.checkpoint.log import (
     read_newest,
     read_on,
 )
-from state_backend.checkpoint.older_records import Past
 from state_backend.checkpoint.output_schemas import output_so_far
 from state_backend.checkpoint.parallel import at_once
-from state_backend.checkpoint.summary import summary_so_far
+from state_backend.checkpoint.record_reader import RecordReader
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import KeepsRoom, Storage, lists_late
@@ -68,7 +67,6 @@ from state_backend.values.errors import (
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import (
     Content,
-    OutputFile,
     Permissions,
     Prepared,
     Published,
@@ -93,13 +91,13 @@ _FEW_DROPPED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state). ``output``: what
-    ``output_so_far`` says."""
+    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state). ``output``: the
+    newest output schema."""
 
     attempt: str
     h0: int
     base: Record | None
-    output: dict[str, Any] | OutputFile | None = None
+    output: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,7 +466,7 @@ class Coordinator:
         log = self._newest() if log is None else log
         # What this process has just committed nobody else has published.
         own = log.head_id if log is self._committed else 0
-        told = [(u.interval, u.id) for u in summary_so_far(log).unpublished]
+        told = [(u.interval, u.id) for u in log.summary.unpublished]
         return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]
 
     def skip_publication(self, starts: Collection[datetime]) -> list[int]:
@@ -543,7 +541,7 @@ class Coordinator:
 
     def _fresh(self, checkpoint_id: int) -> Entry | None:
         """The entry as it is now."""
-        return Past(self._storage, checkpoint_id).fresh(checkpoint_id)
+        return RecordReader(self._storage, checkpoint_id).fresh(checkpoint_id)
 
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
@@ -563,7 +561,7 @@ class Coordinator:
         """
         log = self.log()
         fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
-        if not fitting and isinstance(which, int) and which in summary_so_far(log).dropping:
+        if not fitting and isinstance(which, int) and which in log.summary.dropping:
             fitting = [entry for n, entry in leased_checkpoints(self._storage, log)[0].items() if n == which]
         if not fitting:
             completed = log.completed()

@@ -123,20 +123,19 @@ def _with_schemas(log: Log, record: Record) -> Record:
 def _fences(entry: Record | Tombstone, content: Content) -> bool:
     """Whether a commit since the begin shuts this attempt out."""
     interval, run = interval_of(entry), run_of(entry)
-    if kind_of(entry) not in ("interval", "restore") or interval is None or not interval.overlaps(content.interval):
+    if kind_of(entry) not in ("interval", "restore") or not interval.overlaps(content.interval):
         return False
     if entry.reproduces is not None:
         return False
     # An earlier try of one's own run that commits late fences nobody: what came after it on purpose shall win.
-    return run is None or run.run_id != content.run.run_id or _order(run) >= _order(content.run)
+    return run.run_id != content.run.run_id or _order(run) >= _order(content.run)
 
 
 def _is_plain_retry(entry: Record | Tombstone, content: Content) -> bool:
     """Same run, not cleared by a person since, same interval, same base: the committed result is this try's result too."""
     run = run_of(entry)
     return (
-        run is not None
-        and run.run_id == content.run.run_id
+        run.run_id == content.run.run_id
         and run.clear_number == content.run.clear_number
         and interval_of(entry) == content.interval
         and base_of(entry) == content.base_id
@@ -202,5 +201,5 @@ def _who(content: Content) -> str:
     return f"{content.pipeline} {content.interval}, attempt {content.attempt}"
 
 
-def _run(run: RunRef | None) -> str:
-    return "another run" if run is None else f"run {run.run_id!r} (clear {run.clear_number}, try {run.try_number})"
+def _run(run: RunRef) -> str:
+    return f"run {run.run_id!r} (clear {run.clear_number}, try {run.try_number})"

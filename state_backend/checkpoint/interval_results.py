@@ -21,7 +21,7 @@ class Result:
 
     id: int
     attempt: str
-    run: RunRef | None
+    run: RunRef
     made_of: str | None
     dropped: bool
     spoilt: str | None
@@ -38,8 +38,7 @@ def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval
     span = Interval(min(i.start for i in intervals), max(i.end for i in intervals))
     wanted = {*intervals}
     newest = {interval: n for interval, n in log.outputs_near(span) if interval in wanted}
-    if log.past is not None:
-        log.past.load(newest.values())
+    log.entries.load(newest.values())
     dropped = [n for n in newest.values() if n not in log.retained]
     since = Interval(min(pipeline_start.start, span.start), span.end) if dropped else span
     later = log.commits_near(since, after=min(newest.values())) if newest else []
@@ -61,7 +60,6 @@ def _result(log: Log, checkpoint_id: int, later: Sequence[Record | Tombstone]) -
 
 def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombstone]) -> str | None:
     interval = interval_of(entry)
-    assert interval is not None
     if (refused := log.quarantine_above(entry.id)) is not None:
         return f"checkpoint {refused} is quarantined"
     if (mark := log.retained.get(entry.id)) is not None:
@@ -79,10 +77,9 @@ def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombst
 
 def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
     """Whether a later commit made the interval's result stale. One that only reproduced what was there did not."""
-    changed = interval_of(commit)
-    if changed is None or kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
+    if kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
         return False
-    return makes_stale(changed, interval)
+    return makes_stale(interval_of(commit), interval)
 
 
 def spoilt_by(results: dict[Interval, Result], record: Record) -> dict[Interval, Result]:

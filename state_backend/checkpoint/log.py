@@ -2,7 +2,7 @@
 
 Everything that is decided about checkpoints is decided over this value. ``read_log`` reads little: the newest record, whose summary
 says what still matters of all below it, and the checkpoints that it retains. What else is asked of a log is looked up by name, as
-``older_records.py`` describes; ``commits`` and ``entries`` give everything, and read everything.
+``record_reader.py`` describes; ``commits`` and ``entries`` give everything, and read everything.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
 
 from state_backend.checkpoint.end_of_log import missing_records
 from state_backend.checkpoint.fresh_listing import listed
-from state_backend.checkpoint.older_records import LISTED_AT_ONCE, Entry, Fact, Past
 from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.record_reader import LISTED_AT_ONCE, Entry, Fact, RecordReader
 from state_backend.formats import paths, record_codec
 from state_backend.formats.types import names_and_types, parse_struct
 from state_backend.ports.storage import Storage
-from state_backend.values.errors import CorruptRecord, InvariantViolated, NotFound, UnsupportedFormat
+from state_backend.values.errors import CorruptRecord, NotFound, UnsupportedFormat
 from state_backend.values.intervals import Interval
 from state_backend.values.records import (
     Content,
@@ -44,18 +43,22 @@ __all__ = ["Entry", "Fact", "Log", "read_log", "read_on"]
 
 @dataclass(frozen=True)
 class Log:
-    """Entries by id, dense from 1, and the ids that validation refused. ``past``: where what lies below the newest record is looked
-    up; None: all entries are in ``entries``. ``hint``: the id that ``HEAD.json`` says; 0: there is none."""
+    """The log of a pipeline.
 
-    entries: Mapping[int, Entry] = field(default_factory=dict)
+    Attributes:
+        entries: The entries by id, dense from 1. The reader reads an entry when somebody asks for the entry.
+        quarantined: The ids that validation refused.
+        hint: The id in ``HEAD.json``; 0 if there is no such file.
+    """
+
+    entries: RecordReader
     quarantined: Mapping[int, Quarantine] = field(default_factory=dict)
-    past: Past | None = field(default=None, compare=False)
     hint: int = field(default=0, compare=False)
 
     @property
     def head_id(self) -> int:
         """The highest id; 0 for an empty log."""
-        return self.past.head_id if self.past is not None else max(self.entries, default=0)
+        return self.entries.head_id
 
     @cached_property
     def retained(self) -> dict[int, Retained]:
@@ -71,10 +74,9 @@ class Log:
         return {r.id: r for r in head.retained}
 
     @property
-    def recorded_summary(self) -> Summary | None:
-        """The newest record's; None for an empty log, and where an older release wrote it."""
-        head = self.entries[self.head_id] if self.head_id else None
-        return None if head is None or isinstance(head, Tombstone) else head.summary
+    def summary(self) -> Summary:
+        """The newest record's summary of all records below it; an empty summary for an empty log."""
+        return self.entries.summary
 
     def completed(self) -> list[Record]:
         """The retained checkpoints, by id."""
@@ -89,15 +91,10 @@ class Log:
             )
         return entry
 
-    @cached_property
-    def kept(self) -> list[Kept]:
-        """What planning needs of the retained checkpoints, by id. The newest record says it; where an older release wrote that one,
-        each of them is read."""
-        summary = self.recorded_summary
-        known = {k.id: k for k in (summary.kept if summary is not None and self.past is not None else None) or ()}
-        if known.keys() >= self.retained.keys():
-            return [known[n] for n in sorted(self.retained)]
-        return [kept_of(record) for record in self.completed()]
+    @property
+    def kept(self) -> tuple[Kept, ...]:
+        """The properties of the retained checkpoints that planning needs, by id. The newest record contains them."""
+        return self.summary.kept
 
     @property
     def newest(self) -> Record | None:
@@ -118,34 +115,29 @@ class Log:
     # --- attempts ------------------------------------------------------------------------------------------------------------
 
     def of_attempt(self, attempt: str) -> Record | Tombstone | None:
-        """What an attempt committed."""
-        if self.past is None:
-            return next((e for e in self.commits() if attempt_of(e) == attempt), None)
+        """The commit of an attempt; None if the attempt committed nothing."""
         entry = self._end_of(attempt)
         return None if isinstance(entry, SweepRecord) else entry
 
     def abandoned_by(self, attempt: str) -> int | None:
-        """The id of a sweep that abandoned the attempt: it is never committed."""
-        if self.past is None:
-            return self.abandoned.get(attempt)
+        """The id of a sweep that abandoned the attempt: the attempt is never committed."""
         entry = self._end_of(attempt)
         return entry.id if isinstance(entry, SweepRecord) else None
 
     def _end_of(self, attempt: str) -> Entry | None:
         """The entry that ended an attempt. A commit is retained; or it is dropped, and its files are to be deleted; or they are,
         and a file by the attempt's name was written first. The attempts of a sweep have such files once a record follows it."""
-        assert self.past is not None
-        head = self.entries[self.head_id]
+        head = self.entry(self.head_id)
         if isinstance(head, SweepRecord) and attempt in head.abandoned:
             return head
         for kept in self.kept:
             if kept.attempt == attempt:
                 return self.entry(kept.id)
-        near = at_once(self.past.find, sorted(self.summary.dropping))
+        near = at_once(self.entries.find, sorted(self.summary.dropping))
         for entry in near:
             if entry is not None and not isinstance(entry, SweepRecord) and attempt_of(entry) == attempt:
                 return entry
-        ended = self.past.ended(attempt)
+        ended = self.entries.ended(attempt)
         return self.entry(ended) if ended is not None else None
 
     @cached_property
@@ -157,11 +149,9 @@ class Log:
 
     def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
         """Every attempt that was committed or abandoned, by a listing; those of ``asked`` also if the listing is old."""
-        if self.past is None:
-            return {attempt_of(e) for e in self.commits()} | self.abandoned.keys()
-        near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping})]
+        near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping} - {0})]
         own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
-        return own.union(self.past.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
+        return own.union(self.entries.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
 
     # --- intervals -----------------------------------------------------------------------------------------------------------
 
@@ -169,45 +159,27 @@ class Log:
         """Every commit, dropped ones too, with a higher id than ``after`` and of an interval that overlaps this one, by id."""
         if after >= self.head_id:
             return []
-        if self.past is None:
-            every = [e for e in self.commits() if e.id > after]
-            return [e for e in every if (i := interval_of(e)) is not None and i.overlaps(interval)]
         ids = sorted({f.id for f in self._facts(interval) if f.kind != "replaced" and f.id > after})
-        self.past.load(ids)
+        self.entries.load(ids)
         found = (self.entries[n] for n in ids)
         return [e for e in found if not isinstance(e, SweepRecord)]
 
     def committed_intervals(self) -> set[Interval]:
         """The interval of every commit, dropped ones too. Lists all that was settled, and reads none of it."""
-        if self.past is None:
-            return {i for e in self.commits() if (i := interval_of(e)) is not None}
         return {f.interval for f in self._facts(None) if f.kind != "replaced"}
 
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
         """The intervals with current output that overlap ``interval``, itself included, with the id of that output, by time. An
         interval without rows has output too."""
-        if self.past is None:
-            return sorted((i, n) for i, (n, _) in self.current_outputs().items() if i.overlaps(interval))
-        last = _last(self._facts(interval))
+        last = last_facts(self._facts(interval))
         return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
 
     def publication_of(self, interval: Interval) -> int | None:
         """The id of the last commit that made the output of exactly this interval, or replaced it."""
-        if self.past is None:
-            return dict(self.publications()).get(interval)
-        return next((f.id for f in _last(self._facts(interval)) if f.interval == interval), None)
+        return next((f.id for f in last_facts(self._facts(interval)) if f.interval == interval), None)
 
     def superseding(self, candidate: Record | Kept) -> tuple[int, ...]:
         """The ids of later commits, dropped ones too, of the same interval that left another state than this completed checkpoint."""
-        if self.past is None:
-            return tuple(
-                e.id
-                for e in self.commits()
-                if e.id > candidate.id
-                and kind_of(e) in ("interval", "restore")
-                and interval_of(e) == interval_of(candidate)
-                and not left_same_state(e, candidate)
-            )
         return next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
 
     def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
@@ -218,30 +190,24 @@ class Log:
         entry = self.entries[checkpoint_id]
         if isinstance(entry, Record):
             return entry.content.outputs
-        if isinstance(entry, SweepRecord) or entry.outputs or self.past is None or entry.interval is None:
-            return entry.outputs if isinstance(entry, Tombstone) else ()
-        return self.past.outputs(Fact(entry.interval, checkpoint_id, "interval"))
+        if isinstance(entry, SweepRecord):
+            return ()
+        return self.entries.outputs(Fact(entry.interval, checkpoint_id, "interval"))
 
     def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Per interval the id and files of its current output: those of its highest id, dropped or not. Only the kind
         ``interval`` makes output; a rewind or a consolidation leaves what is there. Output that a commit with
         ``replace_overlapping`` overlapped is not current. Reads a file per interval."""
-        if self.past is None:
-            return self._outputs[0]
-        return self._with_files([f for f in _last(self._facts(None)) if f.kind == "interval"])
+        return self._with_files([f for f in last_facts(self._facts(None)) if f.kind == "interval"])
 
     def current_outputs_within(self, span: Interval) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
         """Those of ``current_outputs`` whose interval lies within the span. Reads a file for each of them."""
-        if self.past is None:
-            found = self._outputs[0]
-            return {i: o for i, o in found.items() if span.start <= i.start and i.end <= span.end}
-        last = [f for f in _last(self._facts(span)) if f.kind == "interval"]
+        last = [f for f in last_facts(self._facts(span)) if f.kind == "interval"]
         return self._with_files([f for f in last if span.start <= f.interval.start and f.interval.end <= span.end])
 
     def _with_files(self, facts: list[Fact]) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
-        assert self.past is not None
         whole = {c.id: c.content.outputs for c in self.completed()}
-        there = at_once(self.past.outputs, [f for f in facts if f.id not in whole])
+        there = at_once(self.entries.outputs, [f for f in facts if f.id not in whole])
         files = whole | dict(zip((f.id for f in facts if f.id not in whole), there, strict=True))
         return {f.interval: (f.id, files[f.id]) for f in facts}
 
@@ -249,22 +215,20 @@ class Log:
         """What a sink was or is to be told, in the order of commits: an interval, and the id of the commit that changed its
         output. That commit is of the interval itself, or of one that replaced it; then the interval has no output. The last id of
         an interval counts. Lists all that was settled."""
-        if self.past is None:
-            return self._outputs[1]
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
 
     def _facts(self, interval: Interval | None) -> list[Fact]:
-        """What happened to the intervals that overlap this one, or to all (None): below the newest record by name, and by that."""
-        assert self.past is not None
-        if self.past.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
+        """Return the facts of the intervals that overlap this interval, or of all intervals (None)."""
+        if not self.head_id:
+            return []
+        if self.entries.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
             return [f for f in self._facts_by_record if interval is None or f.interval.overlaps(interval)]
-        reach_ms = self.summary.reach_ms
-        if interval is not None and reach_ms is not None and interval.start_ms >= reach_ms:
+        if interval is not None and interval.start_ms >= self.summary.reach_ms:
             return []
         head = self.entries[self.head_id]
         own = facts_of(head) if isinstance(head, Record) else []
-        below = self.past.facts(interval, self.summary.levels)
+        below = self.entries.facts(interval, self.summary.levels)
         if interval is None:
             self._check_settled(below, own)
         else:
@@ -276,75 +240,39 @@ class Log:
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
-        """What every commit did, dropped ones too. Lists all that was settled."""
-        return facts_of_all(self) if self.past is None else self._facts(None)
+        """The facts of every commit, dropped commits too. Lists all settled files."""
+        return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
         """Raises: CorruptRecord if fewer files are there than the newest record says: a reader would miss intervals."""
-        assert self.past is not None
-        counted = self.summary.settled
-        lost = 0 if counted is None else counted - len(own) - len({*below})
+        lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
             raise CorruptRecord(
                 f"{paths.SETTLED_COMMITS}: {lost} files are missing, {len({*below})} are there\n"
-                f"Write them anew: {self.past.sweep_command}"
+                f"Write them anew: {self.entries.sweep_command}"
             )
 
     @cached_property
     def _facts_by_record(self) -> list[Fact]:
         """What happened to all intervals. Reads every record: an old listing may lack a folder, and nothing else names the folders."""
-        return facts_of_all(Log(dict(self.entries.items())))
-
-    @cached_property
-    def _outputs(self) -> tuple[dict[Interval, tuple[int, tuple[OutputFile, ...]]], list[tuple[Interval, int]]]:
-        current: dict[Interval, tuple[int, tuple[OutputFile, ...]]] = {}
-        publications = []
-        in_order, longest = list[Interval](), timedelta(0)
-        for entry in self.commits():
-            interval = interval_of(entry)
-            if kind_of(entry) != "interval" or interval is None:
-                continue
-            if replaces_overlapping(entry):
-                # All that reach into the interval start less than the longest interval before it.
-                first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
-                behind = bisect_right(in_order, interval.end, key=lambda i: i.start)
-                for other in in_order[first:behind]:
-                    if other != interval and other.overlaps(interval):
-                        del current[other]
-                        publications.append((other, entry.id))
-                in_order[first:behind] = [i for i in in_order[first:behind] if i in current]
-            if interval not in current:
-                insort(in_order, interval)
-                longest = max(longest, interval.end - interval.start)
-            current[interval] = (entry.id, outputs_of(entry))
-            publications.append((interval, entry.id))
-        return current, publications
+        return facts_of_entries(self.entries)
 
     # --- marks ---------------------------------------------------------------------------------------------------------------
-
-    @property
-    def summary(self) -> Summary:
-        """The newest record's. There is one whenever the log was not read whole."""
-        found = self.recorded_summary
-        if found is None:
-            raise InvariantViolated(f"{paths.record(self.head_id)} has no summary, and the log was not read whole")
-        return found
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
         """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable. Ancestors end at a rewind that
         was allowed to go back to a quarantined one."""
-        judged, lowest = None, 0
-        if self.past is not None:
-            if not self.quarantined:
-                return None
-            lowest = min(self.quarantined)  # an ancestor has a smaller id than what descends from it
-            known = self.recorded_summary or Summary()
-            if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
-                judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
-                if judged is None or judged in self.quarantined:
-                    lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
+        if not self.quarantined:
+            return None
+        judged = None
+        lowest = min(self.quarantined)  # an ancestor has a smaller id than each of its descendants
+        known = self.summary
+        if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
+            judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
+            if judged is None or judged in self.quarantined:
+                lowest = min(self.quarantined.keys() - {*known.marks}, default=self.head_id + 1)
         at: int | None = checkpoint_id
-        near: dict[int, Kept] = {k.id: k for k in self.kept} if self.past is not None else {}
+        near = {k.id: k for k in self.kept}
         while at is not None and at >= lowest:
             if at in self.quarantined:
                 return at
@@ -363,15 +291,36 @@ def facts_of(record: Record) -> list[Fact]:
     return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
 
 
-def facts_of_all(log: Log) -> list[Fact]:
-    """What every commit of a log that was read whole did, dropped ones too; but for tombstones that do not say their interval."""
-    own = [Fact(i, e.id, kind_of(e)) for e in log.commits() if (i := interval_of(e)) is not None]
-    intervals = {fact.id: fact.interval for fact in own}
-    return [*own, *(Fact(i, n, "replaced") for i, n in log.publications() if intervals.get(n) != i)]
+def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
+    """Return the facts of every commit, dropped commits too, from the entries alone. Reads all entries."""
+    current = dict[Interval, int]()
+    in_order, longest = list[Interval](), timedelta(0)
+    facts = []
+    for _, entry in sorted(entries.items()):
+        if isinstance(entry, SweepRecord):
+            continue
+        interval = interval_of(entry)
+        facts.append(Fact(interval, entry.id, kind_of(entry)))
+        if kind_of(entry) != "interval":
+            continue
+        if replaces_overlapping(entry):
+            # Every interval that overlaps this interval starts at most the longest length before it.
+            first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
+            behind = bisect_right(in_order, interval.end, key=lambda i: i.start)
+            for other in in_order[first:behind]:
+                if other != interval and other.overlaps(interval):
+                    del current[other]
+                    facts.append(Fact(other, entry.id, "replaced"))
+            in_order[first:behind] = [i for i in in_order[first:behind] if i in current]
+        if interval not in current:
+            insort(in_order, interval)
+            longest = max(longest, interval.end - interval.start)
+        current[interval] = entry.id
+    return facts
 
 
-def _last(facts: Iterable[Fact]) -> list[Fact]:
-    """Of each interval what counts for its output: that of the highest id."""
+def last_facts(facts: Iterable[Fact]) -> list[Fact]:
+    """Return, for each interval with output, the fact with the highest id: the current output, or its replacement."""
     last: dict[Interval, Fact] = {}
     for fact in facts:
         if fact.kind in ("interval", "replaced") and (fact.interval not in last or last[fact.interval].id < fact.id):
@@ -392,7 +341,7 @@ def kept_of(record: Record) -> Kept:
         digest=content.digest,
         watermark_ms=content.time.watermark_ms,
         late_watermark_ms=content.time.late_watermark_ms,
-        descriptors_hashes=tuple(sorted(_descriptors_hashes(record))),
+        descriptors_hash=descriptors_hash(content),
     )
 
 
@@ -404,8 +353,8 @@ def kind_of(entry: Record | Tombstone | Kept) -> str:
     return entry.content.kind if isinstance(entry, Record) else entry.kind
 
 
-def interval_of(entry: Record | Tombstone | Kept) -> Interval | None:
-    """The interval that was committed; None if a tombstone does not say."""
+def interval_of(entry: Record | Tombstone | Kept) -> Interval:
+    """The interval that was committed."""
     return entry.content.interval if isinstance(entry, Record) else entry.interval
 
 
@@ -428,13 +377,13 @@ def vouched_base_of(entry: Record | Tombstone | Kept) -> int | None:
     return base_of(entry)
 
 
-def run_of(entry: Record | Tombstone) -> RunRef | None:
-    """The run of Airflow that committed it; None if a tombstone does not say."""
+def run_of(entry: Record | Tombstone) -> RunRef:
+    """The run of Airflow that committed the checkpoint."""
     return entry.run if isinstance(entry, Tombstone) else entry.content.run
 
 
 def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
-    """The files of its output, as its own record names them; of a tombstone, none, but where an older release wrote it."""
+    """The output files that the commit made. A clean-up deletes the files of a tombstone once their output is replaced."""
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
 
 
@@ -446,7 +395,7 @@ def replaces_overlapping(entry: Record | Tombstone) -> bool:
 def left_same_state(one: Record | Tombstone | Kept | Content, other: Record | Tombstone | Kept | Content) -> bool:
     """Whether two commits of one interval left the same state: they agree in digest, watermarks and descriptors."""
     same = _digest_and_watermarks(one) == _digest_and_watermarks(other)
-    return same and not _descriptors_hashes(one).isdisjoint(_descriptors_hashes(other))
+    return same and _descriptors_hash(one) == _descriptors_hash(other)
 
 
 def _digest_and_watermarks(entry: Record | Tombstone | Kept | Content) -> tuple[int, int | None, int | None]:
@@ -456,28 +405,20 @@ def _digest_and_watermarks(entry: Record | Tombstone | Kept | Content) -> tuple[
     return content.digest, content.time.watermark_ms, content.time.late_watermark_ms
 
 
-def _descriptors_hashes(entry: Record | Tombstone | Kept | Content) -> frozenset[str]:
-    """Tombstones have one of two: roots hold some that were made before comments on the key were left out."""
-    if isinstance(entry, Kept):
-        return frozenset(entry.descriptors_hashes)
-    if isinstance(entry, Tombstone):
-        return frozenset({entry.descriptors_hash})
-    content = entry.content if isinstance(entry, Record) else entry
-    return frozenset({descriptors_hash(content), _hash(content, content.key_schema)})
+def _descriptors_hash(entry: Record | Tombstone | Kept | Content) -> str:
+    if isinstance(entry, Tombstone | Kept):
+        return entry.descriptors_hash
+    return descriptors_hash(entry.content if isinstance(entry, Record) else entry)
 
 
 def descriptors_hash(content: Content) -> str:
     """``t:`` and 16 hex digits over what the state is made of: names, kinds, schemas, expiry, and names and types of the key."""
-    return f"t:{_hash(content, names_and_types(parse_struct(content.key_schema)).to_json())}"
-
-
-def _hash(content: Content, key: Any) -> str:
     states = [
         [d.name, d.kind, d.ttl_ms, [[v.version, v.value, v.user_key] for v in d.versions]]
         for d in sorted(content.states, key=lambda d: d.name)
     ]
-    text = json.dumps([key, states], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = json.dumps([names_and_types(parse_struct(content.key_schema)).to_json(), states], sort_keys=True)
+    return f"t:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 # --- reading -------------------------------------------------------------------------------------------------------------------
@@ -495,7 +436,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
     Raises: CorruptRecord for one that can't be decoded or is missing: a checkpoint that is left out silently would be
     an older state taken for the newest.
     """
-    known = _still_of_use(before) if before is not None and before.past is not None else {}
+    known = _still_needed(before) if before is not None else {}
     for attempt in range(_READ_ROUNDS):
         try:
             log = _read_once(storage, known)
@@ -504,8 +445,7 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
                 f"{error}. Put it back from a copy: without it no checkpoint can be vouched for"
             ) from error
         try:
-            if log.past is not None:
-                log.past.load(log.retained)
+            log.entries.load(log.retained)
             log.completed()
         except CorruptRecord as error:
             if attempt == _READ_ROUNDS - 1 or storage.stat(paths.record(log.head_id + 1)) is None:
@@ -526,28 +466,23 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
 
     Raises: CorruptRecord as ``read_log``.
     """
-    known = _still_of_use(before) if before is not None and before.past is not None else {}
+    known = _still_needed(before) if before is not None else {}
     try:
         log = _read_once(storage, known, start=before.hint if known and before is not None else None)
     except CorruptRecord as error:
         raise CorruptRecord(f"{error}. Put it back from a copy: without it no checkpoint can be vouched for") from error
-    summary = log.recorded_summary
-    if log.past is not None and summary is not None and summary.kept is not None and isinstance(log.newest, Record):
-        return log
-    return read_log(storage, log) if log.head_id else log
+    return log if log.head_id == 0 or isinstance(log.newest, Record) else read_log(storage, log)
 
 
 def log_after(storage: Storage, log: Log, record: Record) -> Log:
     """The log as whoever created ``record`` over ``log`` knows it, without asking."""
-    past = Past(storage, record.id, {**(log.past.known if log.past is not None else {}), record.id: record})
-    return Log(past, log.quarantined, past, record.id)
+    return Log(RecordReader(storage, record.id, {**log.entries.known, record.id: record}), log.quarantined, record.id)
 
 
-def _still_of_use(log: Log) -> dict[int, Entry]:
+def _still_needed(log: Log) -> dict[int, Entry]:
     """What was read of the newest record and of what it retains or is about to drop. The rest would pile up over a thousand commits."""
-    assert log.past is not None
-    of_use = {log.head_id, *log.retained, *(log.summary.dropping if log.recorded_summary is not None else ())}
-    return {n: entry for n, entry in log.past.known.items() if n >= log.head_id or n in of_use}
+    needed = {log.head_id, *log.retained, *log.summary.dropping}
+    return {n: entry for n, entry in log.entries.known.items() if n >= log.head_id or n in needed}
 
 
 def read_whole_log(storage: Storage) -> Log:
@@ -556,8 +491,7 @@ def read_whole_log(storage: Storage) -> Log:
     Raises: CorruptRecord as ``read_log``, and for any id that is missing.
     """
     log = read_log(storage)
-    if log.past is not None:
-        log.past.load(range(1, log.head_id + 1))
+    log.entries.load(range(1, log.head_id + 1))
     return log
 
 
@@ -571,7 +505,7 @@ def read_on(storage: Storage, log: Log) -> Log:
 def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None = None) -> Log:
     """``start``: what ``HEAD.json`` said when the same process looked last; None: it is read."""
     hint = start or _read_hint(storage)
-    probe, head_id = Past(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)
+    probe, head_id = RecordReader(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)
     head = probe.find(head_id) if head_id else None
     if head_id and head is None:
         raise CorruptRecord(
@@ -579,16 +513,8 @@ def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None =
         )
     while (following := probe.find(head_id + 1)) is not None:
         head_id, head = head_id + 1, following
-    quarantined = _read_quarantined(storage)
-    if head is None:
-        return Log({}, quarantined)
-    past = Past(storage, head_id, {**known, head_id: head})
-    log = Log(past, quarantined, past, hint)
-    if log.recorded_summary is not None:
-        return log
-    # As an older release left it, or damaged: everything is read, and the next commit writes the summary.
-    past.load(range(1, past.head_id + 1))
-    return Log(dict(past.items()), quarantined, None, hint)
+    before = known if head is None else {**known, head_id: head}
+    return Log(RecordReader(storage, head_id, before), _read_quarantined(storage), hint)
 
 
 def _read_hint(storage: Storage) -> int:

@@ -16,8 +16,7 @@ from state_backend.values.records import Content, OutputFile, Record, SweepRecor
 
 
 def recorded_schemas(log: Log) -> tuple[dict[str, Any], ...]:
-    """All schemas that output has had, oldest first; none in a root of an older release. The newest commit retains itself, so it is
-    whole."""
+    """All schemas that output has had, oldest first. The newest commit retains itself, so it is whole."""
     newest = log.entry(max(log.retained, default=0))
     return newest.output_schemas if isinstance(newest, Record) else ()
 
@@ -26,19 +25,19 @@ def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
     """A current output file of the highest id that has any; of late rows, if ``late``."""
     for checkpoint_id in range(log.head_id, 0, -1):
         entry = log.entries[checkpoint_id]
-        if isinstance(entry, SweepRecord) or kind_of(entry) != "interval" or (interval := interval_of(entry)) is None:
+        if isinstance(entry, SweepRecord) or kind_of(entry) != "interval":
             continue
-        if log.publication_of(interval) == checkpoint_id:
+        if log.publication_of(interval_of(entry)) == checkpoint_id:
             files = [file for file in log.outputs(checkpoint_id) if file.late == late]
             if files:
                 return files[0]
     return None
 
 
-def output_so_far(log: Log) -> dict[str, Any] | OutputFile | None:
-    """The schema that output has now; or, where none is recorded, a file that has it; None if there is no output."""
+def output_so_far(log: Log) -> dict[str, Any] | None:
+    """Return the newest output schema; None if no interval was committed."""
     schemas = recorded_schemas(log)
-    return schemas[-1] if schemas else newest_output(log)
+    return schemas[-1] if schemas else None
 
 
 def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[str, Any]) -> None:

@@ -24,8 +24,9 @@ def plan_consequences(log: Log, refused: int) -> Consequences:
     descends, published, own = {refused}, [], None
     for checkpoint_id in range(refused, log.head_id + 1):  # by id, so that a base comes before what starts from it
         entry = log.entries[checkpoint_id]
-        if isinstance(entry, SweepRecord) or (interval := interval_of(entry)) is None:
+        if isinstance(entry, SweepRecord):
             continue
+        interval = interval_of(entry)
         if base_of(entry) in descends:
             descends.add(checkpoint_id)
         if checkpoint_id == refused:

@@ -340,9 +340,7 @@ def _source(
 
 def _check_free(into: Coordinator, content: Content) -> None:
     """Raises: UsageError if the pipeline has results that the fork would replace or make stale."""
-    overlapping = [
-        e for e in into.log().commits() if (i := interval_of(e)) is not None and content.interval.start < i.end
-    ]
+    overlapping = [e for e in into.log().commits() if content.interval.start < interval_of(e).end]
     if overlapping:
         newest = max(overlapping, key=lambda e: e.id)
         raise UsageError(

@@ -35,8 +35,8 @@ from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.fresh_listing import note_names
 from state_backend.checkpoint.log import Log, read_log, read_on
-from state_backend.checkpoint.older_records import Fact, read_settled
 from state_backend.checkpoint.parallel import at_once
+from state_backend.checkpoint.record_reader import Fact, read_settled
 from state_backend.checkpoint.settled_files import rebuild_settled
 from state_backend.checkpoint.storage_clock import storage_now_ms
 from state_backend.formats import paths, record_codec
@@ -230,12 +230,12 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     Raises: NotFound if a retained checkpoint's manifest is gone, which hides what it needs.
     """
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
-    near = log.entries if log.past is None else {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
+    near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
-    if log.past is not None:  # output that was replaced is a clean-up's to delete
-        shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
-        settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.interval is not None and e.kind == "interval")
-        named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
+    # A clean-up deletes output that was replaced.
+    shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
+    settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.kind == "interval")
+    named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
     retained = [r.content for r in whole if r.id in log.retained]

@@ -217,9 +217,8 @@ def _check(value: Any) -> None:
 def _check_retained(value: Record | SweepRecord) -> None:
     ids = [0, *(r.id for r in value.retained), value.id + 1]
     _require(all(a < b for a, b in pairwise(ids)), f"its retained ids are not ascending and within 1 .. {value.id}")
-    kept = value.summary.kept if value.summary is not None else None
     _require(
-        kept is None or [k.id for k in kept] == [r.id for r in value.retained],
+        [k.id for k in value.summary.kept] == [r.id for r in value.retained],
         "its summary speaks of other checkpoints than it retains",
     )
 

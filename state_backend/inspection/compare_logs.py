@@ -89,8 +89,7 @@ def made_within(log: Log, span: Interval) -> dict[Interval, Made]:
         return {}
     found = {}
     current = log.current_outputs_within(span)
-    if log.past is not None:
-        log.past.load([n for n, _ in current.values()])
+    log.entries.load(n for n, _ in current.values())
     for interval, (n, files) in current.items():
         entry = log.entries[n]
         assert not isinstance(entry, SweepRecord) and interval_of(entry) == interval

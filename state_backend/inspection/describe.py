@@ -104,8 +104,7 @@ def state_of(log: Log, entry: Record | Tombstone) -> str:
 def _newest_of_interval(log: Log, entry: Record | Tombstone) -> int | None:
     """The last later commit of the same interval that nobody refused: what the next interval starts from in its place."""
     interval = interval_of(entry)
-    near = log.commits_near(interval, after=entry.id) if interval is not None else []
-    same = [e.id for e in near if interval_of(e) == interval]
+    same = [e.id for e in log.commits_near(interval, after=entry.id) if interval_of(e) == interval]
     return next((n for n in reversed(same) if log.quarantine_above(n) is None), None)
 
 

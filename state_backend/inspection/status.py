@@ -7,7 +7,6 @@ from datetime import timedelta
 
 from state_backend.checkpoint.lineage import is_superseded, plan_base
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.summary import summary_so_far
 from state_backend.formats import paths
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import CairnError, Rerun
@@ -69,7 +68,7 @@ def status_of(log: Log, pipeline: str, storage: Storage) -> Status:
             problem, rerun = str(error), error.rerun
             if rerun is not None:
                 rerun = with_refused_bases(log, pipeline, rerun, last.end - last.start, start_ms)
-    waiting = summary_so_far(log).unpublished
+    waiting = log.summary.unpublished
     unpublished = sorted((u.interval, u.id) for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None)
     return Status(
         next=following,

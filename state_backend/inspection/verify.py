@@ -143,8 +143,7 @@ def verify_pipeline(
 
 def _lost_marks(log: Log) -> Iterator[str]:
     """Marks of quarantine that the newest record knew of."""
-    summary = log.recorded_summary
-    for checkpoint_id in sorted({*summary.marks} - log.quarantined.keys()) if summary is not None else ():
+    for checkpoint_id in sorted({*log.summary.marks} - log.quarantined.keys()):
         yield (
             f"{paths.quarantine(checkpoint_id)} is missing: checkpoint {checkpoint_id} was quarantined, and counts as usable now. "
             "Put the file back from a copy"

@@ -90,7 +90,7 @@ class KeyGroupState:
     the sum of the hashes of all of them.
 
     ``size_bytes``: keys and values of all its records, indexes and positions of lists included, before compression, as
-    ``layout.record_bytes`` counts them. None: never counted, since an older version wrote it."""
+    ``layout.record_bytes`` counts them; None: not counted."""
 
     key_group: int
     entries: dict[str, int]
@@ -229,7 +229,7 @@ NO_PERMISSIONS = Permissions()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
     """One immutable Parquet file of an attempt; late rows lie apart. ``schema_version``: which of the ``output_schemas`` of its
-    record, from 1; None: not recorded (late rows, attempts that are not committed, files of older releases)."""
+    record, from 1; None: not recorded (late rows, and attempts that are not committed)."""
 
     handle: Handle
     rows: int
@@ -286,7 +286,7 @@ class Content:
     ``output_schema``: that of output rows, as
     Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
     ``output_schemas`` have it. ``made_of``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.made_of`): an
-    interval with equal ones from an equal base has the same result; None: that can't be told, or an older release wrote it.
+    interval with equal ones from an equal base has the same result; None: that can't be told.
     ``code_version``: what people call that code: the pipeline's ``version``, else what git says of its folder; None: neither.
     """
 
@@ -358,8 +358,7 @@ class Superseded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What planning asks of a retained checkpoint, so that its record need not be read. Fields as in `Content` and `Tombstone`;
-        ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hashes``: as
-    a tombstone and as a record tell them."""
+    ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hash``: as in `Tombstone`."""
 
     id: int
     kind: Kind
@@ -370,7 +369,7 @@ class Kept:
     digest: int
     watermark_ms: int | None
     late_watermark_ms: int | None
-    descriptors_hashes: tuple[str, ...]
+    descriptors_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,8 +389,7 @@ class Summary:
     quarantined ids that were known; ``refused``: what they mean for the retained ids and for those that superseded one. ``levels``:
     the lengths of intervals that there are, as ``paths.SETTLED_DAYS`` numbers them.
 
-    Where an older release wrote the record these are None, and what they would say is looked up: ``kept``: all that are retained, the
-    record itself included, by id. ``reach_ms``: the latest end of an interval that was ever committed, this commit's included, so that
+    ``kept``: all that are retained, the record itself included, by id. ``reach_ms``: the latest end of an interval that was ever committed, this commit's included, so that
     nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
     longer current. ``settled``: how many files in ``settled/commits/`` this commit and all below have, so that a listing of all tells
     whether one is lost.
@@ -403,10 +401,10 @@ class Summary:
     marks: tuple[int, ...] = ()
     refused: tuple[Judged, ...] = ()
     levels: tuple[int, ...] = ()
-    kept: tuple[Kept, ...] | None = None
-    reach_ms: int | None = None
-    replaced_outputs: tuple[int, ...] | None = None
-    settled: int | None = None
+    kept: tuple[Kept, ...] = ()
+    reach_ms: int = -(2**62)
+    replaced_outputs: tuple[int, ...] = ()
+    settled: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,7 +412,7 @@ class Record:
     """One entry of the log. The head (highest id) says which ids are completed: those in its ``retained``. ``reproduces``:
     the commit of the same interval that left the same state; then nothing became stale. ``output_schemas``: all that output of the
     pipeline has had up to here, oldest first; the newest commit's count for all files. ``replaced``: intervals of other cuts whose
-    output is not current from here on. ``summary``: None in records of older releases."""
+    output is not current from here on."""
 
     id: int
     retained: tuple[Retained, ...]
@@ -422,7 +420,7 @@ class Record:
     content: Content
     output_schemas: tuple[dict[str, Any], ...] = ()
     replaced: tuple[Interval, ...] = ()
-    summary: Summary | None = None
+    summary: Summary = field(default_factory=Summary)
 
     @property
     def interval(self) -> Interval:
@@ -439,20 +437,20 @@ class SweepRecord:
     retained: tuple[Retained, ...]
     sweep: str
     abandoned: tuple[str, ...]
-    summary: Summary | None = None
+    summary: Summary = field(default_factory=Summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
-    is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: none, but where an older
-    release wrote it; ``Settled`` has them. ``made_of``: the content's. ``made``: the output files that the commit made, so that a lost
-    ``Settled`` can be written anew; they may be deleted since. None: an older release wrote it."""
+    is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: the output
+    files that the commit made, from which a sweep can write a lost ``Settled`` anew; a clean-up may have deleted these files.
+    ``made_of``: the content's."""
 
     id: int
     kind: Kind
-    interval: Interval | None
-    run: RunRef | None
+    interval: Interval
+    run: RunRef
     attempt: str
     base_id: int | None
     digest: int
@@ -463,7 +461,6 @@ class Tombstone:
     late_watermark_ms: int | None = None
     replace_overlapping: bool = False
     made_of: str | None = None
-    made: tuple[OutputFile, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

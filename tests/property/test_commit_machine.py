@@ -35,11 +35,11 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import older_records as pasts
+from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import Log
-from state_backend.checkpoint.older_records import Fact
+from state_backend.checkpoint.record_reader import Fact
 from state_backend.checkpoint.rewind import fork, plan_rewind, rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -935,7 +935,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
     ),
     "output of another cut is in nobody's way": (lineage, "overlapping_outputs", lambda log, interval: []),
     "settled commits are looked for in a listing only": (
-        pasts,
+        readers,
         "listed",
         lambda storage, folder: [info.path for info in storage.list(folder)],
     ),

@@ -10,6 +10,7 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
+from state_backend.checkpoint.log import kept_of
 from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage
 from state_backend.values.handles import Handle
@@ -33,6 +34,7 @@ from state_backend.values.records import (
     Segment,
     ShardManifest,
     StateDescriptor,
+    Summary,
     Totals,
     Trial,
 )
@@ -114,12 +116,14 @@ def record(
     """A record of attempt ``a<id>``; by default it retains all up to itself."""
     reproduces = changes.pop("reproduces", None)
     kept = {n: None for n in range(1, id + 1)} if retained is None else retained
-    return Record(
+    made = Record(
         id=id,
         retained=tuple(Retained(id=i, stale_by=by) for i, by in kept.items()),
         reproduces=reproduces,
         content=content(interval, changes.pop("attempt", f"a{id}"), base_id, **changes),
     )
+    # The others are as this record: who asks about them asks a log (`log_in_memory`), or a folder.
+    return replace(made, summary=Summary(kept=tuple(replace(kept_of(made), id=n) for n in kept)))
 
 
 def manifest(files: list[Handle], digest: int = 0) -> ShardManifest:

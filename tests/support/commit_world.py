@@ -51,6 +51,7 @@ from state_backend.values.records import (
 )
 from tests.support.checkpoints import PIPELINE, content, day, manifest, run, sst, start_ms
 from tests.support.interleavings import GHOST, LATER_MS, NOW_MS, Actor, Contents, Violation
+from tests.support.log_in_memory import log_in_memory
 
 decode = lru_cache(maxsize=100_000)(record_codec.decode)
 
@@ -233,8 +234,7 @@ def viewer(days: int, name: str = "viewer") -> Actor:
 
     def work(storage: Storage) -> str:
         log = coordinator(storage, DEFAULT_POLICY).log()
-        assert log.past is not None
-        whole = Log(dict(log.past.items()))
+        whole = log_in_memory(log.entries)
         for n in range(1, days + 1):
             must(log.outputs_near(day(n)) == whole.outputs_near(day(n)), "a reader sees what is current", day(n))
         return "viewed"

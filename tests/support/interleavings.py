@@ -42,7 +42,7 @@ from state_backend.checkpoint import dropped_checkpoint as dropping
 from state_backend.checkpoint import fresh_listing as listing
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import older_records as pasts
+from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import rewind as rewinding
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import sweep as sweeping
@@ -90,7 +90,7 @@ class Replay(Storage):
     ) -> None:
         """``start``: entries that every process has read."""
         self.known, self._answers, self._sees = known, list(answers), sees
-        self._start = logs.Log(past=pasts.Past(self, 0, start))
+        self._start = logs.Log(readers.RecordReader(self, 0, start))
         self.trail: list[int] = []
         self.lists_what_is_there = True
         self.stamp_ms = NOW_MS
@@ -104,7 +104,7 @@ class Replay(Storage):
         if isinstance(told, _ReadLog):
             self.trail.append(start[0])
             return self._own(told.log)
-        log = read(self, before if before is not None and before.past is not None else self._start)
+        log = read(self, before if before is not None and before.head_id else self._start)
         whole = {n: id(entry) for n, entry in _read_of(log).items()}
         everything = (log.hint, log.head_id, *sorted(whole.items()), None, *sorted(log.quarantined))
         key = everything if self._sees is None else self._sees(log)
@@ -115,8 +115,7 @@ class Replay(Storage):
 
     def _own(self, log: logs.Log) -> logs.Log:
         """What else is asked of the log is asked here."""
-        past = log.past.over(self) if log.past is not None else None
-        return replace(log, entries=log.entries if past is None else past, past=past)
+        return replace(log, entries=log.entries.over(self))
 
     def _ask(self, *call: Any) -> Any:
         if len(self.trail) == len(self._answers):
@@ -553,7 +552,7 @@ def _with(nodes: tuple[int, ...], n: int, node: int) -> tuple[int, ...]:
 
 def _read_of(log: logs.Log) -> dict[int, Any]:
     """The newest record, and what is known of those that it retains: a retained record is the same whenever it is read."""
-    known = log.past.known if log.past is not None else log.entries
+    known = log.entries.known
     return {n: known[n] for n in {log.head_id, *log.retained} if n in known}
 
 
@@ -574,20 +573,19 @@ def _read_log(storage: Storage, before: logs.Log | None = None) -> logs.Log:
 
 def _read_whole(storage: Storage) -> logs.Log:
     log = _read_log(storage)
-    if log.past is not None:
-        log.past.load(range(1, log.head_id + 1))
+    log.entries.load(range(1, log.head_id + 1))
     return log
 
 
-def _list_settled(past: pasts.Past, folder: str) -> list[pasts.Fact]:
+def _list_settled(past: readers.RecordReader, folder: str) -> list[readers.Fact]:
     storage = past._storage
     if isinstance(storage, Replay) and storage.lists_what_is_there:
         below = storage.settled_below(folder, past.head_id)
-        return [fact for info in below if (fact := pasts._fact(info.path)) is not None]
+        return [fact for info in below if (fact := readers._fact(info.path)) is not None]
     return _LIST_SETTLED(past, folder)
 
 
-_LIST_SETTLED = pasts.Past._list
+_LIST_SETTLED = readers.RecordReader._list
 
 
 def _encoded_once() -> Callable[[object], bytes]:
@@ -606,11 +604,11 @@ def _deterministic() -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "read_log", _read_log))
         stack.enter_context(mock.patch.object(coordinating, "read_newest", _read_newest))
         stack.enter_context(mock.patch.object(settling, "read_whole_log", _read_whole))
-        for module in (appending, cleaning, coordinating, listing, logs, pasts, settling, sweeping):
+        for module in (appending, cleaning, coordinating, listing, logs, readers, settling, sweeping):
             stack.enter_context(
                 mock.patch.object(module, "at_once", lambda work, items: [work(item) for item in items])
             )
-        stack.enter_context(mock.patch.object(pasts.Past, "_list", _list_settled))
+        stack.enter_context(mock.patch.object(readers.RecordReader, "_list", _list_settled))
         # One answer, and no three steps: it depends on nobody, and nobody on the file that it takes.
         stack.enter_context(mock.patch.object(sweeping, "storage_now_ms", storage_now_ms))
         stack.enter_context(mock.patch.object(sweeping, "uuid4", lambda: "the-sweep"))

@@ -31,6 +31,7 @@ from state_backend.values.errors import SinkFailed, UsageError
 from state_backend.values.records import InlineShard, LogicalTime
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import PIPELINE, Folder, day
+from tests.support.log_in_memory import log_in_memory
 from tests.support.real_shards import RealPipeline
 
 FAR_MS = 4_102_444_800_000  # the year 2100: everything is old
@@ -138,7 +139,7 @@ def test_keys_that_nobody_counted_are_not_shown_as_none_at_all(root: Path) -> No
     log = read_log(open_storage(f"{root}/{PIPELINE}"))
     newest = log.completed()[-1]
     without = replace(newest, content=replace(newest.content, states=()))
-    shown = describe_log(replace(log, entries={newest.id: without}), [newest.id], {}, now_ms=0)
+    shown = describe_log(log_in_memory({newest.id: without}), [newest.id], {}, now_ms=0)
     assert (newest.content.totals.keys, shown[0]["keys"]) == (8, None)
 
 

@@ -18,7 +18,7 @@ from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import leases as leasing
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint import log as logs
-from state_backend.checkpoint import older_records as pasts
+from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
@@ -34,6 +34,7 @@ from state_backend.values.retention import KeepLast
 from tests.support import commit_world, interleavings
 from tests.support.commit_scenarios import SCENARIOS, TIGHT, Scenario, nothing_lost
 from tests.support.interleavings import Replay, Violation
+from tests.support.log_in_memory import log_in_memory
 
 BY_NAME = {s.name: s for s in SCENARIOS}
 
@@ -110,7 +111,7 @@ def a_sweep_that_names_me_is_overlooked() -> Iterator[None]:
 
     def blind(log: Log, *rest: Any) -> Any:
         entries = {n: replace(e, abandoned=()) if isinstance(e, SweepRecord) else e for n, e in log.entries.items()}
-        return real(Log(entries, log.quarantined), *rest)
+        return real(log_in_memory(entries, log.quarantined), *rest)
 
     with mock.patch.object(coordinating, "plan_commit", blind):
         yield
@@ -152,11 +153,14 @@ def retention_apart_from_the_commit() -> Iterator[None]:
         log = read(self, before)
         kept = TIGHT.keep(log.kept)
         head = log.entries[log.head_id]
-        assert isinstance(head, Record) and head.summary is not None and log.past is not None
-        summary = replace(head.summary, dropping=tuple(sorted(log.retained.keys() - kept)))
-        log.past._here[log.head_id] = replace(head, summary=summary)
+        assert isinstance(head, Record)
+        summary = replace(
+            head.summary,
+            dropping=tuple(sorted(log.retained.keys() - kept)),
+            kept=tuple(k for k in head.summary.kept if k.id in kept),
+        )
+        log.entries._here[log.head_id] = replace(head, summary=summary)
         log.__dict__["retained"] = {n: r for n, r in log.retained.items() if n in kept}
-        log.__dict__.pop("kept")
         return log
 
     def apart(self: Coordinator) -> Any:
@@ -495,7 +499,7 @@ def lost_files_are_not_written_anew() -> Iterator[None]:
 
 @bug("two sweepers find a day lost whose record is shrunk")
 def a_file_written_anew_lists_no_output() -> Iterator[None]:
-    with mock.patch.object(settling, "_outputs", lambda entry: ()):
+    with mock.patch.object(settling, "outputs_of", lambda entry: ()):
         yield
 
 
@@ -506,13 +510,13 @@ def _no_kept_facts() -> Any:
 
 @bug("stale listings: two attempts")
 def a_fence_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(pasts, "listed", _only_listed), _no_kept_facts():
+    with mock.patch.object(readers, "listed", _only_listed), _no_kept_facts():
         yield
 
 
 @bug("stale listings: an attempt, a re-run")
 def output_is_looked_for_in_a_listing_only() -> Iterator[None]:
-    with mock.patch.object(pasts, "listed", _only_listed), _no_kept_facts():
+    with mock.patch.object(readers, "listed", _only_listed), _no_kept_facts():
         yield
 
 

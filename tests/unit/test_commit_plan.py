@@ -14,6 +14,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Prepared, Quarantine, Retained, SweepRecord
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, content, day, record, run
+from tests.support.log_in_memory import log_in_memory
 
 POLICY = KeepLast(10)
 C1, C2, C3 = record(1, day(1)), record(2, day(2), 1), record(3, day(3), 2)
@@ -24,7 +25,7 @@ def plan(log: Log, prepared: Prepared) -> Create | AlreadyCommitted | Adopted:
 
 
 def log_of(*entries: Entry, **options: Any) -> Log:
-    return Log(entries={e.id: e for e in entries}, **options)
+    return log_in_memory(entries={e.id: e for e in entries}, **options)
 
 
 def mine(interval: Interval, base_id: int | None, h0: int, **changes: Any) -> Prepared:
@@ -32,7 +33,7 @@ def mine(interval: Interval, base_id: int | None, h0: int, **changes: Any) -> Pr
 
 
 def test_the_first_commit_creates_record_1() -> None:
-    made = plan(Log(entries={}), mine(day(1), None, 0))
+    made = plan(log_in_memory(entries={}), mine(day(1), None, 0))
     assert isinstance(made, Create)
     assert (made.record.id, made.record.retained) == (1, (Retained(id=1, stale_by=None),))
 

@@ -13,7 +13,7 @@ from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import coordinator
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.log import read_log
-from state_backend.checkpoint.older_records import Fact, Past, read_settled
+from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
 from state_backend.values.errors import (
@@ -904,23 +904,6 @@ def test_a_log_whose_listed_end_is_shrunk_already_goes_on_behind_it() -> None:
 # --- the same at any age ---------------------------------------------------------------------------------------------------------
 
 
-def an_old_root(folder: Folder) -> None:
-    """As an older release left it: no summary, no file that tells by its name, and tombstones with their outputs."""
-    storage = memory(folder)
-    log = folder.coordinator.log()
-    outputs = {n: files for n, files in log.current_outputs().values()}
-    for info in list(storage.list("")):
-        if info.path == paths.HEAD or info.path.startswith(paths.SETTLED):
-            storage.delete(info.path)
-    for n, entry in log.entries.items():
-        old = (
-            replace(entry, outputs=outputs.get(n, ())) if isinstance(entry, Tombstone) else replace(entry, summary=None)
-        )
-        info = storage.stat(paths.record(n))
-        assert info is not None
-        storage.replace(paths.record(n), record_codec.encode(old), generation=info.generation)
-
-
 def grown(intervals: int) -> Folder:
     folder = Folder(policy=KeepLast(3))
     for n in range(1, intervals + 1):
@@ -977,26 +960,6 @@ def test_one_process_reads_a_retained_record_once() -> None:
         one.begin(day(15), run=run(), permissions=Permissions(), pipeline_start_ms=start_ms(), attempt="late")
 
 
-def test_a_root_of_an_older_release_is_moved_on_by_one_commit() -> None:
-    folder, twin = grown(12), grown(12)
-    an_old_root(folder)
-    before = folder.coordinator.log()
-    assert before.recorded_summary is None
-    assert before.current_outputs() == twin.coordinator.log().current_outputs()
-    for each in (folder, twin):
-        each.run(day(13), "a13")
-        each.run(day(1), "again")
-        each.coordinator.publish(None)
-        each.coordinator.clean_up()
-    after, expected = folder.coordinator.log(), twin.coordinator.log()
-    assert after.recorded_summary is not None
-    assert after.current_outputs() == expected.current_outputs()
-    assert folder.paths() == twin.paths()
-    assert paths.output(day(1), "a1", 0, 0) not in folder.paths()
-    names = [{i.path for i in each.storage.list(paths.SETTLED)} for each in (folder, twin)]
-    assert names[0] == names[1]
-
-
 def test_a_retry_of_what_was_dropped_long_ago_is_told_so() -> None:
     folder = grown(12)
     assert folder.coordinator.commit("a1").outcome == "already"
@@ -1036,7 +999,7 @@ def test_a_hint_that_is_lost_or_damaged_is_written_anew(damage: bytes | str | No
 @pytest.mark.parametrize("damage", ["missing", "of another day", "an attempt's"])
 def test_what_is_settled_must_be_what_its_name_says(damage: str) -> None:
     folder = grown(5)
-    past, fact = Past(folder.storage, 5), Fact(day(1), 1, "interval")
+    past, fact = RecordReader(folder.storage, 5), Fact(day(1), 1, "interval")
     path = paths.settled(*fact)
     if damage == "an attempt's":
         path, other = paths.attempt_end("a1"), folder.storage.read(paths.attempt_end("a2"))
@@ -1065,7 +1028,7 @@ def test_output_that_was_replaced_while_the_log_was_read_is_read_again() -> None
     folder.storage.delete(path)
     folder.storage.create(path, record_codec.encode(replace(there, outputs=(), collected=True)))
     with pytest.raises(StorageUnavailable, match=r"checkpoint 1, in .* was replaced by a re-run while .*; read again"):
-        Past(folder.storage, 5).outputs(fact)
+        RecordReader(folder.storage, 5).outputs(fact)
 
 
 def test_whoever_never_gets_an_id_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:

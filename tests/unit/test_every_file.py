@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -308,31 +307,6 @@ def test_a_sweep_writes_lost_files_anew(original: Path) -> None:
     assert {path: storage.read(path) for path in files} == files
     assert read_log(storage).current_outputs() == outputs
     assert verify_pipeline(storage).success
-
-
-def test_output_that_only_a_lost_file_listed_is_not_deleted(original: Path, tmp_path: Path) -> None:
-    """An older release left out of a tombstone which files the commit made."""
-    root = Path(shutil.copytree(original, tmp_path / "root"))
-    storage = LocalStorage(root / PIPELINE)
-    path = paths.record(1)
-    tombstone = record_codec.decode(storage.read(path), path, Tombstone)
-    generation = storage.stat(path).generation  # type: ignore[union-attr]
-    storage.replace(path, record_codec.encode(replace(tombstone, made=None)), generation=generation)
-    lost = paths.settled(day(1), 1, "interval")
-    storage.delete(lost)
-    before = {info.path for info in storage.list("")}
-    (finding,) = (f for f in verify_pipeline(storage).findings if lost in f)
-    assert "run the interval again" in finding
-    with pytest.raises(CorruptRecord, match=lost):
-        sweep(storage, PIPELINE, now_ms=FAR_MS, min_age=timedelta(0))
-    assert {info.path for info in storage.list("")} >= before
-    made = RealPipeline(root, policy=KeepLast(3))
-    made.prepare(1, "mended", values_of(1))
-    made.coordinator.commit("mended")
-    made.coordinator.publish(None)
-    assert sweep(storage, PIPELINE, now_ms=FAR_MS, min_age=timedelta(0)).rebuilt == (lost,)
-    assert read_log(storage).current_outputs()[day(1)][0] == 8
-    assert not [*storage.list(f"output/{paths.interval_name(day(1))}/a1/")]
 
 
 @pytest.mark.parametrize(

@@ -286,36 +286,24 @@ def test_a_query_that_a_new_schema_overtakes_is_asked_again(tmp_path: Path) -> N
         source.reader(told)
 
 
-# --- older roots, and late rows: nobody wrote their schemas down --------------------------------------------------------------------
-
-
-def test_files_of_an_older_release_are_read_with_the_newest_schema(tmp_path: Path) -> None:
-    made = Outputs(tmp_path)
-    made.run(day(1), "d1", A, {"a": 1}, recorded=False)
-    made.run(day(2), "d2", {**A, "c": "string"}, {"a": 2, "c": "y"}, recorded=False)
-    # This is what made them unreadable: the oldest file's schema counted.
-    assert made.read() == [{"a": 1, "c": None}, {"a": 2, "c": "y"}]
-    newest = output_so_far(made.coordinator.log())
-    assert isinstance(newest, OutputFile) and "/d2/" in newest.handle.path
-    made.run(day(3), "d3", AB, {"b": "x", "a": 3})
-    assert made.read() == [{"b": None, "a": 1}, {"b": None, "a": 2}, {"b": "x", "a": 3}]
-    made.run(day(4), "d4", {**AB, "c": "long"})
-    assert [row["c"] for row in made.read(start=day(3).start.isoformat())] == [None]
+# --- late rows: their schemas are not recorded --------------------------------------------------------------------
 
 
 def test_rows_that_do_not_fit_are_named_and_read_apart(tmp_path: Path) -> None:
     made = Outputs(tmp_path)
-    made.run(day(1), "d1", {"a": "string"}, {"a": "x"}, recorded=False)
-    made.run(day(2), "d2", A, {"a": 2}, recorded=False)
-    with pytest.raises(UsageError, match=r"/d1/part-.*field 'a': recorded as string, declared as int.*start and end"):
-        made.read()
-    assert made.read(start=day(2).start.isoformat()) == [{"a": 2}]
+    made.run(day(1), "d1", {"a": "string"}, {"a": "x"}, late=True)
+    made.run(day(2), "d2", A, {"a": 2}, late=True)
+    with pytest.raises(UsageError, match=r"/d1/late-.*field 'a': recorded as string, declared as int.*start and end"):
+        made.read(late="true")
+    assert made.read(late="true", start=day(2).start.isoformat()) == [{"a": 2}]
     vienna = timezone(timedelta(hours=1))
-    assert made.read(start=day(2).start.astimezone(vienna).isoformat(), end=day(2).end.isoformat()) == [{"a": 2}]
+    assert made.read(late="true", start=day(2).start.astimezone(vienna).isoformat(), end=day(2).end.isoformat()) == [
+        {"a": 2}
+    ]
     for text, problem in (("2024-01-02", "has no time zone"), ("soon", "is no instant")):
         with pytest.raises(UsageError, match=f"start '{text}' {problem}; write it as in"):
-            made.read(start=text)
-    assert made.read(end=day(1).end.isoformat()) == [{"a": "x"}]
+            made.read(late="true", start=text)
+    assert made.read(late="true", end=day(1).end.isoformat()) == [{"a": "x"}]
 
 
 def test_late_rows_have_the_newest_inputs_columns(tmp_path: Path) -> None:

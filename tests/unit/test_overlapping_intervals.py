@@ -14,7 +14,6 @@ from cairn.pipeline import Pipeline
 from state_backend.checkpoint import lineage
 from state_backend.checkpoint.clean_up import tombstone_of
 from state_backend.checkpoint.lineage import overlapping_outputs
-from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths
@@ -25,6 +24,7 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, START, Folder, content, day, record, run
+from tests.support.log_in_memory import log_in_memory
 
 HOUR = timedelta(hours=1)
 REPLACE = Permissions(replace_overlapping=True)
@@ -77,10 +77,10 @@ def test_what_is_current(
     commits: list[tuple[Interval, bool]], expected: list[tuple[Interval, int]], dropped: bool
 ) -> None:
     records = [
-        record(n, interval, permissions=Permissions(replace_overlapping=replaces))
+        record(n, interval, None, {n: None} if dropped else None, permissions=Permissions(replace_overlapping=replaces))
         for n, (interval, replaces) in enumerate(commits, start=1)
     ]
-    log = Log({r.id: tombstone_of(r) if dropped and r.id < len(records) else r for r in records})
+    log = log_in_memory({r.id: tombstone_of(r) if dropped and r.id < len(records) else r for r in records})
     assert [(i, n) for i, (n, _) in sorted(log.current_outputs().items())] == expected
 
 
@@ -98,7 +98,7 @@ def test_many_cuts_fold_as_one_by_one() -> None:
                 expected = {i: by for i, by in expected.items() if i == interval or not i.overlaps(interval)}
             expected[interval] = n
             entries[n] = record(n, interval, permissions=Permissions(replace_overlapping=replaces))
-        log = Log(entries)
+        log = log_in_memory(entries)
         assert {i: n for i, (n, _) in log.current_outputs().items()} == expected
         for probe in hours(1):
             found = sorted((i, n) for i, n in expected.items() if i.overlaps(probe) and i != probe)
@@ -220,7 +220,7 @@ def test_days_on_which_clocks_change(at: tuple[int, int, int], length: int) -> N
     midnights = [datetime(*at, tzinfo=NEW_YORK) + n * DAY for n in (-1, 0, 1, 2)]  # wall time
     local = [Interval(a, b) for a, b in pairwise(midnights)]
     assert (local[1].end - local[1].start) // HOUR == length
-    log = Log({n: record(n, interval) for n, interval in enumerate(local, start=1)})
+    log = log_in_memory({n: record(n, interval) for n, interval in enumerate(local, start=1)})
     assert [overlapping_outputs(log, interval) for interval in local] == [[], [], []]
     of_utc = Interval(datetime(*at, tzinfo=ZoneInfo("UTC")), datetime(*at, tzinfo=ZoneInfo("UTC")) + DAY)
     assert overlapping_outputs(log, of_utc) == [(local[0], 1), (local[1], 2)]

@@ -27,12 +27,12 @@ from cairn.operations.plan_range import (
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint.interval_results import Result, results_of, spoilt_by
-from state_backend.checkpoint.log import Log
 from state_backend.values.errors import Rerun, StaleStateError, UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import START, Folder, day, record, run
+from tests.support.log_in_memory import log_in_memory
 
 DAY = timedelta(days=1)
 BEGINNING = Interval(START, START + timedelta(milliseconds=1))
@@ -65,7 +65,7 @@ def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, 
         ("m", "m", None),
         ("m", "n", "other code, with other settings or from other input"),
         ("m", None, "the source records no position"),
-        (None, "m", "an older release made it"),
+        (None, "m", "the source recorded none then"),
         (None, None, "the source records no position"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_refusal_of_cairn_run_ends_with_the_command_that_repairs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], more: dict[str, Any], printed: str
 ) -> None:
     """The printed command, in its turn, asks for just those intervals."""
-    there = SimpleNamespace(log=lambda: Log(entries={1: record(1, day(1))}))
+    there = SimpleNamespace(log=lambda: log_in_memory(entries={1: record(1, day(1))}))
     monkeypatch.setattr("cairn.operations.coordinator_of.coordinator_of", lambda *_: there)
     calls: list[list[Interval]] = []
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cairn.operations.plan_reuse import Earlier, Now, Recompute, Reuse, plan_reuse, source_hash
-from state_backend.checkpoint.log import Log
 from state_backend.values.records import Permissions, Prepared, Record, SweepRecord
 from tests.support.checkpoints import content, day, record, run
+from tests.support.log_in_memory import log_in_memory
 
 POSITION = {"files": [{"path": "f", "size": 3}]}
 OPTIONS = {"mode": "incremental", "parallelism": "2", "engine": "0a0a"}
@@ -22,7 +22,7 @@ CONTENT = content(day(2), "m1", 1, run=ME, source_position=POSITION, code_hash="
 DAY_1 = record(1, day(1))
 EARLIER = Earlier(attempt="m1", options=OPTIONS, prepared=Prepared(h0=1, content=CONTENT))
 NOW = Now(
-    log=Log(entries={1: DAY_1}),
+    log=log_in_memory(entries={1: DAY_1}),
     run=replace(ME, try_number=2),
     interval=day(2),
     permissions=Permissions(),
@@ -34,7 +34,7 @@ NOW = Now(
 
 
 def with_log(*more: Record | SweepRecord) -> dict[str, Any]:
-    return {"log": Log(entries={1: DAY_1, **{entry.id: entry for entry in more}})}
+    return {"log": log_in_memory(entries={1: DAY_1, **{entry.id: entry for entry in more}})}
 
 
 def test_the_same_again_is_reused() -> None:

@@ -25,13 +25,14 @@ from state_backend.values.intervals import Interval
 from state_backend.values.records import Permissions, Record
 from state_backend.values.retention import KeepLast
 from tests.support.checkpoints import DAY, PIPELINE, START, Folder, day, record, run
+from tests.support.log_in_memory import log_in_memory
 
 TASKS = ("process", "checkpoint")
 MINUTE = timedelta(minutes=1)
 
 
 def log_of(*records: Record) -> Log:
-    return Log(entries={entry.id: entry for entry in records})
+    return log_in_memory(entries={entry.id: entry for entry in records})
 
 
 def before(
@@ -272,13 +273,13 @@ class Airflow:
         monkeypatch.setattr(airflow_runs, "predecessor_runs", lambda *_: self.runs)
         monkeypatch.setattr(airflow_runs, "is_earlier_running", lambda *_: self.earlier_running)
         monkeypatch.setattr("cairn_operators.micro_batch._now_ms", lambda: int(self.now_s * 1000))
-        monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: {"ran": True})
+        monkeypatch.setattr(StatefulMicroBatchOperator, "run_driver", lambda *_, **__: {"ran": True, "sink": ""})
         self.operator = self.made()
         self.context = {
             "data_interval_start": day(3).start,
             "data_interval_end": day(3).end,
             "dag_run": SimpleNamespace(dag_id="d", run_id="day3", clear_number=0, logical_date=day(3).start),
-            "ti": SimpleNamespace(try_number=1),
+            "ti": SimpleNamespace(try_number=1, xcom_push=lambda **_: None),
             "task": SimpleNamespace(downstream_list=[]),
         }
 

@@ -70,7 +70,9 @@ RECORD = replace(
 VALUES: list[Any] = [
     RECORD,
     record(1, day(1)),
-    SweepRecord(id=3, retained=(Retained(id=1, stale_by=2),), sweep="s", abandoned=("a", "b")),
+    SweepRecord(
+        id=3, retained=(Retained(id=1, stale_by=2),), sweep="s", abandoned=("a", "b"), summary=record(1, day(1)).summary
+    ),
     Tombstone(
         id=1,
         kind="interval",
@@ -158,7 +160,7 @@ EMPTY_JSON = (
     ids=["inline", "file", "changes", "segment", "segment-changes"],
 )
 def test_the_json_of_a_shard(ref: ShardRef, inline: str, manifest: str, changes: str, in_segment: str) -> None:
-    """All forms have the same five fields; older releases wrote the first three forms without the last two."""
+    """All forms have the same five fields."""
     filed = record(1, day(1), parallelism=2, shards=(InlineShard(shard=0, inline=replace(EMPTY, shard=0)), ref))
     now = (
         f'{{"changes":{changes},"in_segment":{in_segment},"inline":{inline},"manifest":{manifest},"shard":1}}'.encode()
@@ -166,57 +168,6 @@ def test_the_json_of_a_shard(ref: ShardRef, inline: str, manifest: str, changes:
     data = record_codec.encode(filed)
     assert data.count(now) == 1
     assert record_codec.decode(data, "p", Record) == filed
-
-    def as_before(body: dict[str, Any]) -> None:
-        for name in ("changes", "in_segment"):
-            if body["content"]["shards"][1][name] is None:
-                del body["content"]["shards"][1][name]
-
-    assert record_codec.decode(resealed(as_before, filed), "p", Record) == filed
-
-
-@pytest.mark.parametrize("value", [v for v in VALUES if isinstance(v, Record | Tombstone | Savepoint)])
-def test_records_of_before_there_were_two_watermarks(value: Any) -> None:
-    def as_before(body: dict[str, Any]) -> None:
-        for name in ("late_watermark_ms", "zone"):
-            (body["content"]["time"] if "content" in body else body).pop(name, None)
-
-    decoded = record_codec.decode(resealed(as_before, value), "p", *ALL)
-    assert decoded == (replace(value, late_watermark_ms=None) if isinstance(value, Tombstone) else value)
-
-
-def test_records_of_before_bytes_of_key_groups_and_retention_were_recorded() -> None:
-    def as_before(body: dict[str, Any]) -> None:
-        assert body["content"].pop("retention") is None
-        for group in body["content"]["shards"][0]["inline"]["key_group_states"]:
-            assert group.pop("size_bytes") is None
-
-    assert record_codec.decode(resealed(as_before), "p", Record) == RECORD
-
-
-@pytest.mark.parametrize("value", [v for v in VALUES if isinstance(v, Record | Tombstone | Prepared)])
-def test_records_of_before_output_had_a_schema_and_could_be_replaced(value: Any) -> None:
-    def as_before(body: dict[str, Any]) -> None:
-        inner = body.get("content", body)
-        for of, name in (
-            *(
-                (of, name)
-                for of in (body, inner)
-                for name in ("replace_overlapping", "output_schemas", "output_schema")
-            ),
-            *((file, "schema_version") for file in inner["outputs"]),
-            (inner.get("permissions", {}), "replace_overlapping"),
-        ):
-            of.pop(name, None)
-
-    decoded = record_codec.decode(resealed(as_before, value), "p", *ALL)
-    if isinstance(value, Tombstone):
-        assert decoded.outputs == tuple(replace(file, schema_version=None) for file in value.outputs)
-        assert decoded.replace_overlapping is False
-    else:
-        files = tuple(replace(file, schema_version=None) for file in value.content.outputs)
-        before = replace(value, content=replace(value.content, outputs=files, output_schema=None))
-        assert decoded == (replace(before, output_schemas=()) if isinstance(value, Record) else before)
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80, 0xFF])

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.log import Log
 from state_backend.checkpoint.retention import (
     DEFAULT_POLICY,
     AllOf,
@@ -30,6 +29,7 @@ from state_backend.values.records import Quarantine, Record, Retained
 from state_backend.values.retention import default_retention, retention_in_words
 from tests.support.checkpoints import PIPELINE, START, Folder, content, day, record
 from tests.support.counting import counting
+from tests.support.log_in_memory import log_in_memory
 
 
 def ids(retained: tuple[Retained, ...]) -> list[int]:
@@ -126,17 +126,17 @@ def test_a_policy_is_told_in_words() -> None:
 
 def test_the_new_one_stays_whatever_the_policy_says() -> None:
     """F45: at least one checkpoint is retained."""
-    log = Log(entries={r.id: r for r in days(3)})
+    log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(4), 3), {}, AnyOf(()))) == [4]
 
 
 def test_protected_ones_stay() -> None:
-    log = Log(entries={r.id: r for r in days(3)})
+    log = log_in_memory(entries={r.id: r for r in days(3)})
     assert ids(plan_retention(log, record(4, day(4), 3), {}, KeepLast(1), frozenset({2, 99}))) == [2, 4]
 
 
 def test_quarantined_ones_and_their_descendants_do_not_count() -> None:
-    log = Log(entries={r.id: r for r in days(5)}, quarantined={4: Quarantine(id=4, reason="wrong")})
+    log = log_in_memory(entries={r.id: r for r in days(5)}, quarantined={4: Quarantine(id=4, reason="wrong")})
     kept = ids(plan_retention(log, record(6, day(4), 3), {}, KeepLast(3)))
     assert [i for i in kept if i not in (4, 5)] == [2, 3, 6]
 
@@ -146,7 +146,9 @@ def test_a_quarantine_reaches_all_descendants_and_no_one_else(refused: int) -> N
     """5 is a re-run of day 3 from 2: it descends from 1 and 2, not from 3 and 4. What is refused is dropped, unless it is the new
     one or protected."""
     records = [*days(4), record(5, day(3), 2)]
-    log = Log(entries={r.id: r for r in records}, quarantined={refused: Quarantine(id=refused, reason="wrong")})
+    log = log_in_memory(
+        entries={r.id: r for r in records}, quarantined={refused: Quarantine(id=refused, reason="wrong")}
+    )
     ancestors = {1: {1}, 2: {1, 2}, 3: {1, 2, 3}, 4: {1, 2, 3, 4}, 5: {1, 2, 5}}
     usable = {n for n in ancestors if refused not in ancestors[n]}
     assert {n for n in ancestors if log.quarantine_above(n) is None} == usable
@@ -158,19 +160,19 @@ def test_a_quarantine_reaches_all_descendants_and_no_one_else(refused: int) -> N
 def test_a_dropped_checkpoint_never_comes_back() -> None:
     entries = {r.id: r for r in days(3)}
     entries[3] = replace(entries[3], retained=(Retained(id=2, stale_by=None), Retained(id=3, stale_by=None)))
-    assert ids(plan_retention(Log(entries=entries), record(4, day(4), 3), {}, KeepLast(9))) == [2, 3, 4]
+    assert ids(plan_retention(log_in_memory(entries=entries), record(4, day(4), 3), {}, KeepLast(9))) == [2, 3, 4]
 
 
 def test_marks_are_merged_and_stick() -> None:
     entries = {r.id: r for r in days(3)}
     entries[3] = replace(entries[3], retained=tuple(Retained(id=i, stale_by=3 if i == 1 else None) for i in (1, 2, 3)))
-    kept = plan_retention(Log(entries=entries), record(4, day(1)), {1: 4, 2: 4}, KeepLast(9))
+    kept = plan_retention(log_in_memory(entries=entries), record(4, day(1)), {1: 4, 2: 4}, KeepLast(9))
     assert {r.id: r.stale_by for r in kept} == {1: 3, 2: 4, 3: None, 4: None}
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
 def test_what_is_kept_is_sorted_bounded_and_holds_the_new_one(n: int, last: int, per_day: int) -> None:
-    log = Log(entries={r.id: r for r in days(n)})
+    log = log_in_memory(entries={r.id: r for r in days(n)})
     kept = ids(plan_retention(log, record(n + 1, day(n + 1), n), {}, AnyOf((KeepLast(last), KeepPerDay(per_day)))))
     assert kept == sorted(set(kept))
     assert kept[-1] == n + 1
@@ -225,7 +227,7 @@ def test_an_interval_brings_its_policy_and_all_else_goes_by_the_newest_record(
 ) -> None:
     """A rewind takes its content from an older record, whose policy no longer holds."""
     older = [record(1, day(1), retention=KeepLast(9)), record(2, day(2), 1, retention=newest)]
-    log = Log(entries={r.id: r for r in older})
+    log = log_in_memory(entries={r.id: r for r in older})
     expected = (own or newest) if kind == "interval" else (newest or own)
     made = with_retention(log, content(day(3), "a3", 2, kind=kind, retention=own))
     assert made.retention == (expected or DEFAULT_POLICY)

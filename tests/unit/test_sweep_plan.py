@@ -14,6 +14,7 @@ from state_backend.values.errors import CorruptRecord
 from state_backend.values.handles import FileInfo, Handle, handles_in
 from state_backend.values.records import FiledShard, InlineShard, OutputFile, Quarantine, Retained, SweepRecord
 from tests.support.checkpoints import day, manifest, record
+from tests.support.log_in_memory import log_in_memory
 
 NOW_MS = 1_000_000
 OLD_MS, YOUNG_MS = NOW_MS - 5_000, NOW_MS - 500
@@ -25,7 +26,7 @@ def info(path: str, modified_ms: int = OLD_MS) -> FileInfo:
 
 
 def plan(files: list[FileInfo], log: Log | None = None, needed: tuple[str, ...] = ()) -> SweepPlan:
-    return plan_sweep(files, log or Log(), frozenset(needed), now_ms=NOW_MS, min_age_ms=MIN_AGE_MS)
+    return plan_sweep(files, log or log_in_memory(), frozenset(needed), now_ms=NOW_MS, min_age_ms=MIN_AGE_MS)
 
 
 def deleted(made: SweepPlan) -> list[str]:
@@ -63,14 +64,14 @@ def test_what_is_needed_stays_whoever_wrote_it() -> None:
 
 
 def test_what_a_task_that_ran_twice_left_goes_without_abandoning_the_committed_attempt() -> None:
-    log = Log({1: record(1, day(1), attempt="x")})
+    log = log_in_memory({1: record(1, day(1), attempt="x")})
     left, young = paths.shared("x", 0, 9, 0, "sst"), paths.shared("x", 0, 9, 1, "sst")
     made = plan([info(SST), info(left), info(young, YOUNG_MS)], log, needed=(SST,))
     assert (made.abandon, deleted(made)) == ((), [left])
 
 
 def test_what_outlived_a_dropped_checkpoint_goes() -> None:
-    log = Log(
+    log = log_in_memory(
         {
             1: tombstone_of(record(1, day(1), attempt="x")),
             2: record(2, day(2), 1, retained={2: None}),
@@ -81,13 +82,13 @@ def test_what_outlived_a_dropped_checkpoint_goes() -> None:
 
 
 def test_an_attempt_that_was_abandoned_before_is_not_named_again() -> None:
-    log = Log({1: SweepRecord(id=1, retained=(), sweep="s", abandoned=("x",))})
+    log = log_in_memory({1: SweepRecord(id=1, retained=(), sweep="s", abandoned=("x",))})
     made = plan([info(SST), info(PART, YOUNG_MS)], log)
     assert (made.abandon, deleted(made)) == ((), [SST])
 
 
 def test_the_log_and_quarantine_never_go_and_are_no_strangers() -> None:
-    log = Log({1: record(1, day(1))}, {1: Quarantine(id=1, reason="wrong")})
+    log = log_in_memory({1: record(1, day(1))}, {1: Quarantine(id=1, reason="wrong")})
     assert plan([info(paths.record(1)), info(paths.quarantine(1))], log) == SweepPlan(abandon=(), delete=(), unknown=())
 
 
@@ -113,14 +114,14 @@ def test_what_it_does_not_know_stays(path: str) -> None:
 
 
 def test_marks_go_when_a_later_commit_of_the_interval_replaced_them() -> None:
-    log = Log({1: record(1, day(1)), 2: record(2, day(1), attempt="again"), 3: record(3, day(2), 2)})
+    log = log_in_memory({1: record(1, day(1)), 2: record(2, day(1), attempt="again"), 3: record(3, day(2), 2)})
     marks = [paths.published(day(1), 1), paths.published(day(1), 2), paths.published(day(2), 3)]
     assert deleted(plan([info(m) for m in marks], log)) == marks[:1]
     assert deleted(plan([info(marks[0], YOUNG_MS)], log)) == []
 
 
 def test_a_mark_of_another_interval_under_a_known_id_stays() -> None:
-    log = Log({1: record(1, day(1)), 2: record(2, day(1), attempt="again")})
+    log = log_in_memory({1: record(1, day(1)), 2: record(2, day(1), attempt="again")})
     assert deleted(plan([info(paths.published(day(9), 1))], log)) == []
 
 
@@ -128,7 +129,7 @@ def test_a_mark_of_another_interval_under_a_known_id_stays() -> None:
 def test_a_log_that_lost_its_newest_record_is_noticed_by_any_mark(mark: str) -> None:
     """By all who look at the whole log: a sweep, verify, and a read without ``HEAD.json``."""
     with pytest.raises(CorruptRecord, match=f"{paths.record(2)} is missing: {mark} speaks of"):
-        plan([info(SST), info(mark)], Log({1: record(1, day(1))}))
+        plan([info(SST), info(mark)], log_in_memory({1: record(1, day(1))}))
     storage = MemoryStorage()
     storage.create(paths.record(1), record_codec.encode(record(1, day(1))))
     storage.create(mark, b"")
@@ -140,7 +141,7 @@ def test_a_log_that_lost_its_newest_record_is_noticed_by_any_mark(mark: str) -> 
 
 
 def test_a_quarantine_mark_that_came_after_the_listing_is_no_reason_to_stop() -> None:
-    assert deleted(plan([info(SST)], Log({}, {5: Quarantine(id=5, reason="wrong")}))) == [SST]
+    assert deleted(plan([info(SST)], log_in_memory({}, {5: Quarantine(id=5, reason="wrong")}))) == [SST]
 
 
 def test_handles_are_found_wherever_a_record_holds_them() -> None:

@@ -177,8 +177,7 @@ def list_(
     storage, log = _open(root, pipeline)
     wanted = range(1, log.head_id + 1) if all_ else sorted({*log.retained, *log.quarantined})
     ids = wanted[-newest:] if newest is not None else wanted
-    if log.past is not None:
-        log.past.load(ids)
+    log.entries.load(ids)
     infos = at_once(lambda n: storage.stat(paths.record(n)), ids)
     written = {n: info.modified_ms for n, info in zip(ids, infos, strict=True) if info is not None}
     shown = describe_log(log, ids, written, now_ms=_now_ms())

@@ -113,8 +113,7 @@ def _history(root: str, pipeline: str) -> History:
     storage = open_storage(join_url(root, pipeline))
     log = Coordinator(storage, pipeline).log()
     ids = sorted(log.retained)[-_MOST_RECORDS:]
-    if log.past is not None:
-        log.past.load(ids)
+    log.entries.load(ids)
     entries = [log.entries[n] for n in ids]
     history = usage_of([entry.content for entry in entries if isinstance(entry, Record)])
     if history is None:

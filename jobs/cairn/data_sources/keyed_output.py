@@ -5,7 +5,7 @@ only intervals inside). Which files are current is what the checkpoint log says 
 sees half an interval, also where a folder can't be swapped in one step.
 
 The columns are those of the newest ``output_schema``, whichever intervals are read; rows of older ones are converted. No schema is
-recorded of late rows, which have the input's, nor by older releases: there the columns are those of the newest file that is read.
+recorded for late rows, which have the input's columns: the columns are those of the newest late file that is read.
 """
 
 from __future__ import annotations

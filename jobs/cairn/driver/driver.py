@@ -152,7 +152,7 @@ def _process(session: Session, request: Process) -> ProcessResult:
         log.info(
             "%s %s: checkpoint %d, which run %s committed, was made by the same code from the same input: nothing is computed again. "
             "Clear this task to compute it in any case",
-            *(pipeline.name, interval, there.id, there.run.run_id if there.run is not None else "of an older release"),
+            *(pipeline.name, interval, there.id, there.run.run_id),
         )
         return {
             "attempt": there.attempt,

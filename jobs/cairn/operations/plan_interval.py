@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 from cairn.operations.plan_reuse import made_of, options_of, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
 from cairn.pipeline import Interval, Pipeline
-from cairn.processors.output_schema import recorded_schema, schema_of_file
+from cairn.processors.output_schema import recorded_schema
 from cairn.processors.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.processors.user_code import described
 from cairn.rows.column_names import ColumnNames, grouping_names
@@ -31,7 +31,6 @@ from cairn.shipping.ship_processor import (
 )
 from cairn.spark.ddl import parse_ddl
 from state_backend.adapters.open_storage import join_url
-from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Begun
 from state_backend.checkpoint.output_schemas import check_output_schema
 from state_backend.formats.types import DataType as KeyType
@@ -44,7 +43,6 @@ from state_backend.values.records import (
     NO_PERMISSIONS,
     Content,
     LogicalTime,
-    OutputFile,
     Permissions,
     RunRef,
     StateDescriptor,
@@ -145,7 +143,7 @@ def ask_pipeline(
     base = begun.base.content if begun.base is not None else None
     zone = plan_zone(pipeline.name, pipeline.time_zone, spark.conf.get(_SESSION_ZONE), base.time.zone if base else None)
     output_schema = _output_schema(spark, pipeline)
-    _check_output(pipeline, storage, begun.output, output_schema)
+    _check_output(pipeline, begun.output, output_schema)
     rows, position = (read.rows, read.position) if read is not None else read_source(spark, pipeline, attempt.interval)
     names = _names_of(spark, rows, f"pipeline {pipeline.name!r}: the input")
     key = names.find_key(pipeline.key)
@@ -337,13 +335,8 @@ def _output_schema(spark: SparkSession, pipeline: Pipeline) -> StructType:
     return schema
 
 
-def _check_output(
-    pipeline: Pipeline, storage: Storage, so_far: dict[str, Any] | OutputFile | None, declared: StructType
-) -> None:
-    """Raises: UsageError if output that is there could not be read with what is declared now."""
-    if isinstance(so_far, OutputFile):
-        with work_folder("schema") as work:
-            so_far = schema_of_file(storage, so_far.handle, work / "file.parquet")
+def _check_output(pipeline: Pipeline, so_far: dict[str, Any] | None, declared: StructType) -> None:
+    """Raises: UsageError if rows of the output so far could not be read with the declared schema."""
     if so_far is not None:
         check_output_schema(pipeline.name, so_far, recorded_schema(declared.jsonValue()))
 

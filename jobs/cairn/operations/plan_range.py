@@ -50,7 +50,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
         return Compute(why="there is no result yet")
     if there.spoilt is not None:
         return Compute(why=f"checkpoint {there.id} does not count: {there.spoilt}")
-    if there.run is not None and (there.run.run_id, there.run.clear_number) == (run.run_id, run.clear_number):
+    if (there.run.run_id, there.run.clear_number) == (run.run_id, run.clear_number):
         return Keep(checkpoint=there.id, why="an earlier try of this run has committed it", ours=True)
     if reprocess == "all":
         return Compute(why=f"checkpoint {there.id} is computed again, as asked for")
@@ -62,7 +62,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
 def plan_by_input(there: Result, made_of: str | None) -> Keep | Compute:
     """What to do with an interval that has a result that counts. ``made_of``: what a new one would be made of."""
     if there.made_of is None or made_of is None:
-        untold = "the source records no position" if made_of is None else "an older release made it"
+        untold = "the source records no position" if made_of is None else "the source recorded none then"
         return Compute(why=f"whether checkpoint {there.id} had the same code and input can't be told: {untold}")
     if there.made_of != made_of:
         return Compute(why=f"checkpoint {there.id} was made by other code, with other settings or from other input")

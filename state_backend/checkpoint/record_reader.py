@@ -1,4 +1,4 @@
-"""What lies below the newest record, looked up by name, so that a question costs the same at any age of the log.
+"""Reads entries of the log by name, so that a question costs the same at any age of the log.
 
     checkpoints/<id>.json                                   an entry, by its id
     settled/commits/<period>/<interval>-<id>-<kind>.json    what happened to the intervals of a period: the names say it, and are listed
@@ -22,7 +22,7 @@ from state_backend.formats import paths, record_codec
 from state_backend.ports.storage import Storage, lists_late
 from state_backend.values.errors import CorruptRecord, NotFound, StorageUnavailable
 from state_backend.values.intervals import Interval
-from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled, SweepRecord, Tombstone
+from state_backend.values.records import AttemptEnd, OutputFile, Record, Settled, Summary, SweepRecord, Tombstone
 
 Entry = Record | SweepRecord | Tombstone
 
@@ -39,11 +39,16 @@ class Fact(NamedTuple):
     kind: str
 
 
-class Past(Mapping[int, Entry]):
-    """The entries from id 1 to ``head_id``, each read when it is asked for, and what is settled of them."""
+class RecordReader(Mapping[int, Entry]):
+    """The entries from id 1 to ``head_id``, each read when somebody asks for it, and the settled files about them.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        head_id: Id of the newest record; 0 for an empty log.
+        before: Entries that the same call has read already.
+    """
 
     def __init__(self, storage: Storage, head_id: int, before: Mapping[int, Entry] | None = None) -> None:
-        """``before``: entries that the same call has read already."""
         self.head_id = head_id
         self._storage = storage
         self._before = dict(before or {})
@@ -72,8 +77,25 @@ class Past(Mapping[int, Entry]):
         return isinstance(checkpoint_id, int) and 1 <= checkpoint_id <= self.head_id
 
     @property
+    def summary(self) -> Summary:
+        """The newest record's summary; an empty summary for an empty log.
+
+        Raises:
+            CorruptRecord: The newest record is a tombstone, so a later record is missing.
+        """
+        if not self.head_id:
+            return Summary()
+        head = self[self.head_id]
+        if isinstance(head, Tombstone):
+            raise CorruptRecord(
+                f"{paths.record(head.id + 1)} is missing: {paths.record(head.id)} is a tombstone, which the newest record never is\n"
+                "Put the missing record back from a copy"
+            )
+        return head.summary
+
+    @property
     def known(self) -> dict[int, Entry]:
-        """What was read so far."""
+        """The entries that were read so far."""
         return {**self._before, **self._here}
 
     def load(self, ids: Iterable[int]) -> None:
@@ -106,9 +128,9 @@ class Past(Mapping[int, Entry]):
         """True if a listing of settled files may miss files of some seconds ago."""
         return lists_late(self._storage)
 
-    def over(self, storage: Storage) -> Past:
+    def over(self, storage: Storage) -> RecordReader:
         """The same of an equal storage."""
-        return Past(storage, self.head_id, self.known)
+        return RecordReader(storage, self.head_id, self.known)
 
     def _remembered(self, checkpoint_id: int) -> Entry | None:
         """What was read before, unless it may be shrunk by now: what the newest record retains is whole."""
