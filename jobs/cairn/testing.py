@@ -36,7 +36,8 @@ from cairn.rows.local_rows import LocalRows, route_locally, sorted_rows
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.ship_processor import processor_on_driver
 from cairn.spark.ddl import parse_ddl_locally
-from state_backend.adapters.open_storage import forget_memory, join_url, open_storage
+from state_backend.adapters.memory_storage import forget_memory
+from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.prepare_content import ShardAck
 from state_backend.inspection.state_table import StateSource, read_table

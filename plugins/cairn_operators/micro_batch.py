@@ -20,6 +20,7 @@ from cairn_operators.google_connection import as_google_identity
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.task_order import THEN_PROCESSES
 from cairn_operators.task_outputs import push_outputs
+from state_backend.adapters.schemes import is_over_network
 
 if TYPE_CHECKING:
     from cairn_operators.predecessor import Go, Wait
@@ -197,7 +198,7 @@ class StatefulMicroBatchOperator(DriverOperator):
         """Until then, or until the checkpoint that is waited for is there; looks at the storage alone."""
         trigger = self._trigger(context, log, start, wait, until_ms=0)
         url = self._url()
-        pause_s = self.poll.total_seconds() if url.startswith("gs://") else min(_LOOK_S, self.poll.total_seconds())
+        pause_s = self.poll.total_seconds() if is_over_network(url) else min(_LOOK_S, self.poll.total_seconds())
         self._waits = True
         try:
             with as_google_identity(self.gcp_conn_id):

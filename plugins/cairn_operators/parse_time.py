@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# As `state_backend.adapters.open_storage` reads URLs, which a DAG's file does not import; a test holds them together.
-_ROOT = re.compile(r"(file://)?/|memory://[^/]|gs://[^/]")
+from state_backend.adapters.schemes import ACCEPTED, scheme_of
+
 _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -16,8 +16,8 @@ def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
     """
     if "{" not in pipeline and not _PIPELINE.fullmatch(pipeline):
         raise ValueError(f"DAG {dag_id}: pipeline {pipeline!r} is not module:NAME, as in pipelines.clicks:CLICKS")
-    if "{" not in root and not _ROOT.match(root):
+    if "{" not in root and scheme_of(root) is None:
         raise ValueError(
-            f"DAG {dag_id}: root {root!r} is no storage URL; expected file:///absolute/path, /absolute/path or gs://bucket/prefix. "
+            f"DAG {dag_id}: root {root!r} is no storage URL; expected {ACCEPTED}. "
             "A relative path is none: tasks run in folders of their own"
         )

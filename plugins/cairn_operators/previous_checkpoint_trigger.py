@@ -9,6 +9,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from state_backend.adapters.schemes import is_over_network
+
 _FIRST_LOOK_S = 1.0
 # The storage says what is waited for; Airflow only whether the wait is in vain. Each answer costs its API some 10 ms.
 _AIRFLOW_EVERY_S = 5.0
@@ -67,7 +69,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
         began_s = time.monotonic()
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S
-        local = self.url is not None and not self.url.startswith("gs://")
+        local = self.url is not None and not is_over_network(self.url)
         while True:
             ask_airflow = self.url is None or time.monotonic() - asked_s >= _AIRFLOW_EVERY_S
             asked_s = time.monotonic() if ask_airflow else asked_s

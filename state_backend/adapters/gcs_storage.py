@@ -236,6 +236,12 @@ def credentials_in(key_file: str) -> Credentials:
         ) from None
 
 
+def open_url(url: str, *, google_key_file: str | None = None) -> GcsStorage:
+    """Open ``gs://bucket/prefix`` with the key in a file, or with application default credentials."""
+    bucket, _, prefix = url.removeprefix("gs://").rstrip("/").partition("/")
+    return GcsStorage(bucket, prefix, credentials=credentials_in(google_key_file) if google_key_file else None)
+
+
 class GcsStorage:
     """Files below ``gs://<bucket>/<prefix>``; the prefix may be empty.
 

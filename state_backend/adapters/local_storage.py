@@ -149,6 +149,11 @@ def write_verified(
                 temp.unlink()
 
 
+def open_url(url: str, *, google_key_file: str | None = None) -> LocalStorage:
+    """Open ``file:///absolute/path`` or the path alone. The path stays as it is, without %-decoding."""
+    return LocalStorage(Path(url.removeprefix("file://")))
+
+
 class LocalStorage:
     """Files under an absolute directory, which the first write creates.
 

@@ -27,6 +27,25 @@ class _File:
     modified_ms: int
 
 
+_memories: dict[str, MemoryStorage] = {}
+_memories_lock = threading.Lock()
+
+
+def open_url(url: str, *, google_key_file: str | None = None) -> MemoryStorage:
+    """Open ``memory://name/folder``: files of this process, the same files at every call."""
+    name, slash, folder = check_path(url.removeprefix("memory://").rstrip("/")).partition("/")
+    with _memories_lock:
+        memory = _memories.setdefault(name, MemoryStorage(f"memory://{name}"))
+    return memory.below(folder) if slash else memory
+
+
+def forget_memory(url: str) -> None:
+    """Drop the files of ``memory://name``. A process that has the storage open keeps the files."""
+    name = url.removeprefix("memory://").partition("/")[0]
+    with _memories_lock:
+        _memories.pop(name, None)
+
+
 def _system_ms() -> int:
     return time.time_ns() // 1_000_000
 

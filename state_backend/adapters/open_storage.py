@@ -1,63 +1,43 @@
-"""Which adapter serves a URL."""
+"""Opens the storage of a URL."""
 
 from __future__ import annotations
 
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from importlib import import_module
 
 from state_backend.adapters.local_storage import LocalStorage
-from state_backend.adapters.memory_storage import MemoryStorage
+from state_backend.adapters.schemes import ACCEPTED, scheme_of
 from state_backend.ports.storage import Storage, check_path
 from state_backend.values.errors import UsageError
 from state_backend.values.handles import FileInfo
 
-_ACCEPTED = "file:///absolute/path, /absolute/path, gs://bucket/prefix, or memory://name"
-
-_memories: dict[str, MemoryStorage] = {}
-_memories_lock = threading.Lock()
-
 
 def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
-    """The storage rooted at a URL.
+    """Return the storage rooted at a URL (`schemes.py` lists the kinds).
 
-    ``file:///absolute/path`` or the path alone: `LocalStorage`; the path is taken as it stands, without %-decoding.
-    ``gs://bucket/prefix``: `GcsStorage`, with the key in ``google_key_file``, which is read now; None: the application's default credentials.
-    ``memory://name/folder``: files of this process, the same ones at every call.
+    Args:
+        url: URL of a folder, or an absolute path.
+        google_key_file: File with the key for Google Cloud Storage, read now; None for application default credentials.
 
-    Raises: UsageError for a URL that none serves.
+    Raises:
+        UsageError: No adapter opens the URL, or the library of its adapter is not installed here.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator and url.startswith("/"):
-        scheme, rest = "file", url
-    if scheme == "file" and rest.startswith("/"):
-        return LocalStorage(Path(rest))
-    if scheme == "memory":
-        name, slash, folder = check_path(rest.rstrip("/")).partition("/")
-        with _memories_lock:
-            memory = _memories.setdefault(name, MemoryStorage(f"memory://{name}"))
-        return memory.below(folder) if slash else memory
-    if scheme == "gs":
-        try:
-            # Only who uses it waits for Google's libraries.
-            from state_backend.adapters.gcs_storage import GcsStorage, credentials_in
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("google"):
-                raise
-            raise UsageError(
-                f"{url} needs Google's client, which {socket.gethostname()} lacks ({error}); install it there: pip install 'cairn[gcs]'"
-            ) from None
-        bucket, _, prefix = rest.rstrip("/").partition("/")
-        return GcsStorage(bucket, prefix, credentials=credentials_in(google_key_file) if google_key_file else None)
-    raise UsageError(f"not a storage URL: {url!r}; expected {_ACCEPTED}")
-
-
-def forget_memory(url: str) -> None:
-    """Drops the files of ``memory://name``; who opens that URL again finds none. Who has it open keeps them."""
-    name = url.removeprefix("memory://").partition("/")[0]
-    with _memories_lock:
-        _memories.pop(name, None)
+    scheme = scheme_of(url)
+    if scheme is None:
+        raise UsageError(f"not a storage URL: {url!r}; expected {ACCEPTED}")
+    try:
+        # Only users of a kind wait for the import of its libraries.
+        adapter = import_module(scheme.module)
+    except ModuleNotFoundError as error:
+        if scheme.needs is None or (error.name or "").partition(".")[0] != scheme.needs[0]:
+            raise
+        _, library, extra = scheme.needs
+        raise UsageError(
+            f"{url} needs {library}, which {socket.gethostname()} lacks ({error}); install it there: pip install 'cairn[{extra}]'"
+        ) from None
+    storage: Storage = adapter.open_url(url, google_key_file=google_key_file)
+    return storage
 
 
 def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:

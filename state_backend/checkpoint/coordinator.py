@@ -301,14 +301,20 @@ class Coordinator:
             note_head(self._storage, log, log.head_id)
             return _already(mine)
         if prepared is None:
-            sweep = log.abandoned_by(attempt)
-            if sweep is None:
-                raise self._never_prepared(attempt)
-            raise Swept(
-                f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned it and deleted its files; clear the task to "
-                "process the interval again"
-            )
+            raise self._lost(log, attempt)
         self._check_not_refused(attempt)
+        return self._commit(log, prepared)
+
+    def _lost(self, log: Log, attempt: str) -> StateUnusable | Swept:
+        sweep = log.abandoned_by(attempt)
+        if sweep is None:
+            return self._never_prepared(attempt)
+        return Swept(
+            f"{self._pipeline}, attempt {attempt}: sweep {sweep} abandoned it and deleted its files; clear the task to "
+            "process the interval again"
+        )
+
+    def _commit(self, log: Log, prepared: Prepared) -> CommitResult:
         verified, known_id = False, prepared.h0
         for tried in range(_COMMIT_ROUNDS):
             if tried:

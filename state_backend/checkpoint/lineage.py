@@ -47,19 +47,7 @@ def choose_base(
     ``replace_overlapping``); StateGapError, StaleStateError, or StateUnusable if all
     that there is descends from a quarantined checkpoint.
     """
-    if interval.start_ms < pipeline_start_ms:
-        raise UsageError(
-            f"{pipeline} {interval}: the pipeline starts at {format_instant(from_ms(pipeline_start_ms))}; "
-            "an earlier interval can't be processed (start belongs to the pipeline and never changes)"
-        )
-    kept = [
-        (other, n)
-        for other, n in overlapping_outputs(log, interval)
-        if not permissions.replace_overlapping or (as_of is not None and n > as_of)
-    ]
-    if kept:
-        text, again = _overlapping(pipeline, interval, kept)
-        raise UsageError(text, rerun=again)
+    _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
         return None
     completed = [c for c in log.kept if not is_superseded(log, c)]
@@ -89,6 +77,24 @@ def choose_base(
         text, again = _stale(log, pipeline, interval, max(usable, key=lambda c: c.id))
         raise StaleStateError(text, rerun=again)
     return max(fresh, key=lambda c: (c.interval.end, c.id))
+
+
+def _check_start_and_output(
+    log: Log, pipeline: str, interval: Interval, permissions: Permissions, pipeline_start_ms: int, as_of: int | None
+) -> None:
+    if interval.start_ms < pipeline_start_ms:
+        raise UsageError(
+            f"{pipeline} {interval}: the pipeline starts at {format_instant(from_ms(pipeline_start_ms))}; "
+            "an earlier interval can't be processed (start belongs to the pipeline and never changes)"
+        )
+    kept = [
+        (other, n)
+        for other, n in overlapping_outputs(log, interval)
+        if not permissions.replace_overlapping or (as_of is not None and n > as_of)
+    ]
+    if kept:
+        text, again = _overlapping(pipeline, interval, kept)
+        raise UsageError(text, rerun=again)
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:

@@ -24,6 +24,9 @@ HEAVY = (
     "cairn_ui.routes",
 )
 
+# The kinds of storage, for the check of a root: three modules that import the standard library alone.
+LIGHT = {"state_backend", "state_backend.adapters", "state_backend.adapters.schemes"}
+
 PROBE = """
 import json, runpy, sys
 from airflow.sdk import DAG
@@ -55,7 +58,7 @@ def test_importing_is_cheap(what: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     modules = json.loads(done.stdout.splitlines()[-1])
     heavy = [name for name in modules if any(name == h or name.startswith(f"{h}.") for h in HEAVY)]
-    assert not heavy
+    assert {*heavy} <= LIGHT
     # Modules and not seconds, which depend on who else uses the machine.
     assert 0 < len(modules) < 100, modules
 

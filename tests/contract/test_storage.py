@@ -768,7 +768,7 @@ def test_memory_by_url_is_one_per_name(request: pytest.FixtureRequest) -> None:
         ("relative/path", "file:///absolute/path"),
         ("file://host/path", "file:///absolute/path"),
         ("file:///a/../b", "'..'"),
-        ("memory://", "not a storage path"),
+        ("memory://", "not a storage URL"),
         ("", "file:///absolute/path"),
     ],
 )

@@ -1,0 +1,59 @@
+"""The kinds of storage. A new kind needs a module with ``open_url``, and one entry here.
+
+DAG files import this module with every parse, so it imports no adapter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """A kind of storage.
+
+    Attributes:
+        module: The adapter's module. It has ``open_url(url, *, google_key_file=None) -> Storage``.
+        form: A URL of this kind, for messages. None: messages do not offer this kind.
+        absolute: The part behind ``://`` must begin with a slash.
+        over_network: Each request takes a round trip and may cost money. Waiting tasks ask less often.
+        needs: The library that only this kind needs, as (its top-level module, its name for people, the extra that installs it).
+    """
+
+    module: str
+    form: str | None
+    absolute: bool = False
+    over_network: bool = False
+    needs: tuple[str, str, str] | None = None
+
+
+SCHEMES = {
+    "file": Scheme(
+        module="state_backend.adapters.local_storage",
+        form="file:///absolute/path, /absolute/path",
+        absolute=True,
+    ),
+    "gs": Scheme(
+        module="state_backend.adapters.gcs_storage",
+        form="gs://bucket/prefix",
+        over_network=True,
+        needs=("google", "Google's client", "gcs"),
+    ),
+    "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
+}
+ACCEPTED = " or ".join(scheme.form for scheme in SCHEMES.values() if scheme.form is not None)
+
+
+def scheme_of(url: str) -> Scheme | None:
+    """Return the kind of storage that a URL or an absolute path names; None for any other text."""
+    name, separator, rest = url.partition("://")
+    if not separator:
+        return SCHEMES["file"] if url.startswith("/") else None
+    scheme = SCHEMES.get(name)
+    return scheme if scheme is not None and rest and rest.startswith("/") == scheme.absolute else None
+
+
+def is_over_network(url: str) -> bool:
+    """Return whether each request to the storage of a URL takes a round trip."""
+    scheme = scheme_of(url)
+    return scheme is not None and scheme.over_network
