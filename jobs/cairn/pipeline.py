@@ -16,16 +16,7 @@ from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval, to_ms
 from state_backend.values.key_groups import check_parallelism
 from state_backend.values.records import Record
-from state_backend.values.retention import (
-    AllOf,
-    AnyOf,
-    KeepLast,
-    KeepPerDay,
-    KeepYounger,
-    RetentionPolicy,
-    check_retention,
-    default_retention,
-)
+from state_backend.values.retention import RetentionPolicy, check_retention, default_retention
 from state_backend.values.zones import zone_of
 
 if TYPE_CHECKING:
@@ -35,7 +26,7 @@ if TYPE_CHECKING:
 
     from cairn.arrow_processor import ArrowProcessor
 
-__all__ = ["AllOf", "AnyOf", "Interval", "KeepLast", "KeepPerDay", "KeepYounger", "OverTime", "Pipeline"]
+__all__ = ["Interval", "OverTime", "Pipeline"]
 
 Processor: TypeAlias = "type | Callable[[], Any] | StatefulProcessor | ArrowProcessor"
 Source = Callable[["SparkSession", Interval], "DataFrame | tuple[DataFrame, dict[str, Any]]"]

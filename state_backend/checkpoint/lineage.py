@@ -10,7 +10,6 @@ from state_backend.checkpoint.log import Log, interval_of, kind_of, left_same_st
 from state_backend.values.errors import Rerun, StaleStateError, StateGapError, StateUnusable, UsageError
 from state_backend.values.intervals import Interval, format_instant, from_ms
 from state_backend.values.records import Content, Kept, Permissions, Record, Tombstone
-from state_backend.values.retention import retention_in_words
 
 
 def plan_base(
@@ -186,7 +185,7 @@ def intervals_of(again: Rerun) -> str:
 def kept(log: Log) -> str:
     """A sentence: which checkpoints are retained, by the newest record; empty if there is none."""
     policy = log.newest.content.retention if log.newest is not None else None
-    return "" if policy is None else f" Retention keeps {retention_in_words(policy)} (the pipeline's `retention`)."
+    return "" if policy is None else f" Retention keeps {policy!s} (the pipeline's `retention`)."
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:

@@ -8,27 +8,7 @@ from datetime import timedelta
 
 from state_backend.checkpoint.log import Log, base_of, kind_of
 from state_backend.values.records import Content, Kept, Record, Retained
-from state_backend.values.retention import (
-    AllOf,
-    AnyOf,
-    KeepLast,
-    KeepPerDay,
-    KeepYounger,
-    RetentionPolicy,
-    default_retention,
-)
-
-__all__ = [
-    "DEFAULT_POLICY",
-    "AllOf",
-    "AnyOf",
-    "KeepLast",
-    "KeepPerDay",
-    "KeepYounger",
-    "RetentionPolicy",
-    "plan_retention",
-    "with_retention",
-]
+from state_backend.values.retention import RetentionPolicy, default_retention
 
 # Of days; where nobody said how long the intervals are.
 DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))

@@ -19,11 +19,6 @@ from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
 from state_backend.values.records import Content
 from state_backend.values.retention import (
-    AllOf,
-    AnyOf,
-    KeepLast,
-    KeepPerDay,
-    KeepYounger,
     RetentionPolicy,
     default_retention,
 )
@@ -280,7 +275,7 @@ class Held:
 
 def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
     """What the policy keeps of intervals of this length that never end. Raises: UsageError if that is more than can be played through."""
-    many = _reach(retention, every) + 2
+    many = retention.intervals_back(every) + 2
     if many > _MOST_CHECKPOINTS:
         raise UsageError(
             f"the retention reaches over {many:,} intervals; at most {_MOST_CHECKPOINTS:,} are estimated.\n"
@@ -298,19 +293,6 @@ def plan_held(retention: RetentionPolicy, every: timedelta) -> Held:
 class _Ended:
     id: int
     interval: Interval
-
-
-def _reach(retention: RetentionPolicy, every: timedelta) -> int:
-    """How many intervals back it keeps anything, rounded up."""
-    match retention:
-        case KeepLast(count):
-            return count
-        case KeepPerDay(days):
-            return math.ceil(timedelta(days=days) / every)
-        case KeepYounger(age):
-            return math.ceil(age / every)
-        case AnyOf(policies) | AllOf(policies):
-            return max((_reach(policy, every) for policy in policies), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

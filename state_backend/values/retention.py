@@ -6,10 +6,11 @@ not known where this is decided.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, get_args
 
 from state_backend.values.errors import UsageError
 from state_backend.values.intervals import Interval
@@ -40,6 +41,13 @@ class KeepLast:
         """Ids of the last ones; ``checkpoints`` ascend by id."""
         return frozenset(c.id for c in checkpoints[-self.count :]) if self.count > 0 else frozenset()
 
+    def intervals_back(self, every: timedelta) -> int:
+        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        return self.count
+
+    def __str__(self) -> str:
+        return f"the last {self.count} committed"
+
 
 @dataclass(frozen=True, slots=True)
 class KeepPerDay:
@@ -64,6 +72,13 @@ class KeepPerDay:
                 by_day[day] = max(by_day.get(day, (end, c.id)), (end, c.id))
         return frozenset(checkpoint_id for _, checkpoint_id in by_day.values())
 
+    def intervals_back(self, every: timedelta) -> int:
+        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        return math.ceil(timedelta(days=self.days) / every)
+
+    def __str__(self) -> str:
+        return f"the one that ends each day for {self.days} days"
+
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger:
@@ -82,6 +97,14 @@ class KeepYounger:
         newest = max((c.interval.end for c in checkpoints), default=None)
         return frozenset(c.id for c in checkpoints if newest is not None and newest - c.interval.end < self.age)
 
+    def intervals_back(self, every: timedelta) -> int:
+        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        return math.ceil(self.age / every)
+
+    def __str__(self) -> str:
+        days = self.age / timedelta(days=1)
+        return f"every one of the last {f'{days:g} days' if days >= 1 else f'{self.age / timedelta(hours=1):g} hours'}"
+
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
@@ -95,6 +118,13 @@ class AnyOf:
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
         """Ids that at least one of the policies keeps."""
         return frozenset().union(*(p.keep(checkpoints) for p in self.any_of))
+
+    def intervals_back(self, every: timedelta) -> int:
+        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        return max((policy.intervals_back(every) for policy in self.any_of), default=0)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.any_of)) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +140,17 @@ class AllOf:
         """Ids that every one of the policies keeps."""
         return frozenset(c.id for c in checkpoints).intersection(*(p.keep(checkpoints) for p in self.all_of))
 
+    def intervals_back(self, every: timedelta) -> int:
+        """The most intervals of length ``every`` between the newest checkpoint and a kept checkpoint."""
+        return max((policy.intervals_back(every) for policy in self.all_of), default=0)
+
+    def __str__(self) -> str:
+        return " that are also ".join(map(str, self.all_of)) or "all"
+
 
 # In records no two have the same fields: these tell which policy it is.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
+_NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
 # More than a million days or checkpoints is a slip, and too many days are no timedelta.
 _MOST = 1_000_000
 
@@ -128,32 +166,10 @@ def default_retention(interval_length: timedelta) -> RetentionPolicy:
     return AnyOf((KeepLast(10), KeepYounger(recent), KeepPerDay(35)))
 
 
-def retention_in_words(policy: RetentionPolicy) -> str:
-    """What a policy keeps, for a sentence."""
-    match policy:
-        case KeepLast(count):
-            return f"the last {count} committed"
-        case KeepPerDay(days):
-            return f"the one that ends each day for {days} days"
-        case KeepYounger(age):
-            return f"every one of the last {_span(age)}"
-        case AnyOf(policies):
-            return " and ".join(map(retention_in_words, policies)) or "none"
-        case AllOf(policies):
-            return " that are also ".join(map(retention_in_words, policies)) or "all"
-
-
-def _span(age: timedelta) -> str:
-    days = age / timedelta(days=1)
-    return f"{days:g} days" if days >= 1 else f"{age / timedelta(hours=1):g} hours"
-
-
 def check_retention(retention: object, what: str) -> None:
     """Raises: UsageError if that is no policy that can be recorded."""
     if not isinstance(retention, RetentionPolicy):
-        raise UsageError(
-            f"{what}: expected KeepLast, KeepPerDay, KeepYounger, AnyOf or AllOf, since checkpoints record it; found {retention!r}"
-        )
+        raise UsageError(f"{what}: expected {_NAMES}, since checkpoints record the policy; found {retention!r}")
 
 
 def _check_number(what: str, number: object) -> None:

@@ -21,7 +21,7 @@ from state_backend.checkpoint import sweep as sweeping
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import give_back, take_lease
 from state_backend.checkpoint.log import Log, attempt_of
-from state_backend.checkpoint.retention import DEFAULT_POLICY, KeepLast, RetentionPolicy
+from state_backend.checkpoint.retention import DEFAULT_POLICY
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
 from state_backend.formats import paths, record_codec
@@ -49,6 +49,7 @@ from state_backend.values.records import (
     SweepRecord,
     Tombstone,
 )
+from state_backend.values.retention import KeepLast, RetentionPolicy
 from tests.support.checkpoints import PIPELINE, content, day, manifest, run, sst, start_ms
 from tests.support.interleavings import GHOST, LATER_MS, NOW_MS, Actor, Contents, Violation
 from tests.support.log_in_memory import log_in_memory

@@ -17,10 +17,11 @@ from typing import Any
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
-from cairn.pipeline import Interval, KeepLast, Pipeline
+from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from state_backend.adapters.rocks import EngineOptions
+from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAY, START
 

@@ -11,7 +11,7 @@ from typing import Literal
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.rocks import EngineOptions
 from state_backend.checkpoint.coordinator import CommitResult, Coordinator
-from state_backend.checkpoint.retention import DEFAULT_POLICY, RetentionPolicy
+from state_backend.checkpoint.retention import DEFAULT_POLICY
 from state_backend.formats import paths, record_codec
 from state_backend.formats.spark_hash import key_group
 from state_backend.formats.types import parse_struct
@@ -25,6 +25,7 @@ from state_backend.state.state_variables import ValueState
 from state_backend.values.intervals import Interval
 from state_backend.values.key_groups import range_of
 from state_backend.values.records import FiledShard, InlineShard, OutputFile, Permissions, Prepared
+from state_backend.values.retention import RetentionPolicy
 from tests.support.checkpoints import PIPELINE, content, day, run, start_ms
 from tests.support.shards import KEY_SCHEMA, KEYS, STATES
 

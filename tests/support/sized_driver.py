@@ -23,11 +23,12 @@ from pyspark.sql.types import Row
 
 from cairn import testing
 from cairn.operations.run_intervals import run_intervals
-from cairn.pipeline import Interval, KeepLast, Pipeline
+from cairn.pipeline import Interval, Pipeline
 from cairn.rows.local_rows import LocalRows
 from cairn.spark.ddl import parse_ddl_locally
 from cairn.trials.try_code import Tried, try_code
 from state_backend.values.records import RunRef
+from state_backend.values.retention import KeepLast
 from state_backend.values.zones import zone_of
 from tests.support.counting import DAY, START, day
 

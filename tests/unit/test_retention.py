@@ -11,22 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.coordinator import Coordinator
-from state_backend.checkpoint.retention import (
-    DEFAULT_POLICY,
+from state_backend.checkpoint.retention import DEFAULT_POLICY, plan_retention, with_retention
+from state_backend.formats import record_codec
+from state_backend.values.errors import UsageError
+from state_backend.values.intervals import Interval
+from state_backend.values.records import Quarantine, Record, Retained
+from state_backend.values.retention import (
     AllOf,
     AnyOf,
     KeepLast,
     KeepPerDay,
     KeepYounger,
     RetentionPolicy,
-    plan_retention,
-    with_retention,
+    default_retention,
 )
-from state_backend.formats import record_codec
-from state_backend.values.errors import UsageError
-from state_backend.values.intervals import Interval
-from state_backend.values.records import Quarantine, Record, Retained
-from state_backend.values.retention import default_retention, retention_in_words
 from tests.support.checkpoints import PIPELINE, START, Folder, content, day, record
 from tests.support.counting import counting
 from tests.support.log_in_memory import log_in_memory
@@ -116,10 +114,10 @@ def test_a_past_day_of_an_hourly_pipeline_can_be_run_again_hour_by_hour(past: in
 
 
 def test_a_policy_is_told_in_words() -> None:
-    assert retention_in_words(default_retention(timedelta(hours=1))) == (
+    assert str(default_retention(timedelta(hours=1))) == (
         "the last 10 committed and every one of the last 2 days and the one that ends each day for 35 days"
     )
-    assert retention_in_words(AllOf((KeepLast(3), KeepYounger(timedelta(hours=6))))) == (
+    assert str(AllOf((KeepLast(3), KeepYounger(timedelta(hours=6))))) == (
         "the last 3 committed that are also every one of the last 6 hours"
     )
 

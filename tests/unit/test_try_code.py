@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from cairn import testing
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.pipeline import Interval, KeepLast
+from cairn.pipeline import Interval
 from cairn.trials.deploy_trial import deploy_past, plan_deployment, restore_command
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url, open_storage
@@ -47,6 +47,7 @@ from state_backend.values.errors import (
     UsageError,
 )
 from state_backend.values.records import RunRef
+from state_backend.values.retention import KeepLast
 from tests.support.counting import DAYS, day
 from tests.support.savepoints import take
 from tests.support.trials import SESSION, Averaging, Doubling, Narrowing, bytes_of, pipeline_of, run, try_days

@@ -16,7 +16,7 @@ from cairn.operations.plan_interval import Read, check_fits, in_zone_of
 from cairn.operations.process_interval import OnShards
 from cairn.operations.read_source import read_source
 from cairn.operations.run_intervals import OnOutcome, Outcome, run_intervals
-from cairn.pipeline import AnyOf, Interval, KeepLast, Pipeline
+from cairn.pipeline import Interval, Pipeline
 from cairn.shipping.ship_processor import code_hash
 from cairn.spark.session import check_running, use_this_python
 from state_backend.checkpoint.lineage import plan_base
@@ -28,6 +28,7 @@ from state_backend.inspection.compare_logs import Made, made_within
 from state_backend.values.errors import CairnError, NotAsTried, UsageError
 from state_backend.values.intervals import format_instant, to_ms
 from state_backend.values.records import Content, OutputFile, Permissions, Record, RunRef, Trial
+from state_backend.values.retention import AnyOf, KeepLast
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
