@@ -81,8 +81,6 @@ def from_streaming_checkpoint(
         SourceError: The checkpoint is missing or can't be read.
         UsageError, StateSchemaError: The checkpoint does not fit the pipeline. Nothing is committed.
     """
-    if pipeline.api == "arrow":
-        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
     properties, last = _operator(spark, path, operator_id)
     batch = last if batch_id is None else batch_id
     _check_mode(pipeline, path, properties)
@@ -108,8 +106,9 @@ def from_streaming_checkpoint(
     rows = [_entries(frame, n, states[n], path) for n, frame in frames.items()]
     if timers is not None:
         rows.append(_timer_lists(timers))
+    keyed = _with_key_groups(pipeline, rows)
+    placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
     with first_cause():
-        placed = partial(place, spark, _with_key_groups(pipeline, rows), max_parallelism=pipeline.max_parallelism)
         job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
     coordinator.commit(attempt)
     coordinator.clean_up()
@@ -221,6 +220,8 @@ def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
 
 
 def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> None:
+    if pipeline.api == "arrow":
+        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
     mode = _TIME_MODES.get(str(properties["timeMode"]).lower())
     if mode != pipeline.time_mode:
         raise UsageError(
