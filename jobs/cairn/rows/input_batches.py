@@ -1,6 +1,6 @@
 """The routed Arrow batches of one shard, without its ticks and late rows.
 
-Late rows do not vanish: they go to a file of their own, which the record names beside the output.
+Late rows are written to a file of their own, which the record names beside the output.
 """
 
 from __future__ import annotations
