@@ -119,9 +119,7 @@ class EngineOptions:
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
         options.set_keep_log_file_num(1)
-        options.set_manifest_preallocation_size(
-            64 * 1024
-        )  # 4 MiB of memory otherwise, where that is what metadata lie in
+        options.set_manifest_preallocation_size(64 * 1024)  # 4 MiB otherwise, in memory if the metadata are in memory
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         return options
@@ -580,7 +578,7 @@ class RocksStore:
 
 
 class _Failures:
-    """Turns what rocksdict raises within a ``with`` block into errors of this project; ``doing`` begins their messages.
+    """Context that turns rocksdict's errors into errors of this project; ``doing`` begins their messages.
 
     A class, because a generator's context manager takes 1 µs, as long as a single read.
     """

@@ -94,7 +94,7 @@ class CanonicalFiles:
             self.close()
         if self._writer is None:
             self._file = (self._folder / f"{len(self.written)}.parquet").open("wb")
-            # A dictionary pays off for what repeats; of keys and values nobody knows, and to try costs as much as to write.
+            # A dictionary makes repeating values smaller. For keys and values Parquet would have to try, which costs as much as the write.
             repeating = [n for n in ("key_group", "schema_version", "next_position") if n in self._schema.names]
             self._writer = pq.ParquetWriter(
                 self._file, self._schema, compression="zstd", compression_level=1, use_dictionary=repeating

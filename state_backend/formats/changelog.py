@@ -1,4 +1,4 @@
-"""A changelog segment: what an interval changed in one shard, as net effects, sorted.
+"""A changelog segment: the net changes of one interval in one shard, sorted.
 
     segment   "CAIRNLOG" | version u8 | block … | end
     block     kind u8 | pairs u64 | raw size u32 | stored size u32 | crc32c u32 | stored bytes: zstd of the raw ones
@@ -40,7 +40,7 @@ _DELETED = 0xFFFFFFFF
 _END_BYTES = _HEAD.size + _CRC.size
 _BLOCK_PAIRS = 4096
 _BLOCK_BYTES = 1024 * 1024
-# A block is larger than that if one entry is. What says that it is larger than this is no block of ours, and is not read.
+# A block exceeds _BLOCK_BYTES if one entry does. A header with more than this limit is damaged, and its block is not read.
 _MOST_BLOCK_BYTES = 256 * _BLOCK_BYTES
 _ZSTD = pa.Codec("zstd", 1)
 

@@ -1,9 +1,9 @@
 """Encoder and decoder of rows, written out for one schema: a function without a loop, made by ``exec``.
 
-Half the time of the loops over fields in `row_codec`, which take what these leave: rows with a null, a value of another type than would be
-read back, bytes that are damaged or of another version. So there is one place that says what is wrong with a row.
+Compiled code takes a quarter of the time of `row_codec`'s loops to encode, and half the time to decode. The loops handle the other rows: with
+a null, with a value of another type than the decoded type, damaged, or of another version. So only the loops report errors.
 
-For ``(long, string, date)`` they read
+For ``(long, string, date)`` the functions are
 
     def encode(row):
         if isinstance(row, SEQUENCES) and len(row) == 3:

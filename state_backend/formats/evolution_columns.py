@@ -1,4 +1,4 @@
-"""Columns of state values of any recorded schema version: for many rows what ``EvolvingRowCodec.decode`` does for one.
+"""Decoder of columns of state values of any recorded schema version: many rows of ``EvolvingRowCodec.decode`` at a time.
 
 Rows of each older version are decoded together, their columns cast by Arrow, and all put back in order. Arrays, maps and
 structs go value by value, as in ``RowColumns``.
@@ -54,7 +54,7 @@ def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadCo
     def reader_of(number: bytes, rows: pa.BinaryArray) -> ReadColumns:
         version = number[0] if number else -1
         if version not in recorded:
-            row_reader(state_name, versions)(rows[0].as_py())  # says what it is not
+            row_reader(state_name, versions)(rows[0].as_py())  # raises an error that names the format
             raise InvariantViolated(f"state {state_name!r}: schema version {version} is read, but not recorded")
         if version not in readers:
             readers[version] = _older_reader(state_name, [v for v in versions if v.version >= version], latest)

@@ -54,7 +54,7 @@ _RANK_BITS = 6
 _RANK = np.uint64((1 << _RANK_BITS) - 1)
 _OWNER_SHIFT = np.uint64(32)
 _WORD = 4
-# So many bytes of dense sketches at a time; what the estimate makes of them stays in cache.
+# Bytes of dense sketches in one step of the estimate: the step's arrays stay in the CPU's cache.
 _BLOCK_BYTES = 1 << 17
 
 
@@ -94,9 +94,11 @@ class Sketches:
 
     @classmethod
     def decode(cls, column: pa.Array, precision: int) -> Sketches:
-        """From a binary column; null is the empty set.
+        """Read a binary column; null is the empty set.
 
-        Raises: CorruptFile for what ``encode`` does not make, StateSchemaError for sketches of another precision.
+        Raises:
+            CorruptFile: A value is no sketch.
+            StateSchemaError: A sketch has another precision.
         """
         owners = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         offsets, data = binary_views(column.drop_null())
@@ -118,9 +120,10 @@ class Sketches:
         return cls(precision=precision, count=len(column), entries=entries, dense_owners=owners[is_dense], dense=dense)
 
     def encode(self) -> pa.Array:
-        """The inverse of ``decode``.
+        """Write a binary column: the inverse of ``decode``.
 
-        Raises: UsageError if they take 2 GiB or more, which an Arrow binary column can't hold.
+        Raises:
+            UsageError: The sketches take 2 GiB or more, the limit of an Arrow binary column.
         """
         entry_owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
         entry_counts = np.bincount(entry_owners, minlength=self.count)
@@ -149,7 +152,7 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """With value hashes added: hash i to the set of ``owners[i]``; any order."""
+        """Return the sketches with hash i added to the set of ``owners[i]``, in any order."""
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
         # Its bit length; without the second highest bit it can't be rounded up to a longer one.
@@ -160,7 +163,7 @@ class Sketches:
         return self._with_entries(np.concatenate([self.entries, np.sort(added)]))
 
     def union(self, other: Sketches) -> Sketches:
-        """Row by row the sketch of both sets together; as many rows and the same precision."""
+        """Return for each row the sketch of the union of both sets. Both must have the same rows and precision."""
         owners = np.union1d(self.dense_owners, other.dense_owners)
         dense = np.zeros((len(owners), 1 << self.precision), np.uint8)
         for side in (self, other):
@@ -170,7 +173,7 @@ class Sketches:
         return both._with_entries(np.concatenate([self.entries, other.entries]))
 
     def estimate(self) -> F64:
-        """By owner the estimated number of distinct values; 0.0 without a sketch."""
+        """Estimate each owner's number of distinct values; 0.0 without a sketch."""
         m, q = 1 << self.precision, 64 - self.precision
         weights, pair_weights = _weights(self.precision)
         owners = (self.entries >> _OWNER_SHIFT).astype(np.int64)
@@ -192,8 +195,7 @@ class Sketches:
         return estimates
 
     def _with_entries(self, entries: U64) -> Sketches:
-        """These dense sketches, and ``entries``: two ascending runs that may share registers, also with dense
-        owners."""
+        """Return these dense sketches, with ``entries``: two ascending runs that may share registers, also registers of dense owners."""
         dense_owners, dense = self.dense_owners, self.dense
         entries = np.sort(entries, kind="stable")  # merges runs
         # Of a run of one register the last has the highest rank.
@@ -317,7 +319,7 @@ def _tau(x: float) -> float:
 
 
 def hash_values(values: pa.Array) -> U64:
-    """The hash of each value, as drawn above. No nulls, no nested types."""
+    """Hash each value, as the module's table shows. Nulls and nested types are not supported."""
     of, count = values.type, len(values)
     if pa.types.is_decimal128(of):
         return _hash_fixed(values.buffers()[1].slice(16 * values.offset, 16 * count), 16, count)

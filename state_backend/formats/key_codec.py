@@ -1,4 +1,4 @@
-"""Keys as bytes whose ``memcmp`` order is Spark's ascending order, nulls first, and none of which is a prefix of another.
+"""Codec of keys. The ``memcmp`` order of the bytes is Spark's ascending order, nulls first, and no key is a prefix of another key.
 
     key     column …
     column  0x00 null

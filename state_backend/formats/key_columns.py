@@ -1,4 +1,4 @@
-"""Columns of keys as bytes, and back: for many rows what ``KeyCodec`` does for one; its module draws the bytes.
+"""Codec of columns of keys: many keys of ``KeyCodec`` at a time. The module of ``KeyCodec`` draws the bytes.
 
 Numbers of one width, flags and terminators are pieces that NumPy packs; the bytes of strings are joined in by Arrow, and cut
 out again at their terminators. Arrays and structs go through ``KeyCodec``, value by value.

@@ -58,8 +58,10 @@ SETTLED_COMMITS = "settled/commits/"
 SETTLED_ATTEMPTS = "settled/attempts/"
 NAMES = "settled/names/"
 SETTLED_DAYS = (1, 32, 1024, 32_768, 4_000_000)
-"""A settled commit lies in a folder for the period in which its interval starts. Periods are as many days long as the shortest of
-these that the interval is not longer than, so that a question about some interval is answered by two or three folders a length."""
+"""Lengths, in days, of the periods with a folder of settled commits.
+
+A settled commit is in the folder of the period in which its interval starts. The length is the shortest that is not below the interval's. So a
+query for an interval lists two or three folders of each length."""
 SAVEPOINT_RECORD = "savepoint.json"
 CLAIM = "claimed.json"
 TRIALS = ".trials"

@@ -1,4 +1,4 @@
-"""Columns of state values as bytes, and back: for many rows what ``RowCodec`` does for one; its module draws the bytes.
+"""Codec of columns of state values: many rows of ``RowCodec`` at a time. The module of ``RowCodec`` draws the bytes.
 
 Rows of an all-fixed schema are one structured array. In front of variable-width fields the same array holds header, bitmap
 and fixed region; Arrow joins lengths and bytes behind it, and cuts them out again. Arrays, maps and structs go through

@@ -1,4 +1,4 @@
-"""What may change in a state's schema, and how entries of older versions read as the latest.
+"""Allowed changes of a state's schema, and conversion of entries of older versions.
 
     entry    u8 format | u8 schema version | body        (row_codec.py draws the body)
 
@@ -15,8 +15,8 @@ with its version, and rewriting all state on a deploy would cost its whole size.
     decimal(p,s) -> decimal(p',s')              themselves, with s' digits; s' >= s and p'-s' >= p-s
     NOT NULL -> nullable                        themselves
 
-The same holds inside structs, array elements and map values. Each step is exact, so that a value does not depend on how
-many versions it went through. Keys of maps are compared byte by byte in the digest and never change.
+The same holds inside structs, array elements and map values. Each step is exact. So a value does not depend on the
+number of versions between. Keys of maps are compared byte by byte in the digest and never change.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _any_version(
 
     def older(data: bytes) -> ReadRow:
         if len(data) < 2 or data[0] != FORMAT:
-            return decode_latest  # says what it is not
+            return decode_latest  # raises an error that names the format
         version = data[1]
         if version not in recorded:
             raise CorruptFile(
@@ -200,7 +200,7 @@ def _any_version(
 def _older_reader(
     state_name: str, version: int, chain: Sequence[StructType], struct_factory: StructFactory | None, zone: tzinfo
 ) -> ReadRow:
-    # Nested structs come as tuples from here; what the caller's factory makes may not be indexable.
+    # Nested structs are tuples here, because the objects of the caller's factory may not be indexable.
     decode = RowCodec(state_name, chain[0], version, zone=zone).decode
     convert = _row_conversion(chain, struct_factory)
     return decode if convert is None else lambda data: convert(decode(data))

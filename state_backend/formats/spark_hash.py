@@ -1,4 +1,4 @@
-"""Spark SQL's ``xxhash64``, so that Python and SQL agree on the key group of a key.
+"""Spark SQL's ``xxhash64``: Python and SQL must compute the same key group of a key.
 
     seed 42; columns left to right, each hash seeding the next; a null leaves the hash as it is
     boolean (as 0 or 1), byte, short, integer, date   4 bytes, little-endian

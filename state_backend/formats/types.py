@@ -1,4 +1,4 @@
-"""Spark SQL types, as ``StructType.jsonValue()`` gives them, and the Python values that they hold.
+"""Spark SQL types, parsed from ``StructType.jsonValue()``, and their Python values.
 
 Codecs and hash share one step between a user's Python value and bytes, the *physical* value:
 
@@ -12,10 +12,10 @@ Codecs and hash share one step between a user's Python value and bytes, the *phy
     timestamp_ntz                       int, µs since 1970-01-01        naive datetime
     decimal(p,s)                        int, unscaled                   Decimal with s fractional digits
     array<t> | map<k,v>                 list | list of (k, v)           list | dict
-    struct                              tuple, in schema order          tuple, or what ``struct_factory`` makes
+    struct                              tuple, in schema order          tuple, or an object of ``struct_factory``
 
-``to_physical`` makes the casts that Spark makes right, and refuses the others: Spark stores NULL or a wrong value for those
-without a word, which shows months later.
+``to_physical`` makes the casts that Spark makes without loss, and refuses the others. For those Spark stores NULL or a wrong value without
+an error, and users notice months later.
 
     string          bool ("true"), int, float (as Java writes it), Decimal
     binary          str, as UTF-8
@@ -66,13 +66,13 @@ class AtomicType:
         return _SQL_NAMES.get(self.name, self.name)
 
     def to_json(self) -> Json:
-        """As Spark's ``jsonValue()`` has it."""
+        """Return the type's part of Spark's ``jsonValue()``."""
         return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class DecimalType:
-    """1 <= precision <= 38, 0 <= scale <= precision."""
+    """A decimal type, with 1 <= precision <= 38 and 0 <= scale <= precision."""
 
     precision: int
     scale: int
@@ -81,7 +81,7 @@ class DecimalType:
         return f"decimal({self.precision},{self.scale})"
 
     def to_json(self) -> Json:
-        """As Spark's ``jsonValue()`` has it."""
+        """Return the type's part of Spark's ``jsonValue()``."""
         return str(self)
 
 
@@ -94,7 +94,7 @@ class ArrayType:
         return f"array<{self.element}>"
 
     def to_json(self) -> Json:
-        """As Spark's ``jsonValue()`` has it."""
+        """Return the type's part of Spark's ``jsonValue()``."""
         return {"type": "array", "elementType": self.element.to_json(), "containsNull": self.contains_null}
 
 
@@ -108,15 +108,17 @@ class MapType:
         return f"map<{self.key}, {self.value}>"
 
     def to_json(self) -> Json:
-        """As Spark's ``jsonValue()`` has it."""
+        """Return the type's part of Spark's ``jsonValue()``."""
         key, value = self.key.to_json(), self.value.to_json()
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": self.value_contains_null}
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedType:
-    """A Spark type that neither state nor keys can hold; ``why`` completes "can't be stored: …". It is part of the tree,
-    so that whoever refuses it can say whose field it is."""
+    """A Spark type that neither state nor keys can hold; ``why`` completes "can't be stored: …".
+
+    The tree keeps the type, because the code that refuses the type then knows the field.
+    """
 
     name: str
     why: str
@@ -126,13 +128,13 @@ class UnsupportedType:
         return self.name
 
     def to_json(self) -> Json:
-        """What it was made of."""
+        """Return the JSON that the type was parsed from."""
         return json.loads(self.json_text)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Metadata (comments, defaults) is carried along, but two fields that differ in nothing else are equal."""
+    """A field of a struct. Metadata (comments, defaults) are kept, but do not count for equality."""
 
     name: str
     type: DataType
@@ -152,11 +154,11 @@ class StructType:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields' names, in order."""
+        """Return the fields' names, in order."""
         return tuple(f.name for f in self.fields)
 
     def to_json(self) -> Json:
-        """The inverse of ``parse_struct``."""
+        """Return Spark's ``jsonValue()`` of the struct: the inverse of ``parse_struct``."""
         return {
             "type": "struct",
             "fields": [
@@ -170,10 +172,10 @@ DataType = AtomicType | DecimalType | ArrayType | MapType | StructType | Unsuppo
 
 
 def parse_struct(json_value: Mapping[str, Json]) -> StructType:
-    """Spark's ``StructType.jsonValue()`` as a tree. Types that can't be stored become ``UnsupportedType``: the codecs
-    refuse them, since they know whose they are.
+    """Parse Spark's ``StructType.jsonValue()``. Types that can't be stored become ``UnsupportedType``, which the codecs refuse.
 
-    Raises: StateSchemaError for what is no such JSON, or names a field twice.
+    Raises:
+        StateSchemaError: The JSON is no struct's, or names a field twice.
     """
     try:
         parsed = _parse(json_value, "", {})
@@ -187,8 +189,11 @@ def parse_struct(json_value: Mapping[str, Json]) -> StructType:
 
 
 def _parse(value: Json, path: str, collations: Mapping[str, str]) -> DataType:
-    """Source: Spark's DataType.parseDataType. A collation hides in the metadata of the nearest field, under the path from
-    there (``name``, ``name.element``, ``name.key``), while the type itself says just "string"."""
+    """Parse a type. Source: Spark's DataType.parseDataType.
+
+    The type's own JSON is just "string" for a string with a collation. The collation is in the metadata of the nearest field, under the path from
+    this field (``name``, ``name.element``, ``name.key``).
+    """
     if isinstance(value, str):
         if value == "string" and path in collations:
             return _unsupported(f"string collate {collations[path]}", value)
@@ -236,8 +241,10 @@ def _unsupported(name: str, value: Json) -> UnsupportedType:
 
 
 def names_and_types(data_type: DataType) -> DataType:
-    """The type with everything nullable and without comments. Two key schemas that are equal in this have the same key groups and the
-    same bytes for every key: NOT NULL and comments only say what values come."""
+    """Return the type with all parts nullable and without comments.
+
+    Two key schemas with equal results have the same key groups and the same bytes for every key.
+    """
     match data_type:
         case ArrayType(element):
             return ArrayType(names_and_types(element))
@@ -249,7 +256,7 @@ def names_and_types(data_type: DataType) -> DataType:
 
 
 def with_nulls_of(data_type: DataType, other: DataType) -> DataType:
-    """The type, nullable also wherever the other is. Both are equal in ``names_and_types``, but for the case of names."""
+    """Return the type, nullable also where ``other`` is. Both have equal ``names_and_types``, except for the case of names."""
     match data_type, other:
         case ArrayType(element, contains_null), ArrayType(of, may_be_null):
             return ArrayType(with_nulls_of(element, of), contains_null or may_be_null)
@@ -266,7 +273,7 @@ def with_nulls_of(data_type: DataType, other: DataType) -> DataType:
 
 
 def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
-    """The type and all inside it, each with its dotted path: ``a``, ``a.element``, ``a.key``, ``a.b``."""
+    """Yield the type and all types inside, each with its dotted path: ``a``, ``a.element``, ``a.key``, ``a.b``."""
     yield path, data_type
     dot = f"{path}." if path else ""
     if isinstance(data_type, ArrayType):
@@ -283,8 +290,9 @@ def walk(data_type: DataType, path: str = "") -> Iterator[tuple[str, DataType]]:
 
 
 class Misfit(TypeError):
-    """A value does not fit its type. Gathers the path (``.b[3].key``) on its way out; the codec makes the error that users
-    see. ``text`` follows the path directly."""
+    """A value that does not fit its type. Collects the path (``.b[3].key``) on its way out; the codec makes the error that users see. ``text``
+    follows the path directly.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -292,17 +300,17 @@ class Misfit(TypeError):
         self.path = ""
 
     def at(self, step: str) -> Misfit:
-        """The same error, seen from one step further out."""
+        """Return the error with one more step before its path."""
         self.path = step + self.path
         return self
 
     def message(self, owner: str, member: str) -> str:
-        """``state 'x' field 'a.b': expected bigint, found str 'y'``, for owner "state 'x'" and member "field"."""
+        """Return ``state 'x' field 'a.b': expected bigint, found str 'y'``, for owner "state 'x'" and member "field"."""
         return f"{owner}{f' {member} {self.path[1:]!r}' if self.path else ''}{self.text}"
 
 
 def shortened(value: object) -> str:
-    """At most 80 characters of its repr."""
+    """Return at most 80 characters of a value's repr."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -312,15 +320,18 @@ def _misfit(expected: object, value: object, why: str = "") -> Misfit:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars and arrays as Python values. Source: pyspark's ``_normalize_state_value``."""
+    """Convert NumPy scalars and arrays to Python values. Source: pyspark's ``_normalize_state_value``."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def to_physical(data_type: DataType, zone: tzinfo = UTC) -> Convert:
-    """A function from a non-null Python value to its physical value. ``zone``: the zone of naive datetimes that are
-    given for a timestamp.
+    """Return a function from a non-null Python value to its physical value.
 
-    Raises: Misfit, for None too.
+    Args:
+        zone: The zone of naive datetimes for a timestamp.
+
+    Raises:
+        Misfit: The function gets a value that does not fit, or None.
     """
     match data_type:
         case AtomicType(name) if name in INTEGER_BITS:
@@ -400,7 +411,7 @@ def _from_float(expected: AtomicType) -> Convert:
 
 
 def _widened(expected: AtomicType, value: int) -> float:
-    """An int as the float that equals it; those beyond the mantissa may have none."""
+    """Return the float that equals an int. Ints beyond the mantissa may have no such float."""
     try:
         widened = float(value)
         if expected.name == "float":
@@ -432,8 +443,10 @@ def _from_str(value: Any) -> bytes:
 
 
 def java_text(value: float) -> str:
-    """A double as Java's ``Double.toString`` writes it: the shortest digits that give it back, scientific below 10^-3 and
-    from 10^7 on. Source: JDK 19 and later; older ones write a digit more of some values."""
+    """Write a double as Java's ``Double.toString``: its shortest digits, scientific below 10^-3 and from 10^7 on.
+
+    Source: JDK 19 and later. Older JDKs write one more digit of some values.
+    """
     if value != value:  # noqa: PLR0124
         return "NaN"
     if value in (float("inf"), float("-inf")):
@@ -511,8 +524,10 @@ def _micros(delta: timedelta) -> int:
 
 
 def _plain_datetime(expected: DataType, value: Any) -> datetime:
-    """pandas and pendulum subclass datetime, with their own subtraction. Nanoseconds are dropped, as PySpark does; NaT
-    differs from itself."""
+    """Convert pandas' and pendulum's datetimes, which have their own subtraction, to plain datetimes.
+
+    Nanoseconds are dropped, as in PySpark. NaT differs from itself.
+    """
     plain = _plain(value)
     if not isinstance(plain, datetime) or plain != plain:  # noqa: PLR0124
         raise _misfit(expected, value)
@@ -593,8 +608,10 @@ _PANDAS_NULLS = ("NaTType", "NAType")
 
 
 def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = False) -> Callable[[Any], list[Any]]:
-    """A function from a row to the list of its physical values. A dict is taken by name, any other iterable by position;
-    a nested struct may also be an object whose attributes have the fields' names."""
+    """Return a function from a row to the list of its physical values.
+
+    A dict is read by name, another iterable by position. A nested struct may also be an object with the fields' names as attributes.
+    """
     converts = [to_physical(f.type, zone) for f in expected.fields]
     nullables = [f.nullable for f in expected.fields]
     names, size = expected.names, len(expected.fields)
@@ -624,8 +641,7 @@ def row_to_physical(expected: StructType, zone: tzinfo = UTC, *, nested: bool = 
 
 
 def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]:
-    """The values of a row that is neither tuple nor list. A dict may lack fields (null, as in PySpark), but not have
-    others: that is a typo."""
+    """Return the values of a row that is neither tuple nor list. A dict may lack fields (null, as in PySpark). An unknown field is refused as a typo."""
     if isinstance(value, dict):
         if unknown := set(value) - set(expected.names):
             raise _misfit(expected, value, f"no such field: {', '.join(sorted(map(repr, unknown)))}")
@@ -651,9 +667,11 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
 
 
 def to_python(data_type: DataType, struct_factory: StructFactory | None = None, zone: tzinfo = UTC) -> Convert | None:
-    """A function from a non-null physical value to the Python value, or None where they are the same. It raises ValueError
-    or OverflowError for what ``to_physical`` can't have made. ``struct_factory(names)(values)`` makes nested structs;
-    instants become wall time in ``zone``."""
+    """Return a function from a non-null physical value to the Python value; None if both are the same.
+
+    The function raises ValueError or OverflowError for a value that ``to_physical`` never returns. ``struct_factory(names)(values)`` makes
+    nested structs. Instants become wall time in ``zone``.
+    """
     match data_type:
         case AtomicType("string"):
             return bytes.decode

@@ -1,8 +1,8 @@
-"""Puts the rows of one shard in order in its task, where Spark only brought them there.
+"""Sort of the rows of one shard in its task.
 
 A job gets the rows as if Spark had sorted them (`routing` draws the columns): the tick first, then by key group, key, kind, ``order_by``
-and all other columns, and at last by which of their floats are -0.0. docs/benchmarks.md has what that costs. `row_order` says it for the
-JVM, which still sorts rows that have a column of a type that only Spark can order.
+and all other columns, and last by which of their floats are -0.0. docs/design.md compares the costs with Spark's sort. Spark still sorts
+rows that have a column of a type that only Spark can order (`row_order`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Arrangement:
         given = len(ticks)
         yield from map(self._laid_out, ticks[:given])
         yield from map(self._laid_out, chain(head, sorted_rows))
-        yield from map(self._laid_out, ticks[given:])  # of another shard: whoever counts them raises
+        yield from map(
+            self._laid_out, ticks[given:]
+        )  # a tick of another shard: the job counts its ticks and raises an error
 
     def _without_ticks(
         self, batches: Iterable[pa.RecordBatch], ticks: list[pa.RecordBatch]

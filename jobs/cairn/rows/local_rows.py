@@ -68,7 +68,7 @@ def route_locally(
     if initial is not None:
         parts.append(_Part(initial, INITIAL, initial_key or key, initial.schema.names, max_parallelism))
     firsts = [range_of(shard, parallelism, max_parallelism).first for shard in range(parallelism)]
-    # A tick has neither key nor row: nulls come first.
+    # A tick has no key and no row. Nulls sort first.
     nothing = tuple((0,) for _ in key)
     places = [(first, nothing, TICK, (), -1) for first in firsts]
     for part in parts:
@@ -77,7 +77,7 @@ def route_locally(
     return [_batches(part_of, parts) for part_of in _by_shard(places, parallelism, max_parallelism)]
 
 
-# (key group, key, kind, what orders the rows of one key, position among the rows of its kind)
+# (key group, key, kind, sort key within the key, position among the rows of its kind)
 _Place = tuple[int, tuple[Any, ...], int, tuple[Any, ...], int]
 
 

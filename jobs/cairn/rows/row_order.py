@@ -1,9 +1,8 @@
 """A total order of rows, for columns of every type that reaches Python, in Spark's JVM.
 
 Spark's own order has ties between values that differ: 0.0 and -0.0, strings that are equal under their collation. Maps, variants
-and places have no order at all. A processor that keeps the last row of a key would end in
-another state whenever such rows change places. So rows are sorted by Spark's order, where there is one, and ties by what tells
-them apart:
+and places have no order at all. The state of a processor that keeps the last row of a key would change whenever such rows change places. So
+rows are sorted by Spark's order, where Spark has an order, and ties by an expression that differs between different values:
 
     type                                          Spark's order             ties
     float, double                                 by value, NaN last        whether it is -0.0: one bit per column
@@ -12,8 +11,7 @@ them apart:
     geography, geometry                           none                      SRID and WKB
     array, struct                                 element by element        element by element
 
-No step depends on the session's time zone or ANSI mode. Expressions are evaluated for rows that all columns before them leave equal,
-so that most rows cost nothing. Only variants, and values of user-defined types, are sent through Python for their bytes.
+No step depends on the session's time zone or ANSI mode. Spark evaluates an expression only for rows that are equal in all columns before, which few rows are. Only variants, and values of user-defined types, are sent through Python for their bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ from pyspark.sql.types import (
 )
 
 MASK_BITS = 62
-# What Python orders as the JVM does.
+# Types that Python orders as the JVM does.
 _IN_PYTHON = (
     BooleanType,
     ByteType,

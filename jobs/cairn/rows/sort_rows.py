@@ -1,7 +1,7 @@
-"""Rows of one shard in a total order, in bounded memory, by columns of Arrow.
+"""Total order of the rows of one shard, in bounded memory, by columns of Arrow.
 
-The rows are sorted by one column after the other, and each further column is looked at for rows only that all before it leave equal.
-A column becomes one or more passes of whole numbers that sort as its values do:
+The rows are sorted by one column after the other. Each further column is read only for rows that are equal in all columns before. A column
+becomes one or more passes of integers that sort as the column's values do:
 
     type                                  passes                             order
     boolean, integers, dates, times       the number                         by value
@@ -10,9 +10,9 @@ A column becomes one or more passes of whole numbers that sort as its values do:
     string, binary                        eight bytes, eight more, its size or rank     by bytes
     any, with nulls                       whether it is there, first         nulls first
 
-What exceeds ``most_bytes`` is sorted in runs, each a file of Arrow's IPC format in the task's folder. Of each run the
-next rows are read, all sorted together, and put out up to the first row behind which a run has more than was read. Where rows are so
-large that one of each run would not fit, a few runs at a time are merged into a longer one first.
+Rows beyond ``most_bytes`` are sorted in runs, each a file of Arrow's IPC format in the task's folder. A merge reads the next rows of each
+run and sorts them together. It yields them up to the first row that an unread row may precede. If rows are so large that memory can't hold
+one row of each run, a few runs at a time are merged into a longer run first.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ import pyarrow.compute as pc
 from state_backend.formats.arrow_columns import binary_views, valid_rows
 
 MIB = 1024 * 1024
-# What one shard's rows may take before they are written to a run. They are held once as they came and once in one piece.
+# Bytes of a shard's rows in memory before they are written to a run. Memory holds the rows twice: as batches, and in one piece.
 SORT_BYTES = 64 * MIB
-# As many rows as Spark puts into a batch; fewer where they are large.
+# Rows of a batch: as many as in Spark's batches, and fewer if the rows are large.
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
 # A run is read by pieces of this size, at least one row at a time.
 _PIECE_OF_RUN_BYTES = MIB // 4
-# So many runs are merged at once, however large their rows are.
+# The least number of runs that are merged at once, for rows of any size.
 _LEAST_MERGED = 2
 
 Positions = npt.NDArray[np.int64]
@@ -170,7 +170,7 @@ def _ordered_bits(column: pa.Array) -> npt.NDArray[np.int64]:
 def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
     offsets, raw = binary_views(column)
     starts, sizes = offsets[:-1].astype(np.int64), _zero_where_null(np.diff(offsets), column)
-    # Behind the last value there is nothing to read eight bytes of.
+    # The last place with eight bytes to read.
     last = max(len(raw) - _PIECE_BYTES, 0)
     everywhere = np.ndarray((last + 1,), ">u8", raw.data, 0, (1,)) if len(raw) >= _PIECE_BYTES else None
 
@@ -182,11 +182,11 @@ def _passes_of_bytes(column: pa.Array) -> Iterator[_Pass]:
                 return np.array(
                     [int.from_bytes(_padded(raw, b, n)) for b, n in zip(begin, left, strict=True)], np.uint64
                 )
-            # Where fewer than eight are left to the end of all, an earlier place is read and what comes before is shifted out.
+            # Near the end of the data, eight bytes are read from an earlier place, and the bytes before the value are shifted out.
             read = np.minimum(begin, last)
             found = everywhere[read].astype(np.uint64) << (np.minimum(begin - read, 7) * 8).astype(np.uint64)
             unused = ((_PIECE_BYTES - left) * 8).astype(np.uint64)
-            # A shift by 64 is none.
+            # At most 63 bits are shifted. Where no byte is left, the value is 0.
             return np.where(left > 0, found >> np.minimum(unused, 63) << np.minimum(unused, 63), np.uint64(0))
 
         return values
@@ -312,7 +312,7 @@ def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: in
     """Yield the rows of sorted runs, sorted, some at a time."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
-        # What is looked at is copied into one piece, and once more when it is put in order.
+        # The rows read ahead are copied twice: into one piece, and into sorted order.
         ahead_bytes = max(1, most_bytes // (4 * len(runs)))
         while True:
             for run in runs:
@@ -327,11 +327,11 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
     """Yield the first rows that were read of the runs, up to the first row that an unread row may precede. The runs keep the other rows."""
     counts = np.array([run.rows.num_rows for run in runs])
     pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
-    # In memory once: the runs keep parts of the pool.
+    # The runs keep slices of the pool, because memory must hold the rows only once.
     for run, end in zip(runs, np.cumsum(counts).tolist(), strict=True):
         run.rows = pa.Table.from_batches([pool.slice(end - run.rows.num_rows, run.rows.num_rows)])
     order = total_order(columns_of(pool), pool.num_rows)
-    # Behind these rows there are more, which may come before what follows these in the pool.
+    # The last row that was read of each unfinished run: an unread row may precede every row behind it.
     is_last = np.zeros(pool.num_rows, bool)
     is_last[(np.cumsum(counts) - 1)[[not run.is_read for run in runs]]] = True
     lasts = np.flatnonzero(is_last[order])

@@ -86,7 +86,7 @@ def _described(found: importlib.metadata.Distribution) -> InstalledDistribution:
     record, wheel = found.read_text("RECORD"), found.read_text("WHEEL") or ""
     digest = ""
     if record is not None:
-        # Not the scripts, nor what an installer adds of its own: that differs between hosts.
+        # Without scripts and files that an installer adds: these differ between hosts.
         code = sorted((row[0], row[1]) for row in csv.reader(record.splitlines()) if row and row[0].endswith(_CODE))
         lines = "".join(f"{path}\0{sha256}\n" for path, sha256 in code if not path.startswith(("..", "/")))
         digest = hashlib.sha256(lines.encode()).hexdigest()

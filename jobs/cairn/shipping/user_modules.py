@@ -28,7 +28,7 @@ import state_backend
 from cairn.shipping.distributions import InstalledDistribution, distribution_of
 from state_backend.values.errors import UsageError
 
-# What runs in Airflow: a DAG's module may import it beside its pipeline, and no worker needs it.
+# Runs in Airflow. A DAG's module may import it beside its pipeline, but no worker needs it.
 _OPERATORS = "cairn_operators"
 # A task refuses to run beside another version of it by other means.
 _SPARK = {"pyspark", "py4j"}
@@ -141,7 +141,7 @@ class _Search:
 
     def _unloaded_spec(self, name: str) -> ModuleSpec | None:
         if name == "__main__":
-            return None  # a notebook; what lies in a file of that name is something else
+            return None  # a notebook: a file named __main__ is another module
         parent = name.rpartition(".")[0]
         path = None
         if parent:

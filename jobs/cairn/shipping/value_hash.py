@@ -26,9 +26,9 @@ from pyspark.core.broadcast import Broadcast
 
 from state_backend.values.errors import UsageError
 
-# Members of a class that Python makes, or that say nothing of what it does.
+# Members of a class that Python adds, or that do not affect the class's behaviour.
 _MADE = {"__dict__", "__weakref__", "__module__", "__doc__", "__abstractmethods__", "_abc_impl", "__qualname__"}
-# Of PySpark only values have a state of their own; the rest stands for something in a JVM or on a server.
+# PySpark's values. Its other objects stand for objects in a JVM or on a server.
 _PYSPARK_VALUES = ("pyspark.sql.types", "pyspark.sql.streaming", "pyspark.storagelevel", "pyspark.accumulators")
 
 
@@ -59,7 +59,7 @@ class ValueHasher:
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        # By identity: the depth of what is being hashed, so that a cycle ends, and the hashes of what is done.
+        # By identity: the depth of each value that is being hashed, which ends a cycle, and the hash of each finished value.
         self._open: dict[int, int] = {}
         self._done: dict[int, bytes] = {}
         self._kept: list[Any] = []
@@ -218,7 +218,7 @@ class ValueHasher:
                     raise _refused(path, value, f"{type(error).__name__}: {error}") from None
                 return _hash("broadcast", self.digest(held, f"{path}.value"))
             case Accumulator():
-                # What it has counted so far is no input.
+                # The accumulator's count is no input.
                 return _hash("accumulator", self.digest(value.accum_param, f"{path}.accum_param"))
         return None
 

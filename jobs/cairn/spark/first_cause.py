@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from state_backend.values import errors
 from state_backend.values.errors import CairnError
 
-# At the margin: what is indented is a note's, and may name other errors.
+# Without indentation: an indented line belongs to a note, which may name other errors.
 _RAISED = re.compile(r"^state_backend\.values\.errors\.(\w+): (.*)$", re.MULTILINE)
-# What this project imports in a worker; what the user's code lacks there is told by the processor's own error.
+# Packages that this project imports in a worker. The processor's own error names packages that the user's code lacks.
 _MISSING = re.compile(
     r"ModuleNotFoundError: No module named '(cairn|state_backend|rocksdict|google_crc32c|google|xxhash|pydantic|pyarrow|pandas|numpy)\b"
 )
-# Where Spark's own text goes on behind what the worker reported.
+# Begins Spark's own text behind the worker's report.
 _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|Driver stacktrace)")
 
 
@@ -42,7 +42,7 @@ def first_cause() -> Iterator[None]:
                     "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
                 ) from error
             raise
-        # The last one is what reached Spark; what caused it stands above it.
+        # The last error reached Spark. Its causes are above.
         last = found[-1]
         translated = getattr(errors, last[1], CairnError)(last[2].strip())
         rest = text[last.end() :]

@@ -54,7 +54,7 @@ _LOST = (
     "stopped SparkContext",
 )
 # Spark itself ends an operation whose client is gone after `spark.connect.execute.manager.detachedTimeout` (5 minutes), so
-# what is older than this still runs only if its driver does.
+# an older operation still runs only if its driver does.
 _HOURS_BACK = 24
 # At most this many sessions of one name in an hour. A Connect server closes a session that was idle for its timeout (default: 1 h).
 # With a timeout of one minute a server closes up to 60 sessions in an hour.
@@ -129,7 +129,7 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
     Source: SPARK-47764, SPARK-52777.
     """
     remote = type(spark).__module__.startswith("pyspark.sql.connect")
-    # A session of its own looks at it where a query is made, a server where it is run.
+    # A classic session reads the setting when the frame is made, a server when the query runs.
     with _set(spark, f"spark.sql.{'connect' if remote else 'classic'}.shuffleDependency.fileCleanup.enabled", "true"):
         frame: Any = made()
         found: list[Row] | None = frame.collect() if remote else None
@@ -155,7 +155,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         allowed = False
     yield
     if allowed:
-        # What ran within has succeeded, also if the server is gone since.
+        # The block has succeeded, even if the server is gone now.
         with suppress(Exception):
             spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
@@ -164,7 +164,7 @@ def _send_runtime(session: SparkSession) -> None:
     """Send this project's own modules to the executors, in the driver's version. Compiled packages must be installed there."""
     from cairn.shipping.user_modules import runtime_archive
 
-    # Executors fetch it from this file whenever they start, so that it stays as long as this process.
+    # Executors fetch the archive whenever they start. So the file stays as long as this process.
     folder = tempfile.mkdtemp(prefix="cairn-runtime-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = Path(folder, "cairn-runtime.zip")
