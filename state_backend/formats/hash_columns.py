@@ -67,6 +67,30 @@ def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes
     return hashes
 
 
+def _rotate(x: Hashes, bits: Any, spare: npt.NDArray[np.uint64]) -> None:
+    """Rotate to the left, in place."""
+    left = spare if x.ndim == 2 else spare[0]
+    np.left_shift(x, bits, out=left)
+    x >>= _U64(64) - bits
+    x |= left
+
+
+def _scramble(x: Hashes, spare: npt.NDArray[np.uint64]) -> Hashes:
+    """Apply one round of an accumulator that was 0, in place."""
+    x *= _P2
+    _rotate(x, _U64(31), spare)
+    x *= _P1
+    return x
+
+
+def _avalanche(h: Hashes, spare: npt.NDArray[np.uint64]) -> None:
+    """Spread each bit over all bits, in place: the last step of the hash."""
+    for bits, prime in ((33, _P2), (29, _P3), (32, 1)):
+        np.right_shift(h, _U64(bits), out=spare[0])
+        h ^= spare[0]
+        h *= prime
+
+
 def _hash_block(
     h: Hashes,
     raw: npt.NDArray[np.uint8],
@@ -86,20 +110,6 @@ def _hash_block(
         into[...] = np.ndarray(shape, "<u8" if four else f"<u{width}", raw.data, start + at, strides)
         return into
 
-    def rotate(x: Hashes, bits: Any) -> None:
-        """To the left, in place."""
-        left = spare if x.ndim == 2 else spare[0]
-        np.left_shift(x, bits, out=left)
-        x >>= _U64(64) - bits
-        x |= left
-
-    def scramble(x: Hashes) -> Hashes:
-        """In place, as an accumulator that was 0 takes it in."""
-        x *= _P2
-        rotate(x, _U64(31))
-        x *= _P1
-        return x
-
     at = 0
     if length >= 32:
         np.add(base, np.array([[first & _MASK] for first in (_P1 + _P2, _P2, 0, -_P1)], np.uint64), out=lanes)
@@ -107,13 +117,13 @@ def _hash_block(
             taken = read(at, 32)
             taken *= _P2
             lanes += taken
-            rotate(lanes, _U64(31))
+            _rotate(lanes, _U64(31), spare)
             lanes *= _P1
             at += 32
         words[:] = lanes
-        rotate(words, np.array([[1], [7], [12], [18]], np.uint64))
+        _rotate(words, np.array([[1], [7], [12], [18]], np.uint64), spare)
         words.sum(axis=0, out=h)
-        for lane in scramble(lanes):
+        for lane in _scramble(lanes, spare):
             h ^= lane
             h *= _P1
             h += _P4
@@ -121,8 +131,8 @@ def _hash_block(
         np.add(base, _U64(_P5), out=h)
     h += _U64(length)
     while at + 8 <= length:
-        h ^= scramble(read(at, 8))
-        rotate(h, _U64(27))
+        h ^= _scramble(read(at, 8), spare)
+        _rotate(h, _U64(27), spare)
         h *= _P1
         h += _P4
         at += 8
@@ -130,7 +140,7 @@ def _hash_block(
         taken = read(at, 4)
         taken *= _P1
         h ^= taken
-        rotate(h, _U64(23))
+        _rotate(h, _U64(23), spare)
         h *= _P2
         h += _P3
         at += 4
@@ -138,10 +148,7 @@ def _hash_block(
         taken = read(at, 1)
         taken *= _P5
         h ^= taken
-        rotate(h, _U64(11))
+        _rotate(h, _U64(11), spare)
         h *= _P1
         at += 1
-    for bits, prime in ((33, _P2), (29, _P3), (32, 1)):
-        np.right_shift(h, _U64(bits), out=spare[0])
-        h ^= spare[0]
-        h *= prime
+    _avalanche(h, spare)

@@ -89,7 +89,43 @@ def from_streaming_checkpoint(
         pipeline, path, [frame for _, _, frame in frames] + ([timers] if timers is not None else [])
     )
     coordinator, attempt = coordinator_of(pipeline, root), str(uuid.uuid4())
-    content = Content(
+    content = _content(
+        pipeline,
+        interval,
+        attempt,
+        states,
+        key_schema,
+        _time(spark, pipeline, interval, path, batch),
+        {"streaming_checkpoint": path, "batch": batch},
+    )
+    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
+    job = ImportJob(
+        root=join_url(root, pipeline.name), source=path, h0=begun.h0, content=content, engine=pipeline.engine
+    )
+    keyed = _with_key_groups(pipeline, frames, timers, path)
+    with first_cause():
+        placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
+        job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
+    coordinator.commit(attempt)
+    coordinator.clean_up()
+    record = coordinator.record(interval.end)
+    log.info(
+        "%s: checkpoint %d is batch %d of the streaming query in %s: the state at the end of %s, %d entries",
+        *(pipeline.name, record.id, batch, path, interval, record.content.totals.entries),
+    )
+    return record
+
+
+def _content(
+    pipeline: Pipeline,
+    interval: Interval,
+    attempt: str,
+    states: tuple[StateDescriptor, ...],
+    key_schema: StructType,
+    time: LogicalTime,
+    position: dict[str, Any],
+) -> Content:
+    return Content(
         kind="restore",
         pipeline=pipeline.name,
         pipeline_start_ms=to_ms(pipeline.start),
@@ -102,13 +138,8 @@ def from_streaming_checkpoint(
         max_parallelism=pipeline.max_parallelism,
         key_schema=key_schema.jsonValue(),
         states=states,
-        time=LogicalTime(
-            mode=pipeline.time_mode,
-            processing_time_ms=interval.end_ms,
-            watermark_ms=_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
-            late_watermark_ms=_late_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
-        ),
-        source_position={"streaming_checkpoint": path, "batch": batch},
+        time=time,
+        source_position=position,
         code_hash=code_hash(pipeline.processor, pipeline.name),
         totals=NO_TOTALS,
         digest=0,
@@ -118,10 +149,21 @@ def from_streaming_checkpoint(
         worker_pids=(),
         retention=pipeline.retention,
     )
-    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
-    job = ImportJob(
-        root=join_url(root, pipeline.name), source=path, h0=begun.h0, content=content, engine=pipeline.engine
+
+
+def _time(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: str, batch: int) -> LogicalTime:
+    return LogicalTime(
+        mode=pipeline.time_mode,
+        processing_time_ms=interval.end_ms,
+        watermark_ms=_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
+        late_watermark_ms=_late_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
     )
+
+
+def _with_key_groups(
+    pipeline: Pipeline, frames: list[tuple[int, StateDescriptor, DataFrame]], timers: DataFrame | None, path: str
+) -> list[DataFrame]:
+    """Return the entries of all states and timers, each with its key group."""
     rows = [_entries(frame, n, descriptor, path) for n, descriptor, frame in frames]
     if timers is not None:
         packed = F.array_sort(F.collect_list("expiration_timestamp_ms"))
@@ -129,18 +171,7 @@ def from_streaming_checkpoint(
     key_group = F.pmod(
         F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key]), F.lit(pipeline.max_parallelism)
     )
-    keyed = [frame.withColumn("__key_group", key_group.cast("int")) for frame in rows]
-    with first_cause():
-        placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
-        job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
-    coordinator.commit(attempt)
-    coordinator.clean_up()
-    record = coordinator.record(interval.end)
-    log.info(
-        "%s: checkpoint %d is batch %d of the streaming query in %s: the state at the end of %s, %d entries",
-        *(pipeline.name, record.id, batch, path, interval, record.content.totals.entries),
-    )
-    return record
+    return [frame.withColumn("__key_group", key_group.cast("int")) for frame in rows]
 
 
 class _StateReader:
