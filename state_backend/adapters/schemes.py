@@ -37,7 +37,7 @@ SCHEMES = {
         module="state_backend.adapters.gcs_storage",
         form="gs://bucket/prefix",
         over_network=True,
-        needs=("google", "Google's client", "pip install 'cairn[gcs]'"),
+        needs=("google", "Google's client", "pip install './cairn_state-0.1.0-py3-none-any.whl[gcs]'"),
     ),
     "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
 }
