@@ -25,6 +25,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
+from cairn.pipeline import Interval
 from cairn.testing import PipelineTester
 from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint import sweep
@@ -45,6 +46,7 @@ BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
 RUN = {
+    "cairn status": HERE + "test_the_first_screen_of_the_readme_is_what_status_says",
     "airflow backfill create --dag-id aircraft --from-date 2013-01-01 --to-date 2013-01-14 --max-active-runs 1 "
     "--reprocess-behavior completed": "not run: 14 days through Airflow; `cairn backfill` asks Airflow for the same; its options are parsed here",
     "airflow backfill create --dag-id weather --from-date 2013-01-01T06:00 --to-date 2013-01-02T05:00 --max-active-runs 1 "
@@ -313,6 +315,27 @@ def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.Mo
     assert "would delete 1 files with 1,000 bytes" in said(root, "cairn sweep --dry-run") and left.exists()
     assert "deleted 1 files" in said(root, "cairn sweep") and not left.exists()
     assert said(root, "cairn verify")
+
+
+def test_the_first_screen_of_the_readme_is_what_status_says(tmp_path: Path) -> None:
+    (block,) = [b.text for b in blocks_of("README.md") if b.text.startswith("$ cairn status\n")]
+    tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root=f"file://{tmp_path}")
+    first = AIRCRAFT.start
+    flight = {
+        "tailnum": "N14228",
+        "scheduled_departure": first.replace(tzinfo=None),
+        "origin": "EWR",
+        "dest": "IAH",
+        "departed": True,
+        "arrived": True,
+    }
+    for _ in range(6):
+        tester.run([flight])
+    tester.run([flight, {**flight, "tailnum": "N9"}], Interval(first + timedelta(days=2), first + timedelta(days=3)))
+    result = typed(tmp_path, "cairn status")
+    said = result.output.splitlines()
+    assert result.exit_code == 1
+    assert [line for line in block.splitlines()[1:] if line != "…" and line not in said] == []
 
 
 def test_the_wheel_has_its_own_name_and_every_package(tmp_path: Path) -> None:
