@@ -143,8 +143,8 @@ def captured_shard(
         return run_on_shards(spark, job, placed, arrangement)
 
     with (
-        patch("cairn.operations.run_interval.route", keep_rows),
-        patch("cairn.operations.run_interval.run_on_shards", keep_job),
+        patch("cairn.operations.process_interval.route", keep_rows),
+        patch("cairn.operations.process_interval.run_on_shards", keep_job),
     ):
         run_interval(spark, pipeline, interval(number), str(root))
     # As many rows to a batch as Spark's own writer gets.

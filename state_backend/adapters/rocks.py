@@ -164,6 +164,8 @@ class RocksStore:
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
+        self._reading = _Failures(f"can't read the state in {directory}")
+        self._writing = _Failures(f"can't write the state in {directory}")
         opened = options.to_options()
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
@@ -193,19 +195,20 @@ class RocksStore:
         self.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, or None. Raises: CorruptFile if a file is damaged or gone; StorageUnavailable if the disk fails."""
-        try:
+        """Read the value of a key; None if the store does not have the key.
+
+        Raises:
+            CorruptFile: A file is damaged or missing. All read methods raise this.
+            StorageUnavailable: The disk fails. All read methods raise this.
+        """
+        with self._reading:
             value: bytes | None = self._db.get(key)
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """One answer per key, in order; one multi-get, fastest for sorted keys."""
-        try:
+        """Read the values of the keys in one multi-get, in the order of the keys. Ascending keys are read fastest."""
+        with self._reading:
             values: list[bytes | None] = self._db.get(list(keys))
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
         return values
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
@@ -227,57 +230,72 @@ class RocksStore:
                     batch.put(key, value)
         else:
             deque(map(batch.put, keys, values), maxlen=0)
-        try:
+        with self._writing:
             self._db.write(batch)
-        except Exception as error:
-            raise _translated(error, f"can't write the state in {self.directory}") from error
         if self.recorder is not None:
             self.recorder.write(list(zip(keys, values, strict=True)))
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end (None: to the last), ascending. Each chunk sees the store as it is when the chunk
-        is read; no iterator stays open between chunks, since an open one would keep the store locked after ``close``."""
+        """Yield the entries with start <= key < end, ascending; ``end`` None: to the last key.
+
+        Entries are read in chunks. Each chunk sees the store as the store is when the chunk is read. No iterator stays open between
+        chunks, because an open iterator keeps the store locked after ``close``.
+        """
         ended = False
         while not ended:
-            chunk, ended = self.scan_chunk(start, end)
-            yield from chunk
+            keys, values, ended = self.read_range(start, end)
+            yield from zip(keys, values, strict=True)
             if not ended:
-                start = chunk[-1][0] + b"\x00"
+                start = keys[-1] + b"\x00"
 
-    def scan_chunk(
-        self, start: bytes, end: bytes | None, rows: int = _SCAN_ROWS
-    ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """The first of the entries with start <= key < end (None: to the last), ascending, and whether these are all: at most
-        ``rows``, and none after 16 MiB."""
-        chunk: list[tuple[bytes, bytes]] = []
-        left_bytes = _SCAN_BYTES
+    def read_range(
+        self, start: bytes, end: bytes | None, *, rows: int = _SCAN_ROWS, most_bytes: int = _SCAN_BYTES
+    ) -> tuple[list[bytes], list[bytes], bool]:
+        """Read the first entries with start <= key < end, ascending.
+
+        Args:
+            end: None: to the last key.
+            rows: The most entries to read.
+            most_bytes: No entry is read after keys and values have this many bytes.
+
+        Returns:
+            The keys, their values, and whether no entry of the range follows. Lists of keys and values take half the time of pairs that
+            are taken apart again.
+        """
+        keys: list[bytes] = []
+        values: list[bytes] = []
         read = rocksdict.ReadOptions()
         if end is not None:
             read.set_iterate_upper_bound(end)
-        try:
+        with self._reading:
             iterator = self._db.iter(read)
             iterator.seek(start)
-            valid, key, value, next_ = iterator.valid, iterator.key, iterator.value, iterator.next
-            while valid():
+            key, value, next_ = iterator.key, iterator.value, iterator.next
+            add_key, add_value = keys.append, values.append
+            # key() returns None behind the last key: one call less for each entry than to ask valid() first.
+            while (at := key()) is not None:
+                if len(keys) >= rows or most_bytes <= 0:
+                    return keys, values, False
                 entry = value()
-                chunk.append((key(), entry))
-                left_bytes -= len(entry)
-                if len(chunk) >= rows or left_bytes < 0:
-                    return chunk, False
+                add_key(at)
+                add_value(entry)
+                most_bytes -= len(at) + len(entry)
                 next_()
             iterator.status()
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
-        return chunk, True
+        return keys, values, True
 
-    def scan_keys(self, start: bytes, end: bytes, rows: int = _SCAN_ROWS) -> tuple[list[bytes], bool]:
-        """As ``scan_chunk``, the stored keys only, which takes half the time."""
+    def read_keys(self, start: bytes, end: bytes, *, rows: int = sys.maxsize) -> tuple[list[bytes], bool]:
+        """Read the first stored keys with start <= key < end, ascending, without their values: half the time of ``read_range``.
+
+        Returns:
+            At most ``rows`` keys, and whether no key of the range follows. False is possible where no key follows.
+        """
         read = _before(end)
-        try:
+        with self._reading:
             keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
             if len(keys) == rows:
                 return keys, False
-            # That iterator ends at a damaged block as it does behind the last key. One that goes on from there tells which it was.
+            # The iterator of `keys` also ends at a damaged block, without an error. A second iterator tells which of the two happened.
             last = self._db.iter(read)
             last.seek(keys[-1] if keys else start)
             if keys:
@@ -285,92 +303,72 @@ class RocksStore:
             if last.valid():
                 return keys, False
             last.status()
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
         return keys, True
 
-    def keys_between(self, start: bytes, end: bytes) -> list[bytes]:
-        """All stored keys with start <= key < end, ascending."""
-        keys, ended = self.scan_keys(start, end)
-        while not ended:
-            some, ended = self.scan_keys(keys[-1] + b"\x00", end)
-            keys += some
-        return keys
-
-    def scan_prefixes(self, prefixes: Sequence[bytes], rows: int) -> list[list[tuple[bytes, bytes]]]:
-        """The first entries, at most ``rows``, under each of these prefixes; fastest if they ascend."""
-        found: list[list[tuple[bytes, bytes]]] = []
-        try:
-            iterator = self._db.iter(rocksdict.ReadOptions())
-            seek, valid, key, value, next_ = iterator.seek, iterator.valid, iterator.key, iterator.value, iterator.next
-            for prefix in prefixes:
-                entries: list[tuple[bytes, bytes]] = []
-                seek(prefix)
-                while len(entries) < rows and valid() and (at := key()).startswith(prefix):
-                    entries.append((at, value()))
-                    next_()
-                found.append(entries)
-                iterator.status()
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
-        return found
-
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
-        """What lies under each of these stored keys, which ascend; None for nothing. All keys from the first to the last are
-        passed by, which is faster than to look for each where they are a good part. Of the first keys only, at least of one, if their
-        entries take ``most_bytes`` or more."""
-        if not wanted:
-            return []
+        """Read the values of these ascending keys by one scan from the first to the last; None for a key that the store does not have.
+
+        A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the last.
+
+        Args:
+            most_bytes: Reading ends once the values have this many bytes.
+
+        Returns:
+            One value for each key, or for the first keys only if ``most_bytes`` ended the scan; at least one value.
+        """
         entries: list[bytes | None] = []
-        add, left_bytes, bounded = entries.append, most_bytes, most_bytes < sys.maxsize
+        if not wanted:
+            return entries
         read = _before(wanted[-1] + b"\x00")
-        try:
+        with self._reading:
             iterator = self._db.iter(read)
             seek, key, value, next_ = iterator.seek, iterator.key, iterator.value, iterator.next
             seek(wanted[0])
-            found = key()
+            stored = key()
             for at in wanted:
-                if found != at:
+                if stored != at:
                     unwanted = 0
-                    while found is not None and found < at:
+                    while stored is not None and stored < at:
                         unwanted += 1
                         if unwanted % _UNWANTED_KEYS:
                             next_()
                         else:
                             seek(at)
-                        found = key()
-                    if found != at:
-                        add(entries[-1] if entries and wanted[len(entries) - 1] == at else None)
+                        stored = key()
+                    if stored != at:
+                        # The iterator is already behind a key that is wanted a second time.
+                        entries.append(entries[-1] if entries and wanted[len(entries) - 1] == at else None)
                         continue
                 entry = value()
-                add(entry)
-                if bounded:
-                    left_bytes -= len(entry)
-                    if left_bytes <= 0:
-                        return entries
+                entries.append(entry)
+                most_bytes -= len(entry)
+                if most_bytes <= 0:
+                    return entries
                 next_()
-                found = key()
-            if found is None:
+                stored = key()
+            if stored is None:
                 iterator.status()
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
         return entries
 
-    def read_prefixes(self, prefixes: Sequence[bytes], rows: int | None) -> tuple[list[bytes], list[bytes], list[int]]:
-        """The stored keys under each of these ascending prefixes, at most ``rows`` of each, what lies under them, and how many each
-        prefix has."""
+    def read_prefixes(
+        self, prefixes: Sequence[bytes], rows: int = sys.maxsize
+    ) -> tuple[list[bytes], list[bytes], list[int]]:
+        """Read the entries under each of these ascending prefixes, at most ``rows`` of each.
+
+        Returns:
+            The stored keys, their values, and how many entries each prefix has.
+        """
         keys: list[bytes] = []
         values: list[bytes] = []
         counts: list[int] = []
-        most = sys.maxsize if rows is None else rows
-        try:
+        with self._reading:
             iterator = self._db.iter(rocksdict.ReadOptions())
             seek, key, value, next_ = iterator.seek, iterator.key, iterator.value, iterator.next
             add_key, add_value = keys.append, values.append
             at: bytes | None = b""
             for prefix in prefixes:
-                begin, rows_left = len(keys), most
-                # Behind one prefix mostly the next one follows.
+                begin, rows_left = len(keys), rows
+                # The entries of the next prefix mostly follow without a seek.
                 if at is not None and at < prefix:
                     seek(prefix)
                     at = key()
@@ -383,47 +381,12 @@ class RocksStore:
                 counts.append(len(keys) - begin)
                 if at is None:
                     iterator.status()
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
         return keys, values, counts
-
-    def read_columns(
-        self, start: bytes, rows: int, *, end: bytes | None = None, most_bytes: int = sys.maxsize
-    ) -> tuple[list[bytes], list[bytes]]:
-        """The first ``rows`` stored keys from ``start`` on and before ``end`` (None: to the last), ascending, and what lies under them.
-        Fewer only at the end, or once keys and values have ``most_bytes``. For whoever takes them as columns: half the time of a scan that
-        is taken apart."""
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        read = rocksdict.ReadOptions()
-        if end is not None:
-            read.set_iterate_upper_bound(end)
-        try:
-            iterator = self._db.iter(read)
-            iterator.seek(start)
-            key, value, next_ = iterator.key, iterator.value, iterator.next
-            add_key, add_value = keys.append, values.append
-            for _ in range(rows):
-                if (at := key()) is None:  # behind the last: one call less per entry than to ask before
-                    iterator.status()
-                    break
-                entry = value()
-                add_key(at)
-                add_value(entry)
-                most_bytes -= len(at) + len(entry)
-                if most_bytes <= 0:
-                    break
-                next_()
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
-        return keys, values
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Removes start <= key < end."""
-        try:
+        with self._writing:
             self._db.delete_range(start, end)
-        except Exception as error:
-            raise _translated(error, f"can't write the state in {self.directory}") from error
         if self.recorder is not None:
             self.recorder.delete_range(start, end)
 
@@ -435,7 +398,7 @@ class RocksStore:
         if end is not None:
             read.set_iterate_upper_bound(end)
         files: list[str] = []
-        try:
+        with _Failures(f"can't copy from {self.directory} to {destination.directory}"):
             self._db.flush()
             iterator = self._db.iter(read)
             iterator.seek(start)
@@ -457,14 +420,12 @@ class RocksStore:
                 moved = rocksdict.IngestExternalFileOptions()
                 moved.set_move_files(True)
                 destination._db.ingest_external_file(files, moved)
-        except Exception as error:
-            raise _translated(error, f"can't copy from {self.directory} to {destination.directory}") from error
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
         """What a read has to look through, newest first, after a flush, or besides what is not flushed. Lets compactions end that
         RocksDB began itself: files and their properties are asked for one after the other."""
         runs = []
-        try:
+        with self._reading:
             if flushed:
                 self._db.flush()
             self._await_compactions(600.0)
@@ -493,18 +454,12 @@ class RocksStore:
                             raw_bytes=raw_bytes,
                         )
                     )
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
         return runs
 
     def range_deletions(self) -> int:
         """How many deleted ranges the files hold; none once everything was merged."""
-        try:
+        with self._reading:
             return self._table_properties("")["# range deletions"]
-        except Exception as error:
-            raise _translated(error, f"can't read the state in {self.directory}") from error
 
     def _table_properties(self, level: str) -> dict[str, int]:
         """Sums over the files of a level, or over all."""
@@ -521,7 +476,7 @@ class RocksStore:
             raise UsageError(f"can't merge {count} of {len(runs)} sorted runs in {self.directory}")
         universal = f"size_ratio={_ANY_RATIO};min_merge_width={count};max_merge_width={count}"
         universal += f";max_size_amplification_percent={_ANY_RATIO};"
-        try:
+        with _Failures(f"can't compact the state in {self.directory}"):
             self._db.set_options(
                 {
                     "compaction_options_universal": f"{{{universal}}}",
@@ -529,10 +484,6 @@ class RocksStore:
                 }
             )
             self._await_compactions(600.0 + sum(run.size_bytes for run in runs[:count]) / MIB)
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            raise _translated(error, f"can't compact the state in {self.directory}") from error
 
     def _await_compactions(self, deadline_s: float) -> None:
         started = time.monotonic()
@@ -567,15 +518,11 @@ class RocksStore:
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         least_bytes = self._options.target_file_bytes
         target_bytes = min(4 * least_bytes, needed_bytes // _FILES_OF_A_SHARD)
-        try:
+        with _Failures(f"can't compact the state in {self.directory}"):
             if target_bytes > least_bytes:
                 self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)
             self._await_compactions(600.0)  # the call itself tells no failure
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            raise _translated(error, f"can't compact the state in {self.directory}") from error
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
         """Flushes, lets compactions that the flush started end (else whether the next checkpoint uploads small files or
@@ -586,7 +533,7 @@ class RocksStore:
 
         Returns the SSTs and the small files that are needed to open the image, each sorted by name.
         """
-        try:
+        with _Failures(f"can't capture the state in {self.directory}"):
             self._db.flush()
             self._await_compactions(deadline_s)
             destination.mkdir(parents=True)
@@ -595,10 +542,6 @@ class RocksStore:
                 _link_or_copy(self.directory / sst.name, sst)
             folder = self._metadata.folder if self._metadata is not None else self.directory
             small = [shutil.copyfile(folder / name, destination / name) for name in _needed_files(folder)]
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            raise _translated(error, f"can't capture the state in {self.directory}") from error
         return ssts, small
 
     def close(self) -> None:
@@ -619,6 +562,27 @@ class RocksStore:
         if self._metadata is not None:
             self._metadata.give_back()
             self._metadata = None
+
+
+class _Failures:
+    """Turns what rocksdict raises within a ``with`` block into errors of this project; ``doing`` begins their messages.
+
+    A class, because a generator's context manager takes 1 µs, as long as a single read.
+    """
+
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StorageUnavailable):
+            raise _translated(error, self._doing) from error
 
 
 def _before(end: bytes) -> rocksdict.ReadOptions:

@@ -1,4 +1,4 @@
-"""XXH64 of every element of a binary column: what ``xxhash.xxh64_intdigest`` gives, for many rows of one length at a time.
+"""XXH64 of every element of a binary column, equal to ``xxhash.xxh64_intdigest``, for many rows of one length at a time.
 
     lanes of 32 bytes   four accumulators of 8 bytes each, merged at the end; only from 32 bytes on
     the rest            8 bytes at a time, then 4, then 1, and the avalanche
@@ -21,8 +21,8 @@ from state_backend.values.errors import InvariantViolated
 
 Hashes = npt.NDArray[np.uint64]
 
-# NumPy's calls cost the same for any number of rows, and longer rows need more of them. Measured: about 600, 1,100, 1,700 and
-# 2,000 rows of 16, 40, 80 and 128 bytes take as long as one by one.
+# NumPy's calls cost the same for any number of rows, and longer rows need more calls. At about 600, 1,100, 1,700 and 2,000 rows of 16, 40,
+# 80 and 128 bytes, the calls take as long as ``xxhash`` row by row.
 MAX_LENGTH = 512
 _MIN_ROWS = 400 + 15 * np.arange(MAX_LENGTH + 1)
 _BLOCK_ROWS = 16384
@@ -34,7 +34,17 @@ _P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 
 
 def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
-    """(n,) uint64, one for each row; ``seed``: one for all, or (n,) uint64. Rows are never null."""
+    """Hash each row.
+
+    Args:
+        seed: One seed for all rows, or (n,) uint64.
+
+    Returns:
+        (n,) uint64.
+
+    Raises:
+        InvariantViolated: A row is null.
+    """
     if data.null_count:
         raise InvariantViolated(f"{data.null_count} of {len(data)} rows to hash are null")
     hashes = np.empty(len(data), np.uint64)
@@ -49,106 +59,112 @@ def xxh64(data: pa.BinaryArray, seed: int | Hashes) -> Hashes:
         others &= ~rows
     few = data if others.all() else data.filter(pa.array(others))
     seeds = repeat(seed) if isinstance(seed, int) else seed[others].tolist()
-    # As bytes, since NumPy is slow to take integers beyond int64.
+    # Digests are read as bytes, because NumPy is slow with Python integers beyond int64.
     hashes[others] = np.frombuffer(b"".join(map(xxhash.xxh64_digest, few.to_pylist(), seeds)), ">u8")
     return hashes
 
 
 def _hash_equal(data: pa.BinaryArray, length: int, seed: int | Hashes) -> Hashes:
-    """Of rows that are all ``length`` bytes long. In blocks, so that the accumulators stay in the L2 cache."""
+    """Hash rows that are all ``length`` bytes long, in blocks whose accumulators fit the L2 cache."""
     hashes = np.empty(len(data), np.uint64)
     offsets, raw = binary_views(data)
-    # Allocated once: what the allocator gives back to the system and fetches again costs more than the arithmetic.
+    # Allocated once: to return memory to the system and to fetch it again costs more than the arithmetic.
     scratch = np.empty((3, 4 if length >= 32 else 1, min(len(data), _BLOCK_ROWS)), np.uint64)
     for first in range(0, len(data), _BLOCK_ROWS):
-        block, start = hashes[first : first + _BLOCK_ROWS], int(offsets[first])
-        seeds = seed if isinstance(seed, int) else seed[first : first + _BLOCK_ROWS]
-        _hash_block(block, raw, start, length, seeds, scratch[:, :, : len(block)])
+        h = hashes[first : first + _BLOCK_ROWS]
+        seeds = np.full(1, seed, np.uint64) if isinstance(seed, int) else seed[first : first + _BLOCK_ROWS]
+        _Block(h, raw, int(offsets[first]), length, scratch[:, :, : len(h)]).hash(seeds)
     return hashes
 
 
-def _rotate(x: Hashes, bits: Any, spare: npt.NDArray[np.uint64]) -> None:
-    """Rotate to the left, in place."""
-    left = spare if x.ndim == 2 else spare[0]
-    np.left_shift(x, bits, out=left)
-    x >>= _U64(64) - bits
-    x |= left
+class _Block:
+    """Rows of one length whose hashes are computed in ``h``, in place."""
 
+    def __init__(
+        self,
+        h: Hashes,
+        raw: npt.NDArray[np.uint8],
+        start: int,
+        length: int,
+        scratch: npt.NDArray[np.uint64],
+    ) -> None:
+        self._h, self._raw, self._start, self._length = h, raw, start, length
+        self._lanes, self._words, self._spare = scratch
 
-def _scramble(x: Hashes, spare: npt.NDArray[np.uint64]) -> Hashes:
-    """Apply one round of an accumulator that was 0, in place."""
-    x *= _P2
-    _rotate(x, _U64(31), spare)
-    x *= _P1
-    return x
+    def hash(self, seeds: Hashes) -> None:
+        h = self._h
+        at = self._hash_lanes(seeds)
+        h += _U64(self._length)
+        self._hash_rest(at)
+        for bits, prime in ((33, _P2), (29, _P3), (32, 1)):
+            np.right_shift(h, _U64(bits), out=self._spare[0])
+            h ^= self._spare[0]
+            h *= prime
 
-
-def _avalanche(h: Hashes, spare: npt.NDArray[np.uint64]) -> None:
-    """Spread each bit over all bits, in place: the last step of the hash."""
-    for bits, prime in ((33, _P2), (29, _P3), (32, 1)):
-        np.right_shift(h, _U64(bits), out=spare[0])
-        h ^= spare[0]
-        h *= prime
-
-
-def _hash_block(
-    h: Hashes,
-    raw: npt.NDArray[np.uint8],
-    start: int,
-    length: int,
-    seed: int | Hashes,
-    scratch: npt.NDArray[np.uint64],
-) -> None:
-    lanes, words, spare = scratch
-    base = np.full(1, seed, np.uint64) if isinstance(seed, int) else seed
-
-    def read(at: int, width: int) -> Hashes:
-        """The number that is ``at`` bytes into each row; of 32 bytes four numbers."""
-        four = width == 32
-        into: Hashes = words if four else words[0]
-        shape, strides = ((4, len(h)), (8, length)) if four else ((len(h),), (length,))
-        into[...] = np.ndarray(shape, "<u8" if four else f"<u{width}", raw.data, start + at, strides)
-        return into
-
-    at = 0
-    if length >= 32:
-        np.add(base, np.array([[first & _MASK] for first in (_P1 + _P2, _P2, 0, -_P1)], np.uint64), out=lanes)
-        while at + 32 <= length:
-            taken = read(at, 32)
+    def _hash_lanes(self, seeds: Hashes) -> int:
+        """Hash as many times 32 bytes as each row has, and return where the rest begins."""
+        h, lanes, words, at = self._h, self._lanes, self._words, 0
+        if self._length < 32:
+            np.add(seeds, _U64(_P5), out=h)
+            return at
+        np.add(seeds, np.array([[first & _MASK] for first in (_P1 + _P2, _P2, 0, -_P1)], np.uint64), out=lanes)
+        while at + 32 <= self._length:
+            taken = self._read(at, 32)
             taken *= _P2
             lanes += taken
-            _rotate(lanes, _U64(31), spare)
+            self._rotate(lanes, _U64(31))
             lanes *= _P1
             at += 32
         words[:] = lanes
-        _rotate(words, np.array([[1], [7], [12], [18]], np.uint64), spare)
+        self._rotate(words, np.array([[1], [7], [12], [18]], np.uint64))
         words.sum(axis=0, out=h)
-        for lane in _scramble(lanes, spare):
+        for lane in self._scramble(lanes):
             h ^= lane
             h *= _P1
             h += _P4
-    else:
-        np.add(base, _U64(_P5), out=h)
-    h += _U64(length)
-    while at + 8 <= length:
-        h ^= _scramble(read(at, 8), spare)
-        _rotate(h, _U64(27), spare)
-        h *= _P1
-        h += _P4
-        at += 8
-    if at + 4 <= length:
-        taken = read(at, 4)
-        taken *= _P1
-        h ^= taken
-        _rotate(h, _U64(23), spare)
-        h *= _P2
-        h += _P3
-        at += 4
-    while at < length:
-        taken = read(at, 1)
-        taken *= _P5
-        h ^= taken
-        _rotate(h, _U64(11), spare)
-        h *= _P1
-        at += 1
-    _avalanche(h, spare)
+        return at
+
+    def _hash_rest(self, at: int) -> None:
+        h = self._h
+        while at + 8 <= self._length:
+            h ^= self._scramble(self._read(at, 8))
+            self._rotate(h, _U64(27))
+            h *= _P1
+            h += _P4
+            at += 8
+        if at + 4 <= self._length:
+            taken = self._read(at, 4)
+            taken *= _P1
+            h ^= taken
+            self._rotate(h, _U64(23))
+            h *= _P2
+            h += _P3
+            at += 4
+        for last in range(at, self._length):
+            taken = self._read(last, 1)
+            taken *= _P5
+            h ^= taken
+            self._rotate(h, _U64(11))
+            h *= _P1
+
+    def _read(self, at: int, width: int) -> Hashes:
+        """Read the number that is ``at`` bytes into each row; of 32 bytes four numbers."""
+        count, four = len(self._h), width == 32
+        into: Hashes = self._words if four else self._words[0]
+        shape, strides = ((4, count), (8, self._length)) if four else ((count,), (self._length,))
+        into[...] = np.ndarray(shape, "<u8" if four else f"<u{width}", self._raw.data, self._start + at, strides)
+        return into
+
+    def _rotate(self, x: Hashes, bits: Any) -> None:
+        """Rotate the bits of each number to the left, in place."""
+        left = self._spare if x.ndim == 2 else self._spare[0]
+        np.left_shift(x, bits, out=left)
+        x >>= _U64(64) - bits
+        x |= left
+
+    def _scramble(self, x: Hashes) -> Hashes:
+        """Replace each number by the accumulator that was 0 before it took the number in."""
+        x *= _P2
+        self._rotate(x, _U64(31))
+        x *= _P1
+        return x

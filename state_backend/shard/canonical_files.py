@@ -78,19 +78,18 @@ def stored_batches(store: RocksStore, prefixes: Sequence[bytes]) -> Iterator[tup
     values: list[bytes] = []
     left_bytes = _BATCH_BYTES
     for start in prefixes:
-        from_, end, whole = start, layout.after(start), False
-        while not whole:
-            rows = _BATCH_ROWS - len(keys)
-            more = store.read_columns(from_, rows, end=end, most_bytes=left_bytes)
-            read_bytes = sum(map(len, more[0])) + sum(map(len, more[1]))
-            left_bytes -= read_bytes
-            keys += more[0]
-            values += more[1]
-            if whole := len(more[0]) < rows and left_bytes > 0:
-                continue
-            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
-            from_ = keys[-1] + b"\0"
-            keys, values, left_bytes = [], [], _BATCH_BYTES
+        from_, end, ended = start, layout.after(start), False
+        while not ended:
+            more_keys, more_values, ended = store.read_range(
+                from_, end, rows=_BATCH_ROWS - len(keys), most_bytes=left_bytes
+            )
+            left_bytes -= sum(map(len, more_keys)) + sum(map(len, more_values))
+            keys += more_keys
+            values += more_values
+            if len(keys) >= _BATCH_ROWS or left_bytes <= 0:
+                from_ = keys[-1] + b"\0"
+                yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+                keys, values, left_bytes = [], [], _BATCH_BYTES
     if keys:
         yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
 

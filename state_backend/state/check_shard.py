@@ -71,19 +71,13 @@ def verify_shard(
 
 
 def _batches(store: RocksStore) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Stored keys and what lies under them. The first batch is small, since it tells how large entries are."""
-    start, wanted = b"", 1024
-    while True:
-        pairs = store.read_columns(start, wanted)
-        if not pairs[0]:
-            return
-        keys, values = (pa.array(column, pa.binary()) for column in pairs)
-        size_bytes = sum(int(binary_views(column)[0][-1]) for column in (keys, values))
-        start, ended = pairs[0][-1] + b"\x00", len(keys) < wanted
-        wanted = max(1, min(_BATCH_ROWS, _BATCH_BYTES * len(keys) // max(1, size_bytes)))
-        yield keys, values
-        if ended:
-            return
+    """Yield all stored keys, ascending, with their entries."""
+    start, ended = b"", False
+    while not ended:
+        keys, values, ended = store.read_range(start, None, rows=_BATCH_ROWS, most_bytes=_BATCH_BYTES)
+        if keys:
+            yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+            start = keys[-1] + b"\x00"
 
 
 @dataclass(slots=True)

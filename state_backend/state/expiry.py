@@ -39,7 +39,7 @@ def expire(shard: ShardState) -> int:
         end = start + layout.pack_time(shard.now_ms + 1)
         ended = False
         while not ended:
-            keys, ended = shard.store.scan_keys(start, end, _ENTRIES)
+            keys, ended = shard.store.read_keys(start, end, rows=_ENTRIES)
             next_ = end if ended else keys[-1] + b"\x00"
             if keys:
                 waiting.append(_Span(keys, start, next_))

@@ -224,10 +224,13 @@ class ShardState:
             for key_group in np.unique(key_groups).tolist():
                 self.lay_timers_apart(key_group)
             wanted = stored_keys(key_groups, layout.TIMERS, keys)
-            for base, timers in zip(wanted, self.store.scan_prefixes(wanted, _LISTED_TIMERS + 1), strict=True):
-                if len(timers) <= _LISTED_TIMERS:
-                    self._listed[base] = timers
-                    self.cache.update(timers)
+            stored, packed, counts = self.store.read_prefixes(wanted, _LISTED_TIMERS + 1)
+            timers = iter(zip(stored, packed, strict=True))
+            for base, count in zip(wanted, counts, strict=True):
+                some = list(islice(timers, count))
+                if count <= _LISTED_TIMERS:
+                    self._listed[base] = some
+                    self.cache.update(some)
         self._prefetch_stride.seen(len(keys), size_bytes)
         return len(keys), size_bytes
 
@@ -525,14 +528,15 @@ class ShardState:
         rows, ended = _FIRST_SCAN_ROWS, False
         while not ended:
             self.relieve()
-            chunk, ended = self.store.scan_chunk(scan.start, scan.end, rows)
+            keys, entries, ended = self.store.read_range(scan.start, scan.end, rows=rows)
+            chunk = list(zip(keys, entries, strict=True))
             (self._scans.discard if ended else self._scans.add)(scan)
             for key, entry in chunk:
                 # Whoever writes them next need not read them.
                 self.cache.setdefault(key, entry)
-            self.gathered_bytes += _READ_BYTES * len(chunk) + sum([len(entry) for _, entry in chunk])
+            self.gathered_bytes += _READ_BYTES * len(chunk) + sum(map(len, entries))
             if not ended:
-                scan.start, rows = chunk[-1][0] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
+                scan.start, rows = keys[-1] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
             over = scan.over
             yield from _overlaid(chunk, over, None if ended else scan.start) if over else chunk
 
@@ -552,11 +556,13 @@ class ShardState:
             return True
         start, end, rows, ended = prefix, layout.after(prefix), _FIRST_SCAN_ROWS, False
         while not ended:
-            chunk, ended = self.store.scan_chunk(start, end, rows)
-            if any(key not in changed and self.visible(entry) is not None for key, entry in chunk):
+            keys, entries, ended = self.store.read_range(start, end, rows=rows)
+            if any(
+                key not in changed and self.visible(entry) is not None for key, entry in zip(keys, entries, strict=True)
+            ):
                 return True
             if not ended:
-                start, rows = chunk[-1][0] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
+                start, rows = keys[-1] + b"\x00", min(8 * rows, _MOST_SCAN_ROWS)
         return False
 
     def write_map(self, start: bytes, stored_key: bytes, entry: bytes | None) -> None:
@@ -611,8 +617,8 @@ class ShardState:
         end = layout.after(start)
         if not self._counts.get((key_group, layout.TIMERS_NAME)):
             return
-        first, _ = self.store.scan_chunk(start, end, 1)
-        if not any(packed for _, packed in first):
+        _, first, _ = self.store.read_range(start, end, rows=1)
+        if not any(first):
             return
         apart: dict[bytes, bytes | None] = {}
         for stored_key, packed in self.store.scan(start, end):

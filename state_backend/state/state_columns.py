@@ -6,6 +6,7 @@ their bytes objects. Every call reads the store and writes to it at once: nothin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ class EntryColumns:
             nothing = pa.array([], pa.binary())
             return np.zeros(0, np.int64), nothing, nothing
         prefixes = self._prefixes(owners)
-        keys, entries, counts = self._shard.store.read_prefixes(prefixes, rows)
+        keys, entries, counts = self._shard.store.read_prefixes(prefixes, sys.maxsize if rows is None else rows)
         lengths = np.fromiter(map(len, prefixes), np.int64, len(prefixes))
         return np.repeat(owners, counts), _behind(keys, np.repeat(lengths, counts)), pa.array(entries, pa.binary())
 

@@ -103,7 +103,7 @@ class TimerColumns(EntryColumns):
         start = layout.prefix(group, layout.TIMER_INDEX)
         end = start + layout.pack_time(now_ms + 1) if now_ms < layout.MAX_TIME_MS else layout.after(start)
         assert end is not None
-        found = self._shard.store.keys_between(start, end)
+        found, _ = self._shard.store.read_keys(start, end)
         if not found:
             return None
         keys, times_ms = indexed_timers(pa.array(found, pa.binary()))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cairn.rows.routing import PART, route
+from cairn.rows.routing import PART, Inputs, route_in_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,9 +22,8 @@ def test_integers_arrive_by_key_group_key_kind_and_value(spark: SparkSession, ma
     keys = [*edges, *range(-50, 50)]
     rows = spark.createDataFrame([(k, n) for n, k in enumerate(keys + keys)], "k long, v int")
     initial = spark.createDataFrame([(k, str(n)) for n, k in enumerate(keys)], "k long, s string")
-    routed = route(
-        spark, rows, initial, key=["k"], order_by=[], parts=[b"a", b"b", b"c"], max_parallelism=max_parallelism
-    )
+    inputs = Inputs(rows=rows, initial=initial, key=["k"])
+    routed = route_in_order(spark, inputs, parts=[b"a", b"b", b"c"], max_parallelism=max_parallelism)
     found = [
         (r["__key_group"], r["__key_0"] is not None, r["__key_0"] or 0, r["__kind"], r["__input"] and r["__input"].v)
         for r in routed.collect()

@@ -37,14 +37,14 @@ def filled(tmp_path: Path, entries: int) -> ShardState:
 def test_the_first_of_a_large_map_is_found_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = filled(tmp_path, 5_000)
     read: list[int] = []
-    scan_chunk = RocksStore.scan_chunk
+    read_range = RocksStore.read_range
 
-    def counted(*args: Any) -> Any:
-        found = scan_chunk(*args)
+    def counted(*args: Any, **named: Any) -> Any:
+        found = read_range(*args, **named)
         read.append(len(found[0]))
         return found
 
-    monkeypatch.setattr(RocksStore, "scan_chunk", counted)
+    monkeypatch.setattr(RocksStore, "read_range", counted)
     map_ = MapState(state, "map")
     assert map_.exists() and next(map_.iterator()) == (("00000",), (0, None))
     assert sum(read) <= 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -48,13 +49,20 @@ def test_scans_find_what_single_reads_find(tmp_path: Path, seed: int) -> None:
             assert few == expected[: len(few)]
             assert len(few) == len(wanted) or sum(sizes) >= most_bytes > sum(sizes[:-1])
             within = [key for key in there if start <= key < end]
-            assert store.keys_between(start, end) == within
+            assert store.read_keys(start, end) == (within, True)
             for rows in (1, max(1, len(within))):
-                keys, ended = store.scan_keys(start, end, rows)
+                keys, ended = store.read_keys(start, end, rows=rows)
                 assert keys == within[:rows]
                 assert not ended or len(keys) == len(within)
+                keys, values, ended = store.read_range(start, end, rows=rows)
+                assert (keys, ended) == (within[:rows], len(within) <= rows)
+                assert values == [held[key] for key in keys]
+            keys, _, ended = store.read_range(start, end, most_bytes=most_bytes)
+            sizes = [len(key) + len(held[key]) for key in within[: len(keys)]]
+            assert keys == within[: len(keys)] and ended is (len(keys) == len(within))
+            assert ended or sum(sizes) >= most_bytes > sum(sizes[:-1])
             prefixes = sorted({bytes([random_.randrange(256)]) for _ in range(random_.choice([1, 40]))})
-            for most in (None, 2):
+            for most in (sys.maxsize, 2):
                 keys, values, counts = store.read_prefixes(prefixes, most)
                 below = [[key for key in there if key.startswith(prefix)][:most] for prefix in prefixes]
                 assert keys == [*chain.from_iterable(below)]
@@ -69,9 +77,9 @@ _KEYS = [n.to_bytes(4, "big") for n in range(0, 40_000, 2)]
     "read",
     [
         lambda store: store.read_wanted(_KEYS),
-        lambda store: store.keys_between(b"", b"\xff"),
-        lambda store: store.scan_keys(b"", b"\xff", len(_KEYS) + 1),
-        lambda store: store.read_prefixes([b"\0"], None),
+        lambda store: store.read_keys(b"", b"\xff"),
+        lambda store: store.read_keys(b"", b"\xff", rows=len(_KEYS) + 1),
+        lambda store: store.read_prefixes([b"\0"]),
         lambda store: list(store.scan(b"", None)),
     ],
     ids=["wanted", "keys", "many keys", "prefixes", "scan"],

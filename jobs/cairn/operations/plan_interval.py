@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,7 @@ from cairn.processors.output_schema import recorded_schema
 from cairn.processors.processor_handle import ArrowDeclaringHandle, DeclaringHandle
 from cairn.processors.user_code import described
 from cairn.rows.column_names import ColumnNames, grouping_names
-from cairn.rows.routing import key_schema_of
+from cairn.rows.routing import Inputs, key_schema_of
 from cairn.rows.watermark import EventTime, event_time_of
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shipping.code_version import code_version
@@ -88,18 +88,6 @@ class Read:
     rows: DataFrame
     position: dict[str, Any]
     waited_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """The rows of an interval before they are routed. ``key``, ``initial_key``: what the key's columns are called in each, in the
-    key's order."""
-
-    rows: DataFrame
-    initial: DataFrame | None
-    key: Sequence[str]
-    initial_key: Sequence[str]
-    order_by: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.plan_interval import Attempt, Inputs, IntervalPlan, Read, ask_pipeline, in_zone_of, plan_interval
+from cairn.operations.plan_interval import Attempt, IntervalPlan, Read, ask_pipeline, in_zone_of, plan_interval
 from cairn.operations.plan_reuse import Earlier, Now, Recompute, plan_reuse
 from cairn.operations.read_source import input_errors
 from cairn.pipeline import Pipeline
 from cairn.rows.arrange_rows import plan_arrangement
-from cairn.rows.routing import route
+from cairn.rows.routing import Inputs, route, route_in_order
 from cairn.shard_jobs.interval import IntervalJob
 from cairn.shard_jobs.run_on_shards import run_on_shards
 from cairn.spark.session import check_running, use_this_python
@@ -121,18 +121,10 @@ def _on_spark(spark: SparkSession, job: IntervalJob, inputs: Inputs) -> list[Sha
         order_by=inputs.order_by,
     )
 
+    place = route_in_order if arrangement is None else route
+
     def routed(parts: Sequence[bytes]) -> DataFrame:
-        return route(
-            spark,
-            inputs.rows,
-            inputs.initial,
-            key=inputs.key,
-            initial_key=inputs.initial_key,
-            order_by=inputs.order_by,
-            parts=parts,
-            max_parallelism=job.max_parallelism,
-            in_order=arrangement is None,
-        )
+        return place(spark, inputs, parts=parts, max_parallelism=job.max_parallelism)
 
     return run_on_shards(spark, job, routed, arrangement)
 

@@ -1,11 +1,11 @@
-"""Moving in from a Structured Streaming query with ``transformWithState``, and out to one.
+"""Import of state from a Structured Streaming query with ``transformWithState``, and export to a new query.
 
-`from_streaming_checkpoint` reads a query's checkpoint through Spark's own ``statestore`` source and commits it as a pipeline's
-state: values, lists, maps, timers, when entries expire, and the event-time watermark. `initial_state_of` makes the
-``initialState`` of a new query of a checkpoint or savepoint, and `continuing` the processor that takes it.
+`from_streaming_checkpoint` reads a query's checkpoint through Spark's own ``statestore`` source and commits the checkpoint as a
+pipeline's state: values, lists, maps, timers, expiry times, and the event-time watermark. `initial_state_of` makes the ``initialState``
+of a new query from a checkpoint or savepoint. `continuing` makes the processor that takes this initial state.
 
-What can't be moved: where a query is in its source (the pipeline's source is read by interval), and in the other direction
-the watermark, and how long entries have still to live: in the new query each has its whole time to live again.
+The import loses the query's position in its source, because a pipeline reads its source by interval. The export loses the watermark and
+the remaining time to live of entries: each entry of the new query has its whole time to live again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -64,47 +65,50 @@ def from_streaming_checkpoint(
     batch_id: int | None = None,
     operator_id: int = 0,
 ) -> Record:
-    """Makes the state that a streaming query had after a batch (None: its last committed one) the pipeline's state at the end of
-    ``interval``, from which the next interval starts; returns the new record, of kind ``restore``.
+    """Commit the state of a streaming query after a batch as the pipeline's state at the end of ``interval``.
 
-    The pipeline must have the query's key, time mode and states, by name, kind and types; a state that the query did not have yet
-    is empty. ``path`` is the query's ``checkpointLocation``; it is only read, and the query must not run meanwhile. What the
-    pipeline has for later intervals becomes stale.
+    The next interval starts from this state. State that the pipeline has for later intervals becomes stale. The pipeline must have the
+    query's key, time mode and states, by name, kind and types. A state that the query did not have yet is empty.
 
-    Raises: SourceError if there is no such checkpoint or it can't be read; UsageError, StateSchemaError where it does not fit the
-    pipeline. Nothing is committed then.
+    Args:
+        path: The query's ``checkpointLocation``. Only read. The query must not run meanwhile.
+        batch_id: None: the query's last committed batch.
+
+    Returns:
+        The new record, of kind ``restore``.
+
+    Raises:
+        SourceError: The checkpoint is missing or can't be read.
+        UsageError, StateSchemaError: The checkpoint does not fit the pipeline. Nothing is committed.
     """
-    if pipeline.api == "arrow":
-        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
     properties, last = _operator(spark, path, operator_id)
     batch = last if batch_id is None else batch_id
-    reader = _StateReader(spark, path, batch, operator_id)
     _check_mode(pipeline, path, properties)
-    variables = {v["stateName"]: _KINDS.get(v["stateVariableType"]) for v in properties["stateVariables"]}
     states = declared_states(spark, pipeline)
+    variables = {v["stateName"]: _KINDS.get(v["stateVariableType"]) for v in properties["stateVariables"]}
     _check_states(pipeline, path, states, variables)
-    frames = [(n, d, reader.state(d.name)) for n, d in enumerate(states) if d.name in variables]
+    reader = _StateReader(spark, path, batch, operator_id)
+    frames = {n: reader.state(d.name) for n, d in enumerate(states) if d.name in variables}
     timers = None if pipeline.time_mode == "none" else reader.timers()
-    key_schema = _key_schema(
-        pipeline, path, [frame for _, _, frame in frames] + ([timers] if timers is not None else [])
-    )
+    key_schema = _key_schema(pipeline, path, [*frames.values(), *([timers] if timers is not None else [])])
     coordinator, attempt = coordinator_of(pipeline, root), str(uuid.uuid4())
-    content = _content(
-        pipeline,
-        interval,
-        attempt,
-        states,
-        key_schema,
-        _time(spark, pipeline, interval, path, batch),
-        {"streaming_checkpoint": path, "batch": batch},
+    content = replace(
+        _content_before_import(pipeline, interval, attempt),
+        key_schema=key_schema.jsonValue(),
+        states=states,
+        time=_time_of(spark, pipeline, interval, path, batch),
+        source_position={"streaming_checkpoint": path, "batch": batch},
     )
-    begun = coordinator.begin_restore(content, pipeline_start_ms=to_ms(pipeline.start), attempt=attempt)
+    begun = coordinator.begin_restore(content, pipeline_start_ms=content.pipeline_start_ms, attempt=attempt)
     job = ImportJob(
         root=join_url(root, pipeline.name), source=path, h0=begun.h0, content=content, engine=pipeline.engine
     )
-    keyed = _with_key_groups(pipeline, frames, timers, path)
+    rows = [_entries(frame, n, states[n], path) for n, frame in frames.items()]
+    if timers is not None:
+        rows.append(_timer_lists(timers))
+    keyed = _with_key_groups(pipeline, rows)
+    placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
     with first_cause():
-        placed = partial(place, spark, keyed, max_parallelism=pipeline.max_parallelism)
         job.finish(run_on_shards(spark, job, lambda parts: placed(parts=parts)))
     coordinator.commit(attempt)
     coordinator.clean_up()
@@ -116,15 +120,8 @@ def from_streaming_checkpoint(
     return record
 
 
-def _content(
-    pipeline: Pipeline,
-    interval: Interval,
-    attempt: str,
-    states: tuple[StateDescriptor, ...],
-    key_schema: StructType,
-    time: LogicalTime,
-    position: dict[str, Any],
-) -> Content:
+def _content_before_import(pipeline: Pipeline, interval: Interval, attempt: str) -> Content:
+    """Return the record's content as far as the pipeline determines the content."""
     return Content(
         kind="restore",
         pipeline=pipeline.name,
@@ -136,10 +133,10 @@ def _content(
         permissions=Permissions(),
         parallelism=pipeline.parallelism,
         max_parallelism=pipeline.max_parallelism,
-        key_schema=key_schema.jsonValue(),
-        states=states,
-        time=time,
-        source_position=position,
+        key_schema={},
+        states=(),
+        time=LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None),
+        source_position={},
         code_hash=code_hash(pipeline.processor, pipeline.name),
         totals=NO_TOTALS,
         digest=0,
@@ -151,38 +148,39 @@ def _content(
     )
 
 
-def _time(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: str, batch: int) -> LogicalTime:
-    return LogicalTime(
-        mode=pipeline.time_mode,
-        processing_time_ms=interval.end_ms,
-        watermark_ms=_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
-        late_watermark_ms=_late_watermark_ms(spark, path, batch) if pipeline.time_mode == "event" else None,
+def _time_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: str, batch: int) -> LogicalTime:
+    time = LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None)
+    if pipeline.time_mode != "event":
+        return time
+    # Handlers of the next batch see the watermark of this batch's commit. Rows are late up to the watermark that handlers of this batch
+    # saw. Both are 0 before the first event.
+    return replace(
+        time,
+        watermark_ms=_journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
+        late_watermark_ms=_journaled(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"],
     )
 
 
-def _with_key_groups(
-    pipeline: Pipeline, frames: list[tuple[int, StateDescriptor, DataFrame]], timers: DataFrame | None, path: str
-) -> list[DataFrame]:
-    """Return the entries of all states and timers, each with its key group."""
-    rows = [_entries(frame, n, descriptor, path) for n, descriptor, frame in frames]
-    if timers is not None:
-        packed = F.array_sort(F.collect_list("expiration_timestamp_ms"))
-        rows.append(timers.groupBy("key").agg(packed.alias("timers")).withColumn("state", F.lit(TIMERS)))
-    key_group = F.pmod(
-        F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key]), F.lit(pipeline.max_parallelism)
-    )
-    return [frame.withColumn("__key_group", key_group.cast("int")) for frame in rows]
+def _timer_lists(timers: DataFrame) -> DataFrame:
+    packed = F.array_sort(F.collect_list("expiration_timestamp_ms"))
+    return timers.groupBy("key").agg(packed.alias("timers")).withColumn("state", F.lit(TIMERS))
+
+
+def _with_key_groups(pipeline: Pipeline, frames: Sequence[DataFrame]) -> list[DataFrame]:
+    hashed = F.xxhash64(*[F.col("key").getField(name) for name in pipeline.key])
+    key_group = F.pmod(hashed, F.lit(pipeline.max_parallelism)).cast("int")
+    return [frame.withColumn("__key_group", key_group) for frame in frames]
 
 
 class _StateReader:
-    """Spark's ``statestore`` source, at one batch."""
+    """Reader of Spark's ``statestore`` source, at one batch."""
 
     def __init__(self, spark: SparkSession, path: str, batch: int, operator_id: int) -> None:
         self._spark, self._path = spark, path
         self._options = {"batchId": str(batch), "operatorId": str(operator_id)}
 
     def state(self, name: str) -> DataFrame:
-        """A row per key, with the whole list or map."""
+        """Read a state: one row for each key, with the whole list or map."""
         return self._load(stateVarName=name, flattenCollectionTypes="false")
 
     def timers(self) -> DataFrame:
@@ -199,7 +197,7 @@ class _StateReader:
 
 
 def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[str, Any], int]:
-    """The properties of a query's transformWithState, and the last batch that it committed."""
+    """Return the properties of a query's transformWithState, and the last batch that the query committed."""
     what = f"{path} is not the checkpoint of a streaming query with state"
     try:
         rows = spark.read.format("state-metadata").load(path).collect()
@@ -215,18 +213,6 @@ def _operator(spark: SparkSession, path: str, operator_id: int) -> tuple[dict[st
     raise UsageError(f"operator {operator_id} of the query in {path} is no transformWithState; it has {there}")
 
 
-def _watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
-    """What the query journaled for the batch after this one; 0 before any event."""
-    watermark_ms: int = _journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"]
-    return watermark_ms
-
-
-def _late_watermark_ms(spark: SparkSession, path: str, batch: int) -> int:
-    """What handlers of this batch saw, up to which the next one drops rows; 0 before any event."""
-    watermark_ms: int = _journaled(spark, f"{path}/offsets/{batch}")["batchWatermarkMs"]
-    return watermark_ms
-
-
 def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
     (journal,) = spark.read.text(file, wholetext=True).collect()
     said: dict[str, Any] = json.loads(journal.value.splitlines()[1])
@@ -234,6 +220,8 @@ def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
 
 
 def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> None:
+    if pipeline.api == "arrow":
+        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
     mode = _TIME_MODES.get(str(properties["timeMode"]).lower())
     if mode != pipeline.time_mode:
         raise UsageError(
@@ -270,7 +258,7 @@ def _key_schema(pipeline: Pipeline, path: str, frames: list[DataFrame]) -> Struc
 
 
 def _entries(frame: DataFrame, n: int, descriptor: StateDescriptor, path: str) -> DataFrame:
-    """Rows as `ImportJob` takes them."""
+    """Return a state's rows as `ImportJob` takes them."""
     column = {"value": "value", "list": "list_value", "map": "map_value"}[descriptor.kind]
     found: Any = frame.schema[column].dataType
     match descriptor.kind:
@@ -315,9 +303,17 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
 def initial_state_of(
     spark: SparkSession, savepoint: str, *, root: str | None = None, pipeline: str | None = None
 ) -> GroupedData:
-    """What ``transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)`` starts a query with: a row per key, with its
-    columns and, in one more column, all that it has. ``savepoint``: a savepoint's folder, or, with root and pipeline, a checkpoint as
-    ``format("keyed_state")`` takes it. Raises: UsageError, StateGapError if there is none."""
+    """Make the initial state for ``transformWithState(continuing(Processor, savepoint)(), ..., initialState=...)``.
+
+    Args:
+        savepoint: A savepoint's folder; with root and pipeline, a checkpoint as ``format("keyed_state")`` takes it.
+
+    Returns:
+        One row for each key: the key's columns, and one more column with all states and timers of the key.
+
+    Raises:
+        UsageError, StateGapError: There is no such savepoint or checkpoint.
+    """
     spark.dataSource.register(KeyedState)
     source = find_state(savepoint, root=root, pipeline=pipeline)
     if any(name == _HELD for name in (f["name"] for f in source.content.key_schema["fields"])):
@@ -340,7 +336,7 @@ def initial_state_of(
 
 
 def _gathered(kind: str) -> Column:
-    """All that a key has of one state."""
+    """Aggregate all entries that a key has of one state."""
     if kind == "value":
         return F.first("value")
     if kind == "list":
@@ -354,8 +350,10 @@ def _gathered(kind: str) -> Column:
 
 
 def continuing(processor: type, savepoint: str, *, root: str | None = None, pipeline: str | None = None) -> type:
-    """The processor class, of PySpark's row API, with a ``handleInitialState`` that puts back what `initial_state_of` gives of the
-    same state. It replaces the class's own one. The workers need this project on their path."""
+    """Return a subclass of a processor of PySpark's row API that takes the initial state of `initial_state_of`.
+
+    The subclass's ``handleInitialState`` replaces the processor's own method. The workers need this project on their path.
+    """
     states = find_state(savepoint, root=root, pipeline=pipeline).content.states
     types = {d.name: (parse_struct(d.versions[-1].value), _user_key(d)) for d in states}
 
@@ -377,7 +375,7 @@ def _user_key(descriptor: StateDescriptor) -> Struct | None:
 
 
 class _Remembering:
-    """A handle that knows which states were asked of it."""
+    """Handle that remembers the states that the processor declared."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -400,7 +398,11 @@ class _Remembering:
         return state
 
     def put_back(self, held: Any, types: Types) -> None:
-        """Writes what one key had. Raises: UsageError for a state that the processor does not declare."""
+        """Write the states and timers of one key.
+
+        Raises:
+            UsageError: The processor does not declare a state, or declares another kind of state.
+        """
         for at_ms in held[TIMERS_NAME] or ():
             self._handle.registerTimer(at_ms)
         for name, (value, user_key) in types.items():
@@ -422,7 +424,7 @@ class _Remembering:
 
 
 def _as_state(data_type: DataType, value: Any) -> Any:
-    """A value as states take it, of one inside a row of the initial state, where structs are dicts, and maps their pairs."""
+    """Convert a value of an initial state's row, where structs are dicts and maps are pairs, to the form that states take."""
     if value is None:
         return None
     match data_type:

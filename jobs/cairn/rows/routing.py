@@ -1,27 +1,30 @@
-"""Which row goes to which shard, in Spark's JVM.
+"""Placement of rows in shards, in Spark's JVM.
 
-One DataFrame of ticks, initial-state rows and input rows is made, which has all columns side by side:
+One DataFrame holds ticks, initial-state rows and input rows, with all columns side by side:
 
     __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, … where there is an initial state
 
-A task puts these rows in order (`arrange_rows`); structs would cost the shuffle a copy of each row. Rows of types that only Spark can
-order are sorted here, and laid out as jobs get them:
+A task sorts these rows (`arrange_rows`); structs would cost the shuffle a copy of each row. Rows of types that only Spark can order are
+sorted here and have the layout that jobs read:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
-                                                  | __initial struct<initial state's columns>, where there is such
+                                                  | __initial struct<initial state's columns>, where there is an initial state
 
-The key's columns stand by themselves, since the sort compares them more than anything else.
+The key's columns are columns of their own, because the sort compares them most often.
 
-``__part`` is what travels to one shard alone: of ticks only. A tick comes first in its partition. A tick per shard makes sure that a shard without input runs too (its timers may be due) and that adaptive execution can't
-drop or merge it. Rows are placed by ``repartitionById`` and sorted by key group, key, kind, ``order_by`` and then every
-other column (``row_order``), so that the order within a key is total and depends on neither file splits nor shuffle order.
+``__part`` is the data of one shard; only ticks have a part. A tick is the first row of its partition. Each shard has a tick, because a
+shard without input runs too (its timers may be due) and adaptive execution must neither drop nor merge its partition.
+``repartitionById`` places the rows. They are sorted by key group, key, kind, ``order_by`` and then by every other column (`row_order`).
+So the order within a key is total and depends on neither file splits nor shuffle order.
 
-Of keys that are equal to Spark (0.0 and -0.0) the columns hold one, so that a key does not depend on which row came first.
+Spark takes some keys for equal (0.0 and -0.0). The key's columns hold one of them, because the key must not depend on the row that comes
+first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -53,14 +56,18 @@ KEY_GROUP, PART, KIND = "__key_group", "__part", "__kind"
 
 
 def key_schema_of(schema: StructType, key: Sequence[str]) -> StructType:
-    """The key columns' part of the input's schema. Raises: KeyTypeError if a type can't be a key's."""
+    """Return the key columns' part of the input's schema.
+
+    Raises:
+        KeyTypeError: A column's type can't be a key's.
+    """
     key_schema = StructType([schema[name] for name in key])
     check_key_schema(parse_struct(key_schema.jsonValue()))
     return key_schema
 
 
 def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
-    """Raises: UsageError for a column that the input lacks."""
+    """Raise UsageError if ``order_by`` names a column that the input lacks."""
     unknown = [name for name in order_by if name not in schema.names]
     if unknown:
         raise UsageError(
@@ -68,71 +75,97 @@ def check_order_by(order_by: Sequence[str], schema: StructType) -> None:
         )
 
 
-def route(
-    spark: SparkSession,
-    rows: DataFrame,
-    initial: DataFrame | None = None,
-    *,
-    key: Sequence[str],
-    initial_key: Sequence[str] = (),
-    order_by: Sequence[str],
-    parts: Sequence[bytes],
-    max_parallelism: int,
-    in_order: bool = True,
-) -> DataFrame:
-    """The ticks and rows of all shards, each shard one sorted partition; partition number = shard. ``parts``: for each shard what its
-    tick holds. ``initial_key``: what the key's columns are called in ``initial``, in the key's order, if otherwise. ``in_order`` False:
-    as `arrange_rows` takes them, not sorted and without structs."""
-    parallelism = len(parts)
-    schema = rows.schema
-    check_order_by(order_by, schema)
-    if not in_order:
-        flat = _tick_rows(spark, parts, max_parallelism, TICK)
-        flat = flat.unionByName(_flat(rows, INPUT, key, max_parallelism), allowMissingColumns=True)
-        if initial is not None:
-            initial_rows = _flat(initial, INITIAL, initial_key or key, max_parallelism)
-            flat = flat.unionByName(initial_rows, allowMissingColumns=True)
-        return flat.repartitionById(parallelism, _shard(parallelism, max_parallelism))
-    keyed = [_keyed(rows, INPUT, "__input", key, max_parallelism)]
-    if initial is not None:
-        keyed.append(_keyed(initial, INITIAL, "__initial", initial_key or key, max_parallelism))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The rows of an interval before they are routed.
+
+    Attributes:
+        initial: The initial state's rows; None if the interval has none.
+        key: The key's columns in ``rows``.
+        initial_key: The key's columns in ``initial``, in the order of ``key``; empty: the names in ``key``.
+        order_by: Columns of ``rows`` that order the rows of a key.
+    """
+
+    rows: DataFrame
+    initial: DataFrame | None = None
+    key: Sequence[str]
+    initial_key: Sequence[str] = ()
+    order_by: Sequence[str] = ()
+
+    def by_kind(self) -> list[tuple[int, DataFrame, Sequence[str]]]:
+        """Return kind, rows and key columns of the input and of the initial state, if there is one."""
+        kinds: list[tuple[int, DataFrame, Sequence[str]]] = [(INPUT, self.rows, self.key)]
+        if self.initial is not None:
+            kinds.append((INITIAL, self.initial, self.initial_key or self.key))
+        return kinds
+
+
+def route(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
+    """Place the ticks and rows of all shards, unsorted and without structs, as `arrange_rows` takes them.
+
+    Args:
+        parts: For each shard the data of its tick.
+
+    Returns:
+        A frame with one partition for each shard; the partition's number is the shard.
+
+    Raises:
+        UsageError: ``order_by`` names a column that the input lacks.
+    """
+    check_order_by(inputs.order_by, inputs.rows.schema)
+    flat = _tick_rows(spark, parts, max_parallelism, TICK)
+    for kind, rows, key in inputs.by_kind():
+        flat = flat.unionByName(_flat(rows, kind, key, max_parallelism), allowMissingColumns=True)
+    return flat.repartitionById(len(parts), _shard(len(parts), max_parallelism))
+
+
+def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes], max_parallelism: int) -> DataFrame:
+    """Place the ticks and rows of all shards as ``route`` does, sorted by Spark and in the layout that jobs read."""
+    schema = inputs.rows.schema
+    check_order_by(inputs.order_by, schema)
+    keyed, values, ties, in_bytes = [], list[Column | None](), list[Column](), []
+    for kind, rows, key in inputs.by_kind():
+        of, name = rows.schema, _STRUCT[kind]
+        keyed.append(_keyed(rows, kind, key, max_parallelism))
+        order_by = inputs.order_by if kind == INPUT else ()
+        values += _in_order(name, of, [*order_by, *of.names], key)
+        ties += tie_breaks([(_in(name, f.name), f.dataType) for f in of])
+        # Read from the schema: to ask a frame for its columns is a request to a Connect server, which analyses the whole plan.
+        if any(needs_bytes(f.dataType) for f in of):
+            in_bytes.append(_BYTES[name])
     routed = _with_ticks(spark, parts, keyed, max_parallelism)
-    by_kind = [("__input", schema, [*order_by, *schema.names], key)]
-    if initial is not None:
-        by_kind.append(("__initial", initial.schema, initial.schema.names, initial_key or key))
-    # Known here: to ask the frame for its columns is a request to a Connect server, which analyses the whole plan for it.
-    in_bytes = [_BYTES[name] for name, of, *_ in by_kind if any(needs_bytes(f.dataType) for f in of)]
-    placed = routed.repartitionById(parallelism, _shard(parallelism, max_parallelism)).sortWithinPartitions(
-        *_sort_prefix(schema[key[0]].dataType),
-        F.col("__key_group"),
-        *[F.col(name) for name in key_columns(len(key))],
-        F.col("__kind"),
-        *[column for part in by_kind for column in _in_order(*part)],
-        *[column for name, of, *_ in by_kind for column in tie_breaks([(_in(name, f.name), f.dataType) for f in of])],
+    placed = routed.repartitionById(len(parts), _shard(len(parts), max_parallelism)).sortWithinPartitions(
+        *_sort_prefix(schema[inputs.key[0]].dataType),
+        F.col(KEY_GROUP),
+        *map(F.col, key_columns(len(inputs.key))),
+        F.col(KIND),
+        *values,
+        *ties,
         *map(F.col, in_bytes),
     )
     return placed.drop(*in_bytes) if in_bytes else placed
 
 
-# What tells rows apart that nothing in the JVM orders, by the kind's column.
+_STRUCT = {INPUT: "__input", INITIAL: "__initial"}
+# By the kind's struct, the column that breaks ties between rows that nothing in the JVM orders.
 _BYTES = {"__input": "__input_bytes", "__initial": "__initial_bytes"}
 
 
 def key_columns(count: int) -> list[str]:
-    """What the key's columns are called on their way."""
+    """Return the names of the key's columns in a routed frame."""
     return [f"__key_{i}" for i in range(count)]
 
 
 def flat_columns(kind: int, count: int) -> list[str]:
-    """What the columns of a kind are called where they travel side by side."""
-    return [f"__{'input' if kind == INPUT else 'initial'}_{i}" for i in range(count)]
+    """Return the names of a kind's columns where they are side by side."""
+    return [f"{_STRUCT[kind]}_{i}" for i in range(count)]
 
 
 def _with_ticks(
     spark: SparkSession, parts: Sequence[bytes], keyed: Sequence[DataFrame], max_parallelism: int
 ) -> DataFrame:
-    # Typed nulls rather than columns that are only there on one side: key columns may be NOT NULL. The rows themselves are
-    # left to the union, since some types that a source may give (TIME) can't be cast to.
+    # Ticks get typed nulls: key columns may be NOT NULL, and a union makes no nulls for those. The rows get their missing columns from
+    # the union, because nothing can be cast to some types of sources (TIME).
     types = {f.name: f.dataType for part in keyed for f in part.schema if f.name not in (KEY_GROUP, KIND, *_BYTES)}
     routed = _tick_rows(spark, parts, max_parallelism).select(
         "*",
@@ -145,7 +178,7 @@ def _with_ticks(
 
 
 def _flat(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
-    # As texts: each Column that PySpark makes costs a few requests to the JVM, 1,300 an interval of 13 columns.
+    # Expressions are texts: each Column object costs PySpark a few requests to the JVM, 1,300 for an interval of 13 columns.
     names = rows.schema.names
     return rows.selectExpr(
         _key_group(key, max_parallelism),
@@ -159,7 +192,8 @@ def _key_group(key: Sequence[str], max_parallelism: int) -> str:
     return f"cast(pmod({hashed}, {max_parallelism}) as int) as {KEY_GROUP}"
 
 
-def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_parallelism: int) -> DataFrame:
+def _keyed(rows: DataFrame, kind: int, key: Sequence[str], max_parallelism: int) -> DataFrame:
+    column = _STRUCT[kind]
     unordered = [_column(f.name) for f in rows.schema if needs_bytes(f.dataType)]
     return rows.select(
         F.expr(_key_group(key, max_parallelism)),
@@ -174,8 +208,11 @@ def _keyed(rows: DataFrame, kind: int, column: str, key: Sequence[str], max_para
 
 
 def _sort_prefix(first_key: DataType) -> list[Column]:
-    """An integer that orders as key group and first key column do, but for ties: what Spark's sort compares without looking
-    at the rows, which halves its time. Key group in the upper 15 bits; below them 0 for null, else the key, clamped."""
+    """Return an integer that orders as key group and first key column do, except for ties.
+
+    Spark's sort compares an integer without a look at the rows, in half the time. The key group is in the upper 15 bits. The lower 48 bits
+    hold 0 for null, else the key, clamped.
+    """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []
     limit = 2**47 - 1
@@ -196,7 +233,7 @@ def _in(column: str, name: str) -> Column:
 
 
 def _one_nan(column: Column, data_type: DataType) -> Column:
-    """Files hold NaN with and without a sign, which nothing in the JVM tells apart, but the bytes of state do."""
+    """Replace every NaN by one NaN: files hold NaN with and without a sign, equal in the JVM but not in the bytes of state."""
     return (
         F.nanvl(column, F.lit(float("nan")).cast(data_type))
         if isinstance(data_type, FloatType | DoubleType)
@@ -205,7 +242,7 @@ def _one_nan(column: Column, data_type: DataType) -> Column:
 
 
 def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) -> DataFrame:
-    """One row per shard, with its part, each in its own partition: for jobs that have no input."""
+    """Make one row for each shard, with its part, in a partition of its own: for jobs without input."""
     rows = _tick_rows(spark, parts, max_parallelism)
     return rows.repartitionById(len(parts), _shard(len(parts), max_parallelism))
 
@@ -213,8 +250,10 @@ def ticks(spark: SparkSession, parts: Sequence[bytes], *, max_parallelism: int) 
 def place(
     spark: SparkSession, frames: Sequence[DataFrame], *, parts: Sequence[bytes], max_parallelism: int
 ) -> DataFrame:
-    """Rows with a ``__key_group`` in their shards' partitions, in any order behind a tick, of which all but group and part is null. The
-    frames may have different columns."""
+    """Place rows that have a ``__key_group`` in their shards' partitions, in any order behind a tick.
+
+    All columns of a tick but group and part are null. The frames may have different columns.
+    """
     rows = _tick_rows(spark, parts, max_parallelism)
     for frame in frames:
         rows = rows.unionByName(frame, allowMissingColumns=True)
@@ -227,12 +266,12 @@ _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
 
 def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
-    """In one partition, which is one task. ``kind``: has a column of it too."""
+    """Make the ticks in one partition, which is one task; with a column of their kind if ``kind`` is given."""
     firsts = [range_of(shard, len(parts), max_parallelism).first for shard in range(len(parts))]
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}
     if kind is not None:
         columns[KIND] = pa.array([kind] * len(parts), pa.int8())
-    # As Arrow: Spark takes that for rows of its own, and reads a list of Python's by an RDD with a decoder.
+    # An Arrow table: Spark turns a list of Python's into an RDD with a decoder.
     return spark.createDataFrame(pa.table(columns), _TICK if kind is None else _TICK_OF_KIND).coalesce(1)
 
 
