@@ -1,7 +1,7 @@
 """The RocksDB engine of one shard. The only module that imports rocksdict.
 
-All of rocksdict's failures are plain ``Exception`` and are turned into ours here. Iterations end with a status check: the
-plain iterator stops silently at a corrupt block, which would read as "no more keys".
+rocksdict raises every failure as a plain ``Exception``. This module turns these into errors of this project. Every iteration ends with a
+status check, because an iterator ends without an error at a corrupt block, as if no more keys followed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from state_backend.values.errors import CorruptFile, InvariantViolated, StorageU
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 SST_SUFFIX = ".sst"
-# What RocksDB reads and unpacks for one key, before compression.
+# Size of a block before compression. RocksDB reads and unpacks a whole block for one key.
 BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
-# Runs are merged on purpose when a shard is captured. Only an interval that fills this many write buffers is merged by RocksDB
-# itself meanwhile, so that its reads stay fast.
+# Runs are merged on purpose when a shard is captured. RocksDB itself merges only during an interval that fills this many write buffers,
+# because reads would become slow.
 RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
-# After so many keys in a row that nobody wants, a scan looks for the next one that is wanted.
+# After this many unwanted keys in a row, a scan seeks the next wanted key.
 _UNWANTED_KEYS = 32
 _ANY_RATIO = 1_000_000_000
 _ANY_BYTES = 1 << 60
@@ -50,14 +50,16 @@ _TABLE_PROPERTIES = re.compile(r"(# entries|# deletions|# range deletions|raw ke
 class EngineOptions:
     """Memory, files and upkeep of one shard's RocksDB.
 
-    compression: of what is written from now on; files of either kind are read whatever it says.
-    most_sorted_runs: a capture that finds more merges the newest ones.
-    most_obsolete_percent: of the live state's bytes; a shard whose files hold more is rewritten when its turn comes.
-    consolidation_bytes: what all shards together may rewrite for that reason in one interval.
-    cache_dir: where a host keeps files for its next intervals; ``{temp}`` and ``{uid}`` are filled in there. None: nowhere.
-    cache_bytes: the most that the cache keeps. It also leaves half of the disk's free space alone.
-    metadata_dir: a folder in memory for the small files that RocksDB syncs some ten times whenever it opens; less than 1 MB per store.
-        None, or where there is no such folder or too little room in it: they lie beside the state, as RocksDB has it.
+    Attributes:
+        compression: Compression of new files. Files of both kinds can be read under either setting.
+        most_sorted_runs: A capture of a shard with more sorted runs merges the newest runs.
+        most_obsolete_percent: Obsolete bytes in a shard's files, in percent of the live state's bytes. A shard with more is rewritten when
+            its turn comes.
+        consolidation_bytes: The most bytes that all shards together rewrite in one interval because of ``most_obsolete_percent``.
+        cache_dir: The folder where a host keeps files for later intervals; None: no cache. The host fills in ``{temp}`` and ``{uid}``.
+        cache_bytes: The most bytes that the cache keeps. The cache also leaves half of the disk's free space unused.
+        metadata_dir: A folder in memory for the small files that RocksDB syncs about ten times at each open, less than 1 MB per store. The
+            small files are beside the state if this is None, the folder does not exist, or it has too little room.
     """
 
     write_buffer_bytes: int = 64 * MIB
@@ -83,13 +85,13 @@ class EngineOptions:
             )
 
     def cache_folder(self) -> Path | None:
-        """``cache_dir`` on this host."""
+        """Return ``cache_dir`` on this host."""
         if self.cache_dir is None:
             return None
         return Path(self.cache_dir.replace("{temp}", tempfile.gettempdir()).replace("{uid}", str(os.getuid())))
 
     def to_options(self) -> rocksdict.Options:
-        """rocksdict's own options."""
+        """Return rocksdict's own options."""
         table = rocksdict.BlockBasedOptions()
         table.set_bloom_filter(self.bloom_bits_per_key, False)
         table.set_block_cache(rocksdict.Cache(self.block_cache_bytes))
@@ -126,25 +128,26 @@ class EngineOptions:
 
 
 class Recorder(Protocol):
-    """Whoever keeps a record of what is written to a store."""
+    """Record of the changes of a store."""
 
     def write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Told before the store writes; None deletes."""
+        """Record puts and deletions (value None) that the store has written."""
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Told before the store deletes keys from ``start`` on and before ``end``."""
+        """Record that the store has deleted all keys with start <= key < end."""
 
     def close(self) -> None:
-        """Told when the store closes."""
+        """End the record; the store closes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRun:
-    """Files of which no two hold the same key: one of level 0, or a whole deeper level. ``entries`` counts puts and
-    ``deletions``, those of ranges included.
+    """A file of level 0, or all files of a deeper level: no key is in two files of a run.
 
-    raw_bytes: keys and values before compression, with 8 bytes for each. RocksDB says so of all runs in level 0 together; each
-        has its part of them by its size.
+    Attributes:
+        entries: Puts and deletions, deleted ranges included.
+        raw_bytes: Keys and values before compression, and 8 bytes for each. RocksDB gives one sum for all runs of level 0; each run gets
+            a share by its size.
     """
 
     size_bytes: int
@@ -154,13 +157,18 @@ class SortedRun:
 
 
 class RocksStore:
-    """A sorted map of bytes to bytes in one directory. Not thread-safe; nothing is durable before ``capture``.
+    """A sorted map of bytes to bytes in one directory. Not thread-safe. Nothing is durable before ``capture``.
 
-    ``recorder``, if one is set, is told of each write after it was made, and closed with the store.
+    Attributes:
+        recorder: Records each write after the write; the store closes it. None: no record.
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
-        """Opens what is in ``directory``, or an empty store. Raises: CorruptFile if it is damaged."""
+        """Open the store in ``directory``, or an empty store.
+
+        Raises:
+            CorruptFile: The store is damaged.
+        """
         self.directory = directory
         self.recorder: Recorder | None = None
         self._options = options
@@ -170,7 +178,7 @@ class RocksStore:
         files = len(list(directory.glob(f"*{SST_SUFFIX}")))
         if files and not (directory / "CURRENT").exists():
             raise CorruptFile(f"can't open the state in {directory}: {files} files and no CURRENT; is it open already?")
-        # RocksDB would begin 16 threads to open a handful of files, which takes longer than to open them.
+        # By default RocksDB starts 16 threads, which takes longer than to open a few files.
         opened.set_max_file_opening_threads(min(16, 1 + files // 32))
         self._metadata = borrow_metadata(directory, options.metadata_dir)
         if self._metadata is not None:
@@ -181,9 +189,7 @@ class RocksStore:
             self._return_metadata()
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
-        unlogged.disable_wal = (
-            True  # an interval is captured whole or thrown away, so a log would be written for nobody
-        )
+        unlogged.disable_wal = True  # an interval is captured as a whole or thrown away: nothing would read a log
         self._db.set_write_options(unlogged)
 
     def __enter__(self) -> RocksStore:
@@ -212,12 +218,12 @@ class RocksStore:
         return values
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Puts and deletes (value None), applied together."""
+        """Apply puts and deletions (value None) together."""
         pairs = list(changes)
         self.write_columns([key for key, _ in pairs], [value for _, value in pairs])
 
     def write_columns(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """The same, of a key the value at its place."""
+        """Apply puts and deletions (value None) together: of each key the value at the same place."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         deletions = values.count(None)
         if deletions == len(values):
@@ -384,16 +390,18 @@ class RocksStore:
         return keys, values, counts
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Removes start <= key < end."""
+        """Delete all keys with start <= key < end."""
         with self._writing:
             self._db.delete_range(start, end)
         if self.recorder is not None:
             self.recorder.delete_range(start, end)
 
     def copy_range(self, destination: RocksStore, start: bytes, end: bytes | None) -> None:
-        """Adds what lies in start <= key < end (None: to the last) to a store that has nothing there: as files that it takes
-        in at its lowest level, not as writes that it would have to sort, flush and merge again. Both stores must be on one
-        file system."""
+        """Copy the entries with start <= key < end (None: to the last key) to a store that is empty there.
+
+        The destination takes new files in at its lowest level; writes would have to be sorted, flushed and merged again. Both stores must
+        be on one file system.
+        """
         read = rocksdict.ReadOptions()
         if end is not None:
             read.set_iterate_upper_bound(end)
@@ -422,15 +430,20 @@ class RocksStore:
                 destination._db.ingest_external_file(files, moved)
 
     def sorted_runs(self, *, flushed: bool = True) -> list[SortedRun]:
-        """What a read has to look through, newest first, after a flush, or besides what is not flushed. Lets compactions end that
-        RocksDB began itself: files and their properties are asked for one after the other."""
+        """Return the sorted runs that a read searches, newest first.
+
+        Waits for compactions that RocksDB began, because files and their properties are read one after the other.
+
+        Args:
+            flushed: Flush first. False: entries in memory belong to no run.
+        """
         runs = []
         with self._reading:
             if flushed:
                 self._db.flush()
             self._await_compactions(600.0)
             for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
-                # The counts of files that were there at the open are not all at hand; their sum is.
+                # RocksDB does not know each file's counts after an open, but knows their sum.
                 counts = self._table_properties(f"-at-level{level}")
                 raw_bytes = counts["raw key size"] + counts["raw value size"]
                 of_level = list(files)
@@ -457,20 +470,21 @@ class RocksStore:
         return runs
 
     def range_deletions(self) -> int:
-        """How many deleted ranges the files hold; none once everything was merged."""
+        """Count the deleted ranges in the files: 0 after ``compact``."""
         with self._reading:
             return self._table_properties("")["# range deletions"]
 
     def _table_properties(self, level: str) -> dict[str, int]:
-        """Sums over the files of a level, or over all."""
+        """Return sums over the files of a level, or over all files."""
         table = self._db.property_value(f"rocksdb.aggregated-table-properties{level}") or ""
         return {name: int(number) for name, number in _TABLE_PROPERTIES.findall(table)}
 
     def merge_newest(self, count: int) -> None:
-        """Merges the newest ``count`` of the sorted runs, at least two and not all, into one, and waits for it.
+        """Merge the newest ``count`` sorted runs, at least two and not all, into one run, and wait.
 
-        RocksDB has no call for that. So its universal compaction is told to pick exactly these: as many runs as there are
-        make one due, of any sizes, and the width has no choice."""
+        RocksDB has no call to merge given runs. The options below make universal compaction pick exactly these: the present number of
+        runs triggers a compaction, runs of any sizes qualify, and the width is fixed.
+        """
         runs = self.sorted_runs()
         if not 2 <= count < len(runs):
             raise UsageError(f"can't merge {count} of {len(runs)} sorted runs in {self.directory}")
@@ -489,7 +503,7 @@ class RocksStore:
         started = time.monotonic()
         while True:
             if self._db.property_int_value("rocksdb.background-errors"):
-                self._db.flush()  # says what the error was
+                self._db.flush()  # raises the error of the background job
                 raise StorageUnavailable(f"a compaction in {self.directory} failed; is the local disk full or failing?")
             if not self._db.property_int_value("rocksdb.compaction-pending") and not self._db.property_int_value(
                 "rocksdb.num-running-compactions"
@@ -502,10 +516,12 @@ class RocksStore:
             time.sleep(0.001)
 
     def compact(self) -> None:
-        """Merges everything into as few files as the target size allows, and drops what is deleted. The target grows
-        with the state, four times at most.
+        """Merge all runs into as few files as the target size allows, without deleted entries.
 
-        Raises: StorageUnavailable at once if the local disk has no room for a second copy.
+        The target size grows with the state, up to four times ``target_file_bytes``.
+
+        Raises:
+            StorageUnavailable: The local disk has no room for a second copy. Raised before the merge.
         """
         needed_bytes = sum(run.size_bytes for run in self.sorted_runs())
         free_bytes = shutil.disk_usage(self.directory).free
@@ -522,16 +538,17 @@ class RocksStore:
             if target_bytes > least_bytes:
                 self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)
-            self._await_compactions(600.0)  # the call itself tells no failure
+            self._await_compactions(600.0)  # compact_range raises no error of its jobs
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
-        """Flushes, lets compactions that the flush started end (else whether the next checkpoint uploads small files or
-        merged ones would be a matter of luck), and hard-links a consistent image into ``destination``, which must not exist.
+        """Flush, and hard-link a consistent image into ``destination``, which must not exist.
 
-        RocksDB's own checkpoint refuses a store whose metadata lie apart. What it guards against can't happen here: whoever calls
-        this is the only one who writes, and nothing runs behind.
+        Waits for compactions that the flush started. Otherwise the next checkpoint would upload small files or merged files by chance.
+        RocksDB's own checkpoint refuses a store whose metadata are in another folder. That checkpoint guards against concurrent writes,
+        which can't happen here: the caller is the only writer, and no job runs in the background.
 
-        Returns the SSTs and the small files that are needed to open the image, each sorted by name.
+        Returns:
+            The SSTs, and the small files that are needed to open the image, each sorted by name.
         """
         with _Failures(f"can't capture the state in {self.directory}"):
             self._db.flush()
@@ -545,15 +562,13 @@ class RocksStore:
         return ssts, small
 
     def close(self) -> None:
-        """Releases the directory's lock. May be called twice."""
+        """Release the directory's lock. A second call does nothing."""
         if self.recorder is not None:
             self.recorder.close()
         try:
             with suppress(rocksdict.DbClosedError):
                 self._db.close()
-        except (
-            Exception
-        ) as error:  # what a compaction failed with is raised once more, over what it was raised as before
+        except Exception as error:  # rocksdict raises the error of a failed compaction once more
             raise _translated(error, f"can't close the state in {self.directory}") from error
         finally:
             self._return_metadata()
@@ -586,7 +601,10 @@ class _Failures:
 
 
 def _before(end: bytes) -> rocksdict.ReadOptions:
-    """For iterators, which end before ``end``. Whoever uses one holds these as long: they own the bound, and an iterator does not hold them."""
+    """Return options of an iterator that ends before ``end``.
+
+    The caller keeps the options as long as the iterator: the options own the bound, and the iterator does not hold the options.
+    """
     read = rocksdict.ReadOptions()
     read.set_iterate_upper_bound(end)
     return read
@@ -602,7 +620,7 @@ def _link_or_copy(source: Path, destination: Path) -> None:
 
 
 def _needed_files(folder: Path) -> list[str]:
-    """The names, sorted, of what a store needs to be opened beside SSTs; the manifest is the one that CURRENT says."""
+    """Return the names, sorted, of the files besides SSTs that a store needs to open: CURRENT names the MANIFEST."""
     manifest = (folder / "CURRENT").read_text().strip()
     if not re.fullmatch(r"MANIFEST-\d+", manifest):
         raise InvariantViolated(f"CURRENT in {folder} names {manifest!r}")

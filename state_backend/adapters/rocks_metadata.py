@@ -1,14 +1,14 @@
 """RocksDB's metadata in memory while a store is open.
 
-Opening a store writes a new MANIFEST, CURRENT and OPTIONS and syncs each of them and their folder: most of the time that a restore
-takes beside its transfer, and on a busy disk much more. A store is durable nowhere before it is captured, so that nothing is lost
-if these files are. They go into a folder of their own in memory, and back beside the state when it is closed:
+RocksDB writes a new MANIFEST, CURRENT and OPTIONS at each open, and syncs each file and the folder. These syncs are most of a restore's
+time besides the transfer, and much more on a busy disk. A store is not durable before ``capture``, so a crash may lose these files. They
+are in a folder of their own in memory while the store is open, and beside the state again after the close:
 
     <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
 
-Whoever has a store open holds a lock on its folder (``folder_lock``). A killed process leaves the folder, and the kernel drops the lock:
-whoever opens a store next removes folders that nobody has locked. RocksDB's own lock on LOCK does not do: it is taken some time after
-the file is made, and a look at it from the same process would drop it.
+A process holds a lock on the folder while its store is open (``folder_lock``). A killed process leaves the folder, and the kernel drops
+the lock. The next process that opens a store removes folders without a lock. RocksDB's own lock on LOCK can't be used: RocksDB locks the
+file some time after it creates the file, and a process that tests its own lock drops the lock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 
 from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
 
-# Other folders of ours, which begin with "cairn-", lie beside these if TMPDIR is the same memory.
+# Differs from "cairn-", the prefix of work folders, which are in the same memory if TMPDIR is there.
 _PREFIX = ".cairn-rocksdb-"
 _NEEDED_BYTES = 64 * 1024 * 1024
 _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
 
 
 class BorrowedMetadata:
-    """What lies in ``folder`` until it is given back to ``directory``. Not safe to use from several threads."""
+    """Metadata of a store, in ``folder`` until ``give_back`` moves them to ``directory``. Not thread-safe."""
 
     def __init__(self, directory: Path, folder: Path, lock: int) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class BorrowedMetadata:
         self._lock = lock
 
     def give_back(self) -> None:
-        """Moves what is needed to open the state again back beside it, unless that is gone."""
+        """Move the files that are needed to open the state back beside it, unless the state's folder was removed."""
         with suppress(OSError):
             for path in _metadata_in(self.folder):
                 shutil.move(path, self._directory / path.name)
@@ -44,8 +44,11 @@ class BorrowedMetadata:
 
 
 def borrow_metadata(directory: Path, memory: str | None) -> BorrowedMetadata | None:
-    """A new folder in ``memory`` with all that lies in ``directory`` and is no state, which is moved there; None if there is no such
-    memory, or less than 64 MiB left of it."""
+    """Move the metadata in ``directory`` to a new folder in ``memory``.
+
+    Returns:
+        The metadata; None if ``memory`` does not exist or has less than 64 MiB left.
+    """
     if memory is None:
         return None
     try:

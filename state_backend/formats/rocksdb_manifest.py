@@ -1,13 +1,11 @@
-"""RocksDB's own MANIFEST, as far as it says which SST holds which keys, how to leave some SSTs out of it, and how to add those of
-another store.
+"""Codec of RocksDB's MANIFEST: the SSTs of a store with their key ranges, removal of SSTs, and addition of another store's SSTs.
 
     log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; fewer than 7 bytes at the end are zeros
              kind: 1 a whole record, 2 its first, 3 a middle, 4 its last piece
     record   a version edit: (tag varint, what belongs to the tag) …
     new file level, number, size, smallest key, largest key, two sequence numbers, (field, bytes) … until field 1
 
-Keys are there with 8 bytes of sequence number and kind behind them. Tags that are not known here make the whole log unreadable
-to us, except those that RocksDB marks as ignorable.
+Each key has 8 more bytes, its sequence number and kind. A log with an unknown tag is refused, unless RocksDB marks the tag as ignorable.
 
 Source: RocksDB's ``db/log_format.h`` and ``db/version_edit.cc``.
 """
@@ -35,9 +33,14 @@ _FIELDS_END, _EPOCH, _SEQUENCE_BYTES = 1, 13, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SstSpan:
-    """A live SST: its number (of ``000012.sst``), its level, and the least and the greatest key in it, range deletions included.
-    ``epoch``: which of two files of level 0 is the newer one, 0 if the log does not say. ``described``: all else that the log says of it
-    behind its number, without the field that ends it."""
+    """A live SST.
+
+    Attributes:
+        number: 12 for ``000012.sst``.
+        smallest: The least key, deleted ranges included; ``largest``: the greatest key.
+        epoch: The greater epoch of two files of level 0 belongs to the newer file; 0 if the log has no epoch.
+        described: The other fields of the log behind the number, without the field that ends them.
+    """
 
     number: int
     level: int
@@ -49,8 +52,13 @@ class SstSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """What a log comes to: the SSTs that the store consists of, by number; the next number that it gives to a file; the greatest
-    sequence number that any of its entries may have."""
+    """The store that a log describes.
+
+    Attributes:
+        spans: The live SSTs, by number.
+        next_file: The number of the next file.
+        last_sequence: No entry has a greater sequence number.
+    """
 
     spans: tuple[SstSpan, ...]
     next_file: int
@@ -58,9 +66,10 @@ class Store:
 
 
 def store_of(log: bytes, name: str) -> Store:
-    """The store that the log describes.
+    """Return the store that the log describes.
 
-    Raises: CorruptFile, with ``name``, for a log that can't be followed.
+    Raises:
+        CorruptFile: The log, called ``name`` in the message, can't be followed.
     """
     live: dict[int, SstSpan] = {}
     numbers = {_NEXT_FILE: 0, _LAST_SEQUENCE: 0}
@@ -83,21 +92,27 @@ def store_of(log: bytes, name: str) -> Store:
 
 
 def without(log: bytes, spans: Collection[SstSpan]) -> bytes:
-    """The log with one more record, which deletes these files."""
+    """Return the log with one more record, which deletes these files."""
     edit = b"".join(_varint(_DELETED_FILE) + _varint(span.level) + _varint(span.number) for span in spans)
     return log + _framed(edit, len(log)) if spans else log
 
 
 def with_stores(log: bytes, base: Store, others: Sequence[Store]) -> tuple[bytes, list[dict[int, int]]]:
-    """The log of ``base`` with one more record, which adds all SSTs of the other stores; and for each of these, old numbers and new
-    ones. Each SST keeps its level. No two stores may reach into each other's keys, neither with entries nor with range deletions.
+    """Return the log of ``base`` with one more record, which adds all SSTs of the other stores.
 
-    Sequence numbers of different stores then say nothing of each other, and need not: they are compared between entries of one key, all
-    of which are of one store. What is written next gets a greater one than any file has. Epochs are made unique: a merge of some files
-    has the least epoch of these, and RocksDB refuses two files of one epoch in level 0 with keys between each other's.
+    Each SST keeps its level. The key ranges of two stores must not overlap, neither by entries nor by deleted ranges.
+
+    Sequence numbers of different stores are not comparable. RocksDB compares them only between entries of one key, and all entries of a key
+    are of one store. Later writes get greater numbers than any file has. Epochs are made unique: a merge of files gets their least epoch,
+    and RocksDB refuses two files of one epoch in level 0 with overlapping keys.
 
     Source: RocksDB's import of column families, ``db/import_column_family_job.cc``.
-    Raises: ValueError if a file has no epoch.
+
+    Returns:
+        The log, and for each other store the new number of each old number.
+
+    Raises:
+        ValueError: A file has no epoch.
     """
     if not all(span.epoch for store in (base, *others) for span in store.spans):
         raise ValueError("a file has no epoch")
@@ -134,7 +149,7 @@ def _records(log: bytes) -> Iterator[bytes]:
 
 
 def _framed(record: bytes, at: int) -> bytes:
-    """A record as it stands in a log behind ``at`` bytes."""
+    """Return a record's bytes in a log, behind ``at`` bytes."""
     framed, first = b"", True
     while True:
         left = _BLOCK_BYTES - (at + len(framed)) % _BLOCK_BYTES
@@ -155,8 +170,10 @@ def _masked_crc(kind: int, payload: bytes) -> int:
 
 
 def _edits(record: bytes) -> Iterator[SstSpan | tuple[int, int]]:
-    """The files that a version edit adds, and as (tag, number) the files that it deletes, the next file and the last sequence number; all
-    else is passed by."""
+    """Yield the files that a version edit adds, and as (tag, number) the files that it deletes, the next file and the last sequence.
+
+    Other fields are ignored.
+    """
     at = 0
     while at < len(record):
         tag, at = _number(record, at)
@@ -216,7 +233,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 def _text(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = _number(data, at)
     if at + size > len(data):
-        raise ValueError("it is cut off")
+        raise ValueError("a text is cut off")
     return data[at : at + size], at + size
 
 

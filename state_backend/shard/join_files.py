@@ -1,9 +1,9 @@
-"""Several shards' files as the files of one store, without reading an entry of them.
+"""Union of the files of several shards in one store, without a read of their entries.
 
-Shards of one checkpoint share no key. So the SSTs of one can lie beside those of another in one store, each in the level that it
-has, if RocksDB's MANIFEST lists them all. That holds only as long as no SST reaches out of its shard's key groups. After a shard was
-split, both halves have the files of the whole with what is not theirs deleted as a range; laid beside the other half, that deletion would
-take the other half's keys away. Such shards are copied entry by entry, until they have been rewritten.
+Shards of one checkpoint share no key. So one store can have the SSTs of several shards, each in its level, if RocksDB's MANIFEST lists
+them all. This holds only while no SST has a key outside of its shard's key groups. After a split of a shard, both halves have the files of
+the whole shard, with a deleted range over the other half's keys. In one store with the other half, the deleted range would hide the other
+half's keys. The entries of such shards are copied, until consolidation has rewritten the shard.
 
 Source: Flink restores in this way with ``createColumnFamilyWithImport``, which rocksdict does not have.
 """
@@ -26,8 +26,11 @@ _MOST_RUNS = RUNS_WITHIN_INTERVAL - 4
 def join_manifests(
     first: ShardManifest, others: Sequence[ShardManifest]
 ) -> tuple[ShardManifest, tuple[ShardManifest, ...]]:
-    """``first`` with the files and segments of those of the ``others`` that can lie beside it, and which these are, in the order of their
-    segments. ``key_groups`` and ``key_group_states`` stay those of ``first``."""
+    """Join the files and segments of ``first`` and of each of the ``others`` whose files can be in the same store.
+
+    Returns:
+        The joint manifest, with ``key_groups`` and ``key_group_states`` of ``first``, and the joined others in the order of their segments.
+    """
     joined: list[tuple[ShardManifest, Store]] = []
     try:
         log, base = _opened(first)
@@ -37,13 +40,16 @@ def join_manifests(
             taken = [base, *(s for _, s in joined)]
             if (
                 runs + _runs(store) <= _MOST_RUNS
-                and not any(_reaches(span, other) for s in taken for span in s.spans)
+                and not any(_overlaps(span, other) for s in taken for span in s.spans)
                 and all(_is_within(span, other) for span in store.spans)
             ):
                 joined.append((other, store))
                 runs += _runs(store)
         data, numbers = with_stores(log.data, base, [store for _, store in joined])
-    except (CorruptFile, ValueError):  # a log of a RocksDB that is not known here: entries can be copied all the same
+    except (
+        CorruptFile,
+        ValueError,
+    ):  # the log of a RocksDB that this code can't follow: the entries can still be copied
         return first, ()
     if not joined:
         return first, ()
@@ -62,13 +68,17 @@ def join_manifests(
 
 
 def _opened(manifest: ShardManifest) -> tuple[InlineFile, Store]:
-    """RocksDB's MANIFEST and what it says. Raises: CorruptFile if it can't be followed; ValueError if it is not there, or names other
-    SSTs than the shard has."""
+    """Return RocksDB's MANIFEST, and the store that the MANIFEST describes.
+
+    Raises:
+        CorruptFile: The MANIFEST can't be followed.
+        ValueError: The MANIFEST is missing, or names other SSTs than the shard has.
+    """
     (log,) = (f for f in manifest.inline_files if f.name.startswith("MANIFEST-"))
     store = store_of(log.data, log.name)
     there = [*(f.name for f in manifest.files), *(f.name for f in manifest.inline_files if f.name.endswith(SST_SUFFIX))]
     if sorted(there) != sorted(_name(span.number) for span in store.spans):
-        raise ValueError(f"{log.name} of shard {manifest.shard} names other files than are there")
+        raise ValueError(f"{log.name} of shard {manifest.shard} names other files than the shard has")
     return log, store
 
 
@@ -85,6 +95,6 @@ def _is_within(span: SstSpan, manifest: ShardManifest) -> bool:
     return span.smallest >= low and (high is None or span.largest < high)
 
 
-def _reaches(span: SstSpan, manifest: ShardManifest) -> bool:
+def _overlaps(span: SstSpan, manifest: ShardManifest) -> bool:
     low, high = key_group_bounds(manifest.key_groups.first, manifest.key_groups.last)
     return span.largest >= low and (high is None or span.smallest < high)

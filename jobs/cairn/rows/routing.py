@@ -123,7 +123,10 @@ def route_in_order(spark: SparkSession, inputs: Inputs, *, parts: Sequence[bytes
     """Place the ticks and rows of all shards as ``route`` does, sorted by Spark and in the layout that jobs read."""
     schema = inputs.rows.schema
     check_order_by(inputs.order_by, schema)
-    keyed, values, ties, in_bytes = [], list[Column | None](), list[Column](), []
+    keyed: list[DataFrame] = []
+    values: list[Column] = []
+    ties: list[Column] = []
+    in_bytes: list[str] = []
     for kind, rows, key in inputs.by_kind():
         of, name = rows.schema, _STRUCT[kind]
         keyed.append(_keyed(rows, kind, key, max_parallelism))
