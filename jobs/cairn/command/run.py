@@ -90,8 +90,8 @@ def run(
 ) -> int:
     """Processes and commits intervals of a pipeline here and now, without Airflow.
 
-    With --from and --to a whole range, in one go: what the same code made of the same input stays as it is, and after a failure the same
-    command goes on behind the last commit, unless --reprocess all was asked for. Without them one that ran already is run again, from the checkpoint that it started from."""
+    With --from and --to it runs a range: results of the same code and input stay, and after a failure the same command goes on behind the
+    last commit (not with --reprocess all). Without them an interval that ran before runs again, from the same checkpoint."""
     from cairn.driver.load_pipeline import load_pipeline
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals

@@ -101,12 +101,11 @@ def try_code(
     """Run intervals with the pipeline's code as it is here, beside production. Production does not change.
 
     Args:
-        root: Production's root.
         code: ``module:NAME`` of the pipeline, for people.
         name: Name of the trial; None: made from its first interval and its code.
         savepoint: URL of a native savepoint that ends where the first interval starts, in place of production's state.
         keep: Time for which the trial stays, from the end of this call.
-        now_ms: Milliseconds since the epoch; None for the storage's clock, which sweeps use too.
+        now_ms: Milliseconds since the epoch; None for the storage's clock.
         on_plan: Gets the `TrialPlan` before anything is written.
 
     Raises:
@@ -121,7 +120,7 @@ def try_code(
         now_ms = storage_now_ms(open_storage(trials_url(root, pipeline.name)))
     trial = replace(plan.trial, ends_ms=_later(now_ms, keep))
     own = root_of_trial(root, pipeline.name, trial.name)
-    begun = time.monotonic()
+    began_s = time.monotonic()
     if read_trial(root, pipeline.name, trial.name) is None:
         remove_all(own)  # what a removed trial of that name wrote after its removal
     write_trial(root, trial)
@@ -141,7 +140,7 @@ def try_code(
         # If somebody removed the trial, that is the cause of this error.
         _clean_up_removed(root, trial, error)
         raise
-    trial = _renewed(root, trial, now_ms + int((time.monotonic() - begun) * 1000), keep)
+    trial = _renewed(root, trial, now_ms + int((time.monotonic() - began_s) * 1000), keep)
     return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
 
 
