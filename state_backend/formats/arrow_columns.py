@@ -72,7 +72,11 @@ _RANGES = {
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """The Arrow type that holds a Spark type. Raises: StateSchemaError for one that state can't hold."""
+    """Return the Arrow type that holds a Spark type.
+
+    Raises:
+        StateSchemaError: State can't hold the type.
+    """
     match data_type:
         case AtomicType(name):
             return _ATOMIC[name]
@@ -89,12 +93,12 @@ def arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def arrow_field(field: Field) -> pa.Field:
-    """A field with its name and nullability."""
+    """Return an Arrow field with the field's name and nullability."""
     return pa.field(field.name, arrow_type(field.type), field.nullable)
 
 
 def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
-    """Of the physical values of a type that a row holds in a fixed width, little-endian; None for other types."""
+    """Return the little-endian dtype of a type's physical values; None for types without a fixed width in a row."""
     if isinstance(data_type, DecimalType):
         return np.dtype("<i8") if data_type.precision <= MAX_LONG_DIGITS else None
     code = _DTYPES.get(data_type.name) if isinstance(data_type, AtomicType) else None
@@ -102,7 +106,7 @@ def dtype_of(data_type: DataType) -> np.dtype[Any] | None:
 
 
 def _fits(found: pa.DataType, expected: DataType) -> bool:
-    """Every value of ``found`` has an equal one in ``expected``; nulls and ranges are looked at elsewhere."""
+    """Return True if every value of ``found`` has an equal value in ``expected``. Nulls and ranges are checked elsewhere."""
     if pa.types.is_dictionary(found):
         return _fits(found.value_type, expected)
     if pa.types.is_null(found):
@@ -139,13 +143,13 @@ def _fits(found: pa.DataType, expected: DataType) -> bool:
 
 
 def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str) -> pa.Array:
-    """The column in one piece and of ``arrow_type(field.type)``, or, where that is nested, of a type that fits it.
+    """Return the column in one piece and of ``arrow_type(field.type)``; a nested column of a type that fits.
 
-    Dictionaries, the large string and binary types, narrower integers, another time zone and an all-null column are
-    cast.
+    Dictionaries, large strings and binaries, narrower integers, other time zones and all-null columns are cast.
 
-    Raises: StateTypeError, which begins with ``owner`` ("state 'x' field 'a'"), for another type, for a null in a field
-    that is not nullable, and for what ``check_values`` refuses.
+    Raises:
+        StateTypeError: The column has another type, a null in a field that is not nullable, or a value that ``check_values`` refuses. The
+            message begins with ``owner`` ("state 'x' field 'a'").
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -170,10 +174,11 @@ def checked_column(column: pa.Array | pa.ChunkedArray, field: Field, owner: str)
 
 
 def check_values(column: pa.Array, data_type: DataType) -> None:
-    """Checks the values of a column; nested types are not looked into.
+    """Check the values of a column, except values inside of nested types.
 
-    Raises: ValueError for non-null values that Arrow can hold but the type can't: a date or timestamp outside the years
-    1 .. 9999, a decimal of too many digits, a string that is not UTF-8.
+    Raises:
+        ValueError: Arrow can hold a value but the type can't: a date or timestamp outside the years 1 .. 9999, a decimal of too many
+            digits, a string that is not UTF-8.
     """
     if isinstance(data_type, DecimalType) or data_type == AtomicType("string"):
         column.validate(full=True)
@@ -188,13 +193,13 @@ def check_values(column: pa.Array, data_type: DataType) -> None:
 
 
 def valid_rows(column: pa.Array) -> Mask:
-    """True where the column is not null."""
+    """Return a mask that is True where the column is not null."""
     mask: Mask = column.is_valid().to_numpy(zero_copy_only=False)
     return mask
 
 
 def fixed_values(column: pa.Array, data_type: DataType) -> Array:
-    """The physical values as (n,) of ``dtype_of(data_type)``, or for wider decimals as (n, 2) uint64, low half first. Null is 0."""
+    """Return the physical values, 0 for null: (n,) of ``dtype_of(data_type)``, or (n, 2) uint64, low half first, for wider decimals."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     if isinstance(data_type, DecimalType):
@@ -219,7 +224,7 @@ def _buffer(column: pa.Array, dtype: np.dtype[Any]) -> Array:
 
 
 def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Of a string or binary column: offsets, one more than there are rows, into the bytes."""
+    """Return the offsets of a string or binary column, one more than rows, and the bytes that the offsets point into."""
     _, offsets, data = column.buffers()
     if not len(column):
         return np.zeros(1, np.int32), np.empty(0, np.uint8)
@@ -228,7 +233,7 @@ def binary_views(column: pa.Array) -> tuple[npt.NDArray[np.int32], npt.NDArray[n
 
 
 def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
-    """The values that lie at the positions, which may overlap and need no alignment."""
+    """Read the values at the byte positions. Positions may overlap and need no alignment."""
     if not len(positions):
         return np.empty(0, dtype)
     everywhere = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw.data, 0, (1,))
@@ -240,7 +245,7 @@ def gather(raw: Array, positions: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.Array:
-    """The inverse of ``fixed_values``: null where ``nulls`` is True."""
+    """Make the column of physical values: the inverse of ``fixed_values``, with null where ``nulls`` is True."""
     wanted, count = arrow_type(data_type), len(values)
     if pa.types.is_boolean(wanted):
         values = np.packbits(values, bitorder="little")
@@ -251,14 +256,18 @@ def fixed_column(values: Array, data_type: DataType, nulls: Mask | None) -> pa.A
 
 
 def binary_column(offsets: Array, data: pa.Buffer) -> pa.BinaryArray:
-    """``ArrowInvalid`` from 2 GiB on, where the offsets of Arrow's plain binary type end."""
+    """Make a binary column.
+
+    Raises:
+        ArrowInvalid: The bytes take 2 GiB or more, the limit of the type's offsets.
+    """
     if offsets.dtype != np.int32:
         offsets = pa.array(offsets).cast(pa.int32()).to_numpy()
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), data])
 
 
 def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
-    """The slices ``begins[i]:ends[i]``, which ascend. The gaps between them are rows too, which ``take`` leaves out."""
+    """Cut the slices ``begins[i]:ends[i]``, which ascend. The gaps between slices become rows too, which ``take`` drops."""
     offsets = np.stack((begins, ends), axis=1).astype(np.int32)
     every = pa.Array.from_buffers(pa.binary(), offsets.size - 1, [None, pa.py_buffer(offsets), data])
     return every.take(pa.array(np.arange(0, offsets.size, 2)))
@@ -266,16 +275,19 @@ def cut(data: pa.Buffer, begins: Array, ends: Array) -> pa.BinaryArray:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A piece of every row that has one width: (n,) values in the bytes of their dtype, or () for all rows the same. Rows where
-    ``keep`` is False lack it."""
+    """A piece of each row with one width: (n,) values in the bytes of their dtype, or () for a value that all rows share. Rows where ``keep`` is
+    False have no such piece.
+    """
 
     values: Array | np.void
     keep: Mask | None = None
 
 
 def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArray:
-    """Row by row the pieces one behind the other; arrays are binary and without null. Neighbours that the same rows have are
-    packed by NumPy as one structured array, the rest is joined by Arrow."""
+    """Join the pieces of each row, one behind the other. Arrays are binary and have no null.
+
+    NumPy packs neighbours that are in the same rows as one structured array. Arrow joins the rest.
+    """
     joined: list[pa.Array] = []
     # To pack takes a third of the time.
     pieces = [piece if isinstance(piece, Fixed) else _of_one_width(piece) for piece in pieces]
@@ -286,7 +298,7 @@ def concatenate(count: int, pieces: Sequence[Fixed | pa.Array]) -> pa.BinaryArra
 
 
 def _of_one_width(column: pa.Array) -> Fixed | pa.Array:
-    """The same as ``Fixed`` if all rows have as many bytes, at most 64 and not none."""
+    """Return the array as ``Fixed`` if all rows have the same size, 1 to 64 bytes; else the array."""
     offsets, raw = binary_views(column)
     width = int(offsets[1] - offsets[0]) if len(column) else 0
     if not 0 < width <= _PACKED_BYTES or (np.diff(offsets) != width).any():
@@ -312,10 +324,10 @@ def _packed(count: int, pieces: Sequence[Any]) -> pa.BinaryArray:
 
 
 def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[Any], bytes]) -> pa.BinaryArray:
-    """``encode`` of every value, one by one; it sees what ``to_physical`` takes (structs as tuples, maps as dicts), or
-    None.
+    """Call ``encode`` with each value: in the form that ``to_physical`` takes (structs as tuples, maps as dicts), or None.
 
-    Raises: StateTypeError also for a map that has a key twice and for a time that Python can't hold.
+    Raises:
+        StateTypeError: ``encode`` refuses a value, a map has a key twice, or Python can't hold a time.
     """
     try:
         return pa.array([encode(value) for value in python_values(column, field.type)], pa.binary())
@@ -324,13 +336,13 @@ def encode_each(column: pa.Array, field: Field, owner: str, encode: Callable[[An
 
 
 def python_values(column: pa.Array, data_type: DataType) -> list[Any]:
-    """What ``to_physical`` takes, or None, of every row."""
+    """Return each row's value in the form that ``to_physical`` takes, or None."""
     convert = _from_arrow(data_type)
     return [None if v is None else convert(v) for v in column.to_pylist()]
 
 
 def _from_arrow(data_type: DataType) -> Convert:
-    """From what ``to_pylist`` gives: dicts for structs, lists of pairs for maps."""
+    """Convert a value of ``to_pylist``, with dicts for structs and lists of pairs for maps."""
     match data_type:
         case ArrayType(element):
             item = _from_arrow(element)

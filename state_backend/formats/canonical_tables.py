@@ -39,7 +39,11 @@ KEY_GROUP = pa.field("key_group", pa.int32(), False)
 
 
 def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Schema:
-    """The columns of a state's files. Raises: UsageError for a key that Parquet can't hold."""
+    """Return the columns of a state's files.
+
+    Raises:
+        UsageError: Parquet can't hold the key.
+    """
     latest = descriptor.versions[-1]
     value = parse_struct(latest.value)
     fields = [_key_field("key", key_schema)]
@@ -56,12 +60,12 @@ def state_schema(descriptor: StateDescriptor, key_schema: StructType) -> pa.Sche
 
 
 def timers_schema(key_schema: StructType) -> pa.Schema:
-    """The columns of the timers' files."""
+    """Return the columns of the timers' files."""
     return pa.schema([_key_field("key", key_schema), pa.field("expires_at_ms", pa.int64(), False), KEY_GROUP])
 
 
 def fits_parquet(schema: StructType) -> bool:
-    """True if Parquet can store the schema: every struct in it has at least one field."""
+    """Return True if Parquet can store the schema: every struct has at least one field."""
     return all(t.fields for _, t in walk(schema) if isinstance(t, StructType))
 
 
@@ -72,7 +76,7 @@ def _key_field(name: str, schema: StructType) -> pa.Field:
 
 
 class CanonicalFiles:
-    """Writes tables, one behind the other, to local files of at most about ``max_bytes``, each table a row group."""
+    """Writer of tables, one after the other, to local files of about ``max_bytes`` at most. Each table is a row group."""
 
     def __init__(self, folder: Path, schema: pa.Schema, *, max_bytes: int = MAX_FILE_BYTES) -> None:
         folder.mkdir(parents=True)
@@ -83,7 +87,7 @@ class CanonicalFiles:
         self._rows = self._largest_bytes = 0
 
     def write(self, table: pa.Table) -> None:
-        """Appends rows; none, nothing."""
+        """Append rows. An empty table writes nothing."""
         if not table.num_rows:
             return
         if self._writer is not None and self._file.tell() + self._largest_bytes > self._max_bytes:
@@ -101,7 +105,7 @@ class CanonicalFiles:
         self._rows += table.num_rows
 
     def close(self) -> None:
-        """Ends the last file."""
+        """End the last file."""
         if self._writer is not None:
             self._writer.close()
             self._file.close()
@@ -110,9 +114,10 @@ class CanonicalFiles:
 
 
 def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None, name: str) -> Iterator[pa.Table]:
-    """The row groups of a file that may hold rows of these key groups (None: all), in order.
+    """Yield the row groups of a file that may hold rows of these key groups (None: all), in order.
 
-    Raises: CorruptFile, with ``name``, for what is no Parquet or has other columns.
+    Raises:
+        CorruptFile: The file, called ``name`` in the message, is no Parquet file or has other columns.
     """
     try:
         parquet = pq.ParquetFile(file)
@@ -128,8 +133,10 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
 
 
 def _may_hold(parquet: pq.ParquetFile, at: int, key_groups: KeyGroupRange) -> bool:
-    """By the column itself, which is small. Statistics in the footer would say it too, but where those are no numbers, as in a
-    file that somebody else wrote, Arrow ends the process."""
+    """Return True if the row group may hold these key groups, by a read of the key groups' small column.
+
+    The footer's statistics are not used: Arrow ends the process if these are no numbers, as in a file of another program.
+    """
     rows = parquet.read_row_group(at, columns=[KEY_GROUP.name])
     if (
         not rows.num_columns

@@ -46,7 +46,7 @@ _ZSTD = pa.Codec("zstd", 1)
 
 
 def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries: Iterable[Pair]) -> int:
-    """Writes one whole segment; how many ranges and entries it has. ``entries`` must ascend by key."""
+    """Write one whole segment, and return its numbers of ranges and entries. ``entries`` must ascend by key."""
     file.write(MAGIC)
     written = 0
     parts: list[tuple[int, Iterable[Pair]]] = [(RANGES, ranges), (ENTRIES, entries)]
@@ -59,7 +59,7 @@ def write_segment(file: BinaryIO, ranges: Sequence[tuple[bytes, bytes]], entries
 
 
 def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
-    """Writes a manifest's bytes before the end of a whole segment, which is open for reading and writing; where its block begins."""
+    """Write a manifest's bytes before the end of a whole segment, open for reading and writing, and return where the manifest's block begins."""
     end = segment.seek(-_END_BYTES, io.SEEK_END)
     last = segment.read(_END_BYTES)
     segment.seek(end)
@@ -69,7 +69,11 @@ def append_manifest(segment: BinaryIO, manifest: bytes) -> int:
 
 
 def read_manifest(tail: bytes, name: str) -> bytes:
-    """What `append_manifest` wrote, of a file's bytes from that place on. Raises: CorruptFile, with ``name``, if it is damaged."""
+    """Return the bytes that `append_manifest` wrote, from the file's bytes behind the block's beginning.
+
+    Raises:
+        CorruptFile: The block of the file ``name`` is damaged.
+    """
     file = io.BytesIO(tail)
     kind, count, raw = _read_block(file, name)
     if (kind, count) != (MANIFEST, 1) or _read_block(file, name)[0] != END or file.read(1):
@@ -81,10 +85,10 @@ def read_manifest(tail: bytes, name: str) -> bytes:
 
 
 def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
-    """Block by block, each verified before it is yielded: RANGES with (start, end), then ENTRIES with (key, value or None).
+    """Yield the blocks, each verified before: RANGES with (start, end), then ENTRIES with (key, value or None).
 
-    ``name`` is for the error only. Raises: CorruptFile, if need be after whole blocks; only at the end is the segment known
-    to be whole.
+    Raises:
+        CorruptFile: A block of the file ``name`` is damaged. Whole blocks may come first: only the end proves that the segment is whole.
     """
     magic = file.read(len(MAGIC))
     if magic != MAGIC:
@@ -117,12 +121,12 @@ def read_segment(file: BinaryIO, name: str) -> Iterator[tuple[int, list[Pair]]]:
 
 
 def content_bytes(pairs: Iterable[Pair]) -> int:
-    """Bytes of keys and values, as thresholds count them: before compression, without lengths."""
+    """Count the bytes of keys and values before compression, without lengths, as thresholds do."""
     return sum(len(first) + len(second or b"") for first, second in pairs)
 
 
 def _blocks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """In order, cut where a block is full, so that neither side holds more than that of a segment."""
+    """Yield the pairs in order, block by block: neither side of a block exceeds a segment's limit."""
     pairs = iter(pairs)
     while block := list(islice(pairs, _BLOCK_PAIRS)):
         start = size = 0

@@ -47,8 +47,13 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One field. ``code``: of `struct`, None for one of variable width. ``exact``: the Python type that is read back. The converts are
-    between that and the physical value; None: they are the same."""
+    """One field of a compiled row.
+
+    Attributes:
+        code: The field's code in `struct`; None for variable width.
+        exact: The Python type of decoded values.
+        to_physical: Converts ``exact`` to the physical value; None: both are the same. ``to_python``: converts back.
+    """
 
     code: str | None
     exact: type
@@ -59,7 +64,12 @@ class Column:
 def compiled_encoder(
     columns: Sequence[Column], clean: bytes, otherwise: Callable[[Any], bytes]
 ) -> Callable[[Any], bytes]:
-    """``clean``: header and empty bitmap. ``otherwise``: encodes, or refuses, what is unusual. There is a field."""
+    """Compile an encoder for at least one column.
+
+    Args:
+        clean: Header and empty bitmap.
+        otherwise: Encodes or refuses rows that the compiled code does not handle.
+    """
     fixed, variable = _by_width(columns)
     lines = [f"{_names('b', [i])} = {_converted(columns[i].to_physical, i)}" for i in variable]
     parts = ["clean", *[_converted(columns[i].to_physical, i) for i in fixed]]
@@ -92,7 +102,12 @@ def encode(row):
 def compiled_decoder(
     columns: Sequence[Column], clean: bytes, otherwise: Callable[[bytes], tuple[Any, ...]]
 ) -> Callable[[bytes], tuple[Any, ...]]:
-    """``otherwise``: decodes, or refuses, what is unusual. There is a field of variable width."""
+    """Compile a decoder for columns with at least one variable width.
+
+    Args:
+        clean: Header and empty bitmap.
+        otherwise: Decodes or refuses bytes that the compiled code does not handle.
+    """
     fixed, variable = _by_width(columns)
     head = _struct(columns, f"{len(clean)}x")
     first, *others = variable

@@ -23,10 +23,12 @@ ReadColumns = Callable[[pa.BinaryArray], pa.RecordBatch]
 
 
 def columns_reader(state_name: str, versions: Sequence[SchemaVersion]) -> ReadColumns:
-    """A function from encoded rows of these versions, ascending, to a batch of the latest's
-    ``RowColumns.arrow_schema``. Of a null element all columns are null.
+    """Return a function that reads encoded rows of these versions, ascending, as a batch of the latest ``RowColumns.arrow_schema``.
 
-    Raises: CorruptFile for another version, and where ``RowCodec`` raises it.
+    All columns of a null element are null.
+
+    Raises:
+        CorruptFile: A row has another version, or ``RowCodec`` refuses the row.
     """
     latest = RowColumns(state_name, parse_struct(versions[-1].value), versions[-1].version)
     if len(versions) == 1:

@@ -59,10 +59,10 @@ _BLOCK_BYTES = 1 << 17
 
 
 def precision_for(relative_error: float) -> int:
-    """The smallest precision whose standard error, 1.04 / sqrt(2^precision), is at most ``relative_error``.
+    """Return the smallest precision with a standard error, 1.04 / sqrt(2^precision), of at most ``relative_error``.
 
-    Raises: UsageError for an error below 1.04 / 2^9, about 0.00203: its sketch would be larger than 2^18 bytes a key;
-    and for one that is not in (0, 1).
+    Raises:
+        UsageError: The error is not in (0, 1), or is below 1.04 / 2^9, about 0.00203: such a sketch would exceed 2^18 bytes per key.
     """
     finest = 1.04 / math.sqrt(1 << MAX_PRECISION)
     if not finest <= relative_error < 1:
@@ -80,9 +80,10 @@ def precision_for(relative_error: float) -> int:
 class Sketches:
     """A column of sketches of one precision; row i is *owner* i.
 
-    count: rows, with and without a sketch.
-    entries: ``owner << 32 | register << 6 | rank`` of all sketches of form 1, ascending, a register of an owner once.
-    dense_owners, dense: the sketches of form 2: ascending owners, and by owner a row of 2^precision ranks.
+    Attributes:
+        count: Rows, with and without a sketch.
+        entries: ``owner << 32 | register << 6 | rank`` of all sketches of form 1, ascending; a register of an owner is there once.
+        dense_owners: The owners of sketches of form 2, ascending; ``dense``: for each of these owners a row of 2^precision ranks.
     """
 
     precision: int
@@ -224,7 +225,7 @@ def _header(form: int, precision: int) -> int:
 
 
 def _forms(headers: U32, sizes: I64, owners: I64, precision: int) -> U32:
-    """Each sketch's form, after a check of header and size."""
+    """Check each sketch's header and size, and return its form."""
     forms, precisions = (headers >> 8 & 0xFF).astype(np.uint32), headers >> 16
     if (newer := headers & 0xFF > VERSION).any():
         found = int(headers[np.argmax(newer)] & 0xFF)
@@ -264,7 +265,7 @@ def _check_dense(dense: U8, owners: I64, precision: int) -> None:
 
 
 def _set_registers(dense: U8) -> I64:
-    """By row; a count of bits is three times as fast as one of bytes."""
+    """Count the set registers of each row. Counting bits is three times as fast as counting bytes."""
     counts: I64 = dense.shape[1] - np.bitwise_count(np.packbits(dense == 0, axis=1)).sum(axis=1, dtype=np.int64)
     return counts
 
@@ -279,8 +280,7 @@ def _refuse(wrong: npt.NDArray[np.bool_], owners: I64, why: str) -> None:
 
 @lru_cache(maxsize=4)
 def _weights(precision: int) -> tuple[F64, F64]:
-    """2^-rank, but 0 for an unset and for a full register; by rank, and for two at a time by both as one little-endian
-    number."""
+    """Return 2^-rank by rank, 0 for an unset and for a full register; also for two ranks at a time, by both as a little-endian number."""
     weights, q = np.zeros(1 << 8), 64 - precision
     weights[1 : q + 1] = 0.5 ** np.arange(1, q + 1)
     return weights, (weights[:, None] + weights).ravel()
@@ -288,7 +288,7 @@ def _weights(precision: int) -> tuple[F64, F64]:
 
 @lru_cache(maxsize=4)
 def _sigmas(precision: int) -> F64:
-    """Ertl's sigma for 0 .. m unset registers; infinite for m. Shape [m + 1]."""
+    """Return Ertl's sigma for 0 .. m unset registers, infinite for m. Shape [m + 1]."""
     x = np.arange((1 << precision) + 1) / (1 << precision)
     total, scale = x.copy(), 1.0
     total[-1] = np.inf
@@ -303,7 +303,7 @@ def _sigmas(precision: int) -> F64:
 
 
 def _tau(x: float) -> float:
-    """Ertl's tau, for registers that are full."""
+    """Return Ertl's tau, for registers that are full."""
     if x in (0.0, 1.0):
         return 0.0
     scale, total, before = 1.0, 1 - x, math.inf

@@ -52,12 +52,14 @@ _UNSIGNED = {8: "B", 16: "H", 32: "I", 64: "Q"}
 
 
 class KeyCodec:
-    """Keys of one schema. ``what`` names them in errors ("key", "user key of state 'x'"). ``KeyTypeError`` for a column
-    type without a canonical encoding.
+    """Codec of the keys of one schema.
 
-    ``encode(values) -> bytes`` takes what ``RowCodec.encode`` takes; ``StateTypeError`` names the column. ``decode(bytes)``
-    gives the tuple back, ``decode_prefix(data, offset)`` the tuple and the offset behind it; ``CorruptFile`` for bytes
-    that are no key.
+    Attributes:
+        what: The keys' name in errors ("key", "user key of state 'x'").
+        encode: Takes the values that ``RowCodec.encode`` takes. Raises ``StateTypeError`` with the column's name.
+
+    Raises:
+        KeyTypeError: A column's type has no canonical encoding.
     """
 
     __slots__ = ("_decode_row", "_to_python", "encode", "schema", "what")
@@ -80,7 +82,11 @@ class KeyCodec:
         self._to_python = [(i, f) for i, field in fields if (f := to_python(field.type, struct_factory, zone))]
 
     def decode_prefix(self, data: bytes, offset: int = 0) -> tuple[tuple[Any, ...], int]:
-        """The key that starts at the offset, and the offset behind it."""
+        """Decode the key at the offset, and return the offset behind the key.
+
+        Raises:
+            CorruptFile: The bytes are no key.
+        """
         try:
             physical, end = self._decode_row(data, offset)
             for i, convert in self._to_python:
@@ -91,7 +97,11 @@ class KeyCodec:
         return tuple(physical), end
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        """The inverse of ``encode``."""
+        """Decode the bytes of one key.
+
+        Raises:
+            CorruptFile: The bytes are no key, or more bytes follow.
+        """
         values, end = self.decode_prefix(data)
         if end != len(data):
             raise self._corrupt(data, f"{len(data) - end} bytes too many")
@@ -104,7 +114,11 @@ class KeyCodec:
 
 
 def check_key_schema(key_schema: StructType, what: str = "key") -> None:
-    """Raises: KeyTypeError for a schema without columns and for types without a canonical encoding."""
+    """Check that a schema can be a key's.
+
+    Raises:
+        KeyTypeError: The schema has no columns, or a type without a canonical encoding.
+    """
     if not key_schema.fields:
         raise KeyTypeError(f"{what}: has no columns")
     for path, data_type in walk(key_schema):

@@ -38,8 +38,7 @@ _ONE, _END = np.void(b"\1"), np.void(b"\0\1")
 
 
 class KeyColumns:
-    """Keys of one schema, many at a time. ``what`` names them in errors, as in ``KeyCodec``, which raises the same
-    ``KeyTypeError``."""
+    """Codec of many keys of one schema, with the errors of ``KeyCodec``. ``what`` names the keys in errors."""
 
     __slots__ = ("_codec", "_nested", "schema", "what")
 
@@ -54,9 +53,10 @@ class KeyColumns:
         }
 
     def encode(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.BinaryArray:
-        """The key of every row; columns by position.
+        """Encode the key of every row; columns by position.
 
-        Raises: StateTypeError, naming the column, if one doesn't fit the schema.
+        Raises:
+            StateTypeError: A column does not fit the schema. The message names the column.
         """
         fields = self.schema.fields
         if len(columns) != len(fields):
@@ -85,14 +85,18 @@ class KeyColumns:
             yield Fixed(_sortable(fixed_values(array, field.type)), valid)
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
-        """The inverse of ``encode``. Raises: CorruptFile for what ``KeyCodec`` refuses."""
+        """Decode keys to columns.
+
+        Raises:
+            CorruptFile: ``KeyCodec`` refuses a key.
+        """
         columns, ends = self.decode_prefix(keys)
         if (ends != np.diff(binary_views(keys)[0])).any():
             self._refuse(keys, "bytes follow a key", whole=True)
         return columns
 
     def decode_prefix(self, data: pa.BinaryArray) -> tuple[list[pa.Array], Array]:
-        """The columns of the keys that the rows begin with, and how many bytes of each row its key takes."""
+        """Decode the keys at the beginning of the rows, and return the columns and the bytes that each row's key takes."""
         if not len(data):
             return [pa.array([], arrow_type(f.type)) for f in self.schema.fields], np.zeros(0, np.int64)
         offsets, raw = binary_views(data)
@@ -112,7 +116,7 @@ class KeyColumns:
         raise InvariantViolated(f"{self.what}: KeyCodec reads rows that KeyColumns refuses: {why}")
 
     def _column(self, field: Field, data: pa.BinaryArray, raw: Array, at: Array, ends: Array) -> tuple[pa.Array, Array]:
-        """A column whose values begin at ``at``, and where the next one's begin."""
+        """Decode the column whose values begin at ``at``, and return where the next column's values begin."""
         if codec := self._nested.get(field.name):
             rows = cut(data.buffers()[2], at, ends).to_pylist()
             decoded = [codec.decode_prefix(row) for row in rows]
@@ -148,7 +152,7 @@ class KeyColumns:
 
 
 def _sortable(values: Array) -> Array:
-    """Numbers in a dtype whose bytes sort as the numbers do."""
+    """Return numbers in a dtype whose bytes sort as the numbers do."""
     if values.ndim == 2:
         # A decimal of 16 bytes comes as two halves, the low one first.
         halves = values[:, ::-1].astype(">u8")
@@ -170,7 +174,7 @@ def _sortable(values: Array) -> Array:
 
 
 def _escaped(array: pa.Array) -> pa.BinaryArray:
-    """Bytes with 0x00 as 0x00 0xFF, and none where the row is null."""
+    """Replace 0x00 by 0x00 0xFF. Null rows have no bytes."""
     array = array.cast(pa.binary())
     if array.null_count:
         array = array.fill_null(b"")
@@ -184,7 +188,7 @@ def _escaped(array: pa.Array) -> pa.BinaryArray:
 
 
 def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
-    """The inverse of ``_sortable``, as ``fixed_column`` takes it; 0 where null."""
+    """Invert ``_sortable``, in the form that ``fixed_column`` takes; 0 for null."""
     dtype = dtype_of(data_type)
     if dtype is None:
         halves = image.view(">u8").reshape(-1, 2).astype(np.uint64)
@@ -203,7 +207,7 @@ def _physical(image: Array, data_type: DataType, nulls: Mask | None) -> Array:
 
 
 def _terminators(raw: Array, begins: Array, ends: Array, valid: Mask) -> Array:
-    """Where the terminator of each string is; of a null, where it would begin."""
+    """Return where the terminator of each string is; of a null, where the string would begin."""
     found = np.flatnonzero((raw[:-1] == 0) & (raw[1:] == 1))
     stops = begins.copy()
     nearest = np.searchsorted(found, begins[valid])

@@ -107,70 +107,70 @@ _KINDS: dict[str, tuple[tuple[str, re.Pattern[str]], ...]] = {
 
 
 def check_name(name: str) -> str:
-    """A pipeline or savepoint name that can stand in a path: letters, digits, ``_ . -``, at most 100. Raises: UsageError if not."""
+    """Raise UsageError unless the name of a pipeline or savepoint can be part of a path: letters, digits, ``_ . -``, at most 100."""
     if not is_name(name):
         raise UsageError(f"{name!r} can't be a name here: use letters, digits, '_', '-' and '.', at most 100")
     return name
 
 
 def is_name(name: str) -> bool:
-    """True for a name that `check_name` accepts."""
+    """Return True for a name that `check_name` accepts."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def record(checkpoint_id: int) -> str:
-    """Of a checkpoint's record, by its id."""
+    """Return the path of a checkpoint's record."""
     return f"{CHECKPOINTS}{checkpoint_id:020d}.json"
 
 
 def record_id(path: str) -> int | None:
-    """The id that a path of the log names, or None if it is none of ours."""
+    """Return the id in a path of the log, or None if the path is no record's."""
     match = _ID.fullmatch(path.removeprefix(CHECKPOINTS))
     return int(match[1]) if match else None
 
 
 def kind_of(path: str) -> str | None:
-    """The kind of a file below a pipeline's folder, or None: no part of Cairn writes files of that name there.
+    """Return the kind of a file below a pipeline's folder, or None: no part of Cairn writes files of that name there.
 
-    Readers ignore files of no kind; `cairn verify` and sweeps report them.
+    Readers ignore files without a kind. `cairn verify` and sweeps report these files.
     """
     named = _KINDS.get(path.split("/", 1)[0], ())
     return next((kind for kind, name in named if name.fullmatch(path)), None)
 
 
 def trial_name(path: str) -> str | None:
-    """The trial that a path records, or None if the path is no trial's record."""
+    """Return the trial whose record has this path, or None if the path is no trial's record."""
     match = _TRIAL.fullmatch(path)
     return match[1] if match else None
 
 
 def trial(name: str) -> str:
-    """Of what is recorded of a trial, in the folder of the pipeline's trials. Raises: UsageError as ``check_name``."""
+    """Return the path of a trial's record in the folder of the pipeline's trials. Raises UsageError as ``check_name``."""
     return f"{TRIAL_RECORDS}{check_name(name)}.json"
 
 
 def trial_root(name: str) -> str:
-    """Of the root that a trial's pipeline lies in, in the folder of the pipeline's trials. Raises: UsageError as ``check_name``."""
+    """Return the path of the root of a trial's pipeline in the folder of the pipeline's trials. Raises UsageError as ``check_name``."""
     return f"{TRIAL_ROOTS}/{check_name(name)}"
 
 
 def prepared(attempt: str) -> str:
-    """Of what an attempt made, before it is committed."""
+    """Return the path of the record of an attempt that is prepared and not yet committed."""
     return f"{ATTEMPTS}{attempt}/prepared.json"
 
 
 def refused(attempt: str) -> str:
-    """Of the mark that validation refused an attempt before its commit."""
+    """Return the path of the mark that validation refused an attempt before its commit."""
     return f"{ATTEMPTS}{attempt}/refused.json"
 
 
 def shared(attempt: str, shard: int, task: int, number: int, suffix: str) -> str:
-    """``suffix`` is sst, log or manifest."""
+    """Return the path of a shard's immutable file. ``suffix``: sst, log or manifest."""
     return f"{SHARED}{attempt}/{shard}-{task}-{number}.{suffix}"
 
 
 def attempt_of(path: str) -> str | None:
-    """The attempt in whose scope a path lies, or None."""
+    """Return the attempt that the path is of, or None."""
     parts = path.split("/")
     if parts[0] in ("shared", "attempts") and len(parts) == 3:
         return parts[1]
@@ -178,17 +178,17 @@ def attempt_of(path: str) -> str | None:
 
 
 def output(interval: Interval, attempt: str, shard: int, task: int, *, late: bool = False) -> str:
-    """Of a shard's output file, or of its late rows. ``task`` is Spark's, so that two tries at a shard write two files."""
+    """Return the path of a shard's output file or late rows. ``task`` is Spark's task, because two tries at a shard write two files."""
     return f"{OUTPUT}{interval_name(interval)}/{attempt}/{'late' if late else 'part'}-{shard:05d}-{task}.parquet"
 
 
 def canonical(savepoint: str, state: str | None, shard: int, task: int, number: int) -> str:
-    """A file of a state's rows, or of the timers (None). Names of states may be any text; in paths they are %-encoded."""
+    """Return the path of a file of a state's rows, or of the timers (None). State names may be any text and are %-encoded."""
     return f"{savepoint}/{_state_folder(state)}/{shard:05d}-{task}-{number}.parquet"
 
 
 def exported(state: str | None, shard: int, number: int) -> str:
-    """The same of an export, which is a folder of its own."""
+    """Return the path of a file of a state's rows in an export's folder."""
     return f"{_state_folder(state)}/{shard:05d}-{number}.parquet"
 
 
@@ -197,30 +197,30 @@ def _state_folder(state: str | None) -> str:
 
 
 def is_of_savepoint(path: str) -> bool:
-    """Whether files of that name, in a savepoint's folder, are written by this system: state, native or canonical."""
+    """Return True if this system writes files of that name in a savepoint's folder: native or canonical state."""
     return _OF_SAVEPOINT.fullmatch(path) is not None
 
 
 def published(interval: Interval, checkpoint_id: int) -> str:
-    """Of the mark that the sink hook has run for this interval's output, as this checkpoint made it."""
+    """Return the path of the mark that the sink hook has run for the interval's output in this checkpoint."""
     return f"{PUBLISHED}{interval_name(interval)}/{checkpoint_id}.json"
 
 
 def published_id(path: str) -> int | None:
-    """The id whose sink hook a path says has run, or None if it is none of ours."""
+    """Return the id in a published mark's path, or None if the path is no such mark."""
     match = _MARK.fullmatch(path)
     return int(match[1]) if match else None
 
 
 def settled(interval: Interval, checkpoint_id: int, kind: str) -> str:
-    """``kind``: as ``Settled.kind``."""
+    """Return the path of a settled commit. ``kind``: as ``Settled.kind``."""
     folder = _settled_folder(settled_level(interval), _period(settled_level(interval), interval.start_ms))
     return f"{folder}{interval_name(interval)}-{checkpoint_id}-{kind}.json"
 
 
 @lru_cache(maxsize=4096)
 def parse_settled(path: str) -> tuple[Interval, int, str] | None:
-    """Interval, id and kind that a path says were settled, or None if it is none of ours."""
+    """Return interval, id and kind in a settled commit's path, or None if the path is no settled commit's."""
     match = _SETTLED.fullmatch(path)
     if match is None:
         return None
@@ -228,13 +228,13 @@ def parse_settled(path: str) -> tuple[Interval, int, str] | None:
 
 
 def settled_level(interval: Interval) -> int:
-    """The index of the interval's length in ``SETTLED_DAYS``."""
+    """Return the index of the interval's length in ``SETTLED_DAYS``."""
     length_ms = interval.end_ms - interval.start_ms
     return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
 
 
 def settled_folders(interval: Interval, levels: Iterable[int]) -> list[str]:
-    """The folders in which everything lies that was settled of those lengths and overlaps the interval."""
+    """Return the folders with all settled commits of those lengths that overlap the interval."""
     return [
         _settled_folder(level, period)
         for level in levels
@@ -250,62 +250,65 @@ def _period(level: int, ms: int) -> int:
 
 
 def _settled_folder(level: int, period: int) -> str:
-    """By the date of the period's first day; one that begins before the year 1 has that year's first."""
+    """Return the folder by the date of the period's first day. A period that begins before the year 1 has that year's first day."""
     first_day = max(period * SETTLED_DAYS[level], date.min.toordinal() - _EPOCH_DAY)
     return f"{SETTLED_COMMITS}{SETTLED_DAYS[level]}d-{date.fromordinal(_EPOCH_DAY + first_day).isoformat()}/"
 
 
 def names(folder: str) -> str:
-    """Of the file that names what is in a folder: ``settled/commits/<period>/``, ``quarantine/``, ``leases/``, or one of a plain copy,
-    whose readers skip what begins with ``_``."""
+    """Return the path of the file that lists the names in a folder.
+
+    The folder is ``settled/commits/<period>/``, ``quarantine/``, ``leases/``, or a folder of a plain copy, whose readers ignore names that
+    begin with ``_``.
+    """
     ours = folder.startswith((SETTLED_COMMITS, QUARANTINE, LEASES))
     return f"{NAMES if ours else '_names/'}{folder.rstrip('/').rpartition('/')[2]}.json"
 
 
 def attempt_end(attempt: str) -> str:
-    """Of the file that says how an attempt ended."""
+    """Return the path of the file that says how an attempt ended."""
     return f"{SETTLED_ATTEMPTS}{attempt}.json"
 
 
 def ended_attempt(path: str) -> str | None:
-    """The attempt that a path says has ended, or None if it is none of ours."""
+    """Return the attempt in the path of an attempt's end, or None if the path is no such file."""
     return path.removeprefix(SETTLED_ATTEMPTS).removesuffix(".json") if kind_of(path) == "attempt-end" else None
 
 
 def quarantined_id(path: str) -> int | None:
-    """The checkpoint that a path says is quarantined, or None if the path is no such mark."""
+    """Return the checkpoint in a quarantine mark's path, or None if the path is no such mark."""
     return record_id(path.removeprefix(QUARANTINE)) if kind_of(path) == "quarantine" else None
 
 
 def quarantine(checkpoint_id: int) -> str:
-    """Of the mark that a checkpoint was refused after its commit."""
+    """Return the path of the mark that a checkpoint was refused after its commit."""
     return f"{QUARANTINE}{checkpoint_id:020d}.json"
 
 
 def validated(checkpoint_id: int, mode: str) -> str:
-    """Of the mark that a checkpoint passed validation in this mode."""
+    """Return the path of the mark that a checkpoint passed validation in this mode."""
     return f"{VALIDATED}{checkpoint_id:020d}-{mode}.json"
 
 
 def validated_id(path: str) -> tuple[int, str] | None:
-    """The id and the mode that a path says were validated, or None if it is none of ours."""
+    """Return id and mode in a validated mark's path, or None if the path is no such mark."""
     match = _VALIDATED.fullmatch(path)
     return (int(match[1]), match[2]) if match else None
 
 
 def lease(checkpoint_id: int, seconds: int, lease: str) -> str:
-    """Of a lease on a checkpoint. What a clean-up must know stands in the name, so that one listing tells it."""
+    """Return the path of a lease on a checkpoint. The name holds all that a clean-up needs, because a clean-up only lists leases."""
     return f"{LEASES}{checkpoint_id:020d}-{seconds}-{lease}.json"
 
 
 def leased_id(path: str) -> tuple[int, int] | None:
-    """The checkpoint that a lease is on and for how many seconds after it was last written, or None if that is no lease."""
+    """Return the checkpoint of a lease, and the lease's seconds after its last write; None if the path is no lease."""
     match = _LEASE.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def marked_id(path: str) -> int | None:
-    """The checkpoint that a mark speaks of: published, validated or quarantined. None if the path is no mark."""
+    """Return the checkpoint of a published, validated or quarantine mark; None if the path is no mark."""
     validated = validated_id(path)
     if validated is not None:
         return validated[0]
@@ -313,7 +316,7 @@ def marked_id(path: str) -> int | None:
 
 
 def interval_name(interval: Interval) -> str:
-    """An interval as a name of a folder: start and end in UTC, to the millisecond, in the order of time."""
+    """Return an interval as a folder's name: start and end in UTC, to the millisecond, in the order of time."""
     return f"{_compact(interval.start)}_{_compact(interval.end)}"
 
 

@@ -69,11 +69,16 @@ Decode = Callable[[bytes], Any]
 
 
 class RowCodec:
-    """Rows of one state at one version of its schema. ``StateSchemaError`` for types that state can't hold.
+    """Codec of the rows of one state at one version of its schema.
 
-    ``encode(row) -> bytes`` takes a dict by name, any other iterable by position; ``StateTypeError`` names state, field,
-    expected and found. ``zone``: of naive datetimes in timestamps, both ways. ``decode(bytes) -> tuple`` takes exactly what ``encode`` gave; ``CorruptFile`` otherwise, and
-    for another schema version. Both are closures, since they run once per record.
+    Both functions are closures, because they run once for each record.
+
+    Attributes:
+        encode: Takes a dict by name, or another iterable by position. Raises ``StateTypeError`` with state, field, expected and found.
+        decode: Takes the bytes of ``encode`` and returns a tuple. Raises ``CorruptFile`` for other bytes and for another schema version.
+
+    Raises:
+        StateSchemaError: State can't hold a type of the schema.
     """
 
     __slots__ = ("decode", "encode", "schema", "schema_version", "state_name")
@@ -129,7 +134,7 @@ def _row_encoder(state_name: str, schema: StructType, header: bytes, zone: tzinf
 
 
 def _columns(schema: StructType, struct_factory: StructFactory | None, zone: tzinfo) -> list[Column]:
-    """Of the rows that are coded without a loop; none if a field is nested."""
+    """Return the columns of rows that are coded without a loop; no columns if a field is nested."""
     if any(isinstance(f.type, ArrayType | MapType | StructType) for f in schema.fields):
         return []
     return [_column(f.type, struct_factory, zone) for f in schema.fields]
@@ -207,7 +212,7 @@ def _row_decoder(
 
 
 def _code(data_type: DataType) -> str | None:
-    """The ``struct`` code of a fixed-width type, None for others."""
+    """Return the ``struct`` code of a fixed-width type, None for other types."""
     if isinstance(data_type, DecimalType):
         return "q" if data_type.precision <= MAX_LONG_DIGITS else None
     return _FIXED.get(data_type.name) if isinstance(data_type, AtomicType) else None
@@ -222,12 +227,12 @@ def _codes(schema: StructType) -> str:
 
 
 def _packer(schema: StructType, header: bytes) -> Callable[..., bytes]:
-    """(header and bitmap, fixed-width values …) -> bytes."""
+    """Return the function (header and bitmap, fixed-width values …) -> bytes."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}s{_codes(schema)}").pack
 
 
 def _unpacker(schema: StructType, header: bytes) -> struct.Struct:
-    """Skips header and bitmap."""
+    """Return the struct of the fixed region, behind header and bitmap."""
     return struct.Struct(f"<{len(header) + _bitmap_size(len(schema.fields))}x{_codes(schema)}")
 
 
@@ -296,7 +301,7 @@ def _struct_decoder(schema: StructType, header: bytes) -> Callable[[bytes], Sequ
 
 
 def _variable_encoder(data_type: DataType) -> Encode | None:
-    """None: the physical value is the bytes."""
+    """Return the encoder of a variable-width type; None if the physical value is the bytes."""
     match data_type:
         case DecimalType():
             return encode_big_integer
@@ -332,7 +337,7 @@ def _whole(data: bytes, value: list[Any], end: int) -> list[Any]:
 
 
 def encode_big_integer(value: int) -> bytes:
-    """The shortest big-endian two's complement, at least one byte. Source: Java's ``BigInteger.toByteArray``."""
+    """Return the shortest big-endian two's complement, at least one byte. Source: Java's ``BigInteger.toByteArray``."""
     return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True)
 
 

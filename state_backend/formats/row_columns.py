@@ -40,9 +40,10 @@ _WIDE_BYTES = 16
 
 
 class RowColumns:
-    """Rows of one state at one version of its schema, many at a time; ``StateSchemaError`` as ``RowCodec``.
+    """Codec of many rows of one state at one version of its schema, with the errors of ``RowCodec``.
 
-    ``arrow_schema``: what ``decode`` gives, and what ``encode`` expects up to lossless casts.
+    Attributes:
+        arrow_schema: The schema of decoded rows. ``encode`` takes rows of this schema, or rows that can be cast without loss.
     """
 
     __slots__ = ("_codec", "_fixed", "_header", "_nested", "_variable", "arrow_schema", "schema", "state_name")
@@ -65,9 +66,10 @@ class RowColumns:
     # --- encode ----------------------------------------------------------------------------------------------------------
 
     def encode(self, rows: pa.RecordBatch | pa.Table) -> pa.BinaryArray:
-        """The bytes of every row; columns by name, in any order.
+        """Encode every row; columns by name, in any order.
 
-        Raises: StateTypeError, naming state, field, expected and found, if a column does not fit.
+        Raises:
+            StateTypeError: A column does not fit. The message names state, field, expected and found.
         """
         names = self.schema.names
         if sorted(rows.schema.names) != sorted(names):
@@ -110,10 +112,10 @@ class RowColumns:
     # --- decode ----------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: pa.BinaryArray) -> pa.RecordBatch:
-        """One row of ``arrow_schema`` for each element; of a null element all columns are null, also where the field is
-        not nullable.
+        """Decode each element to a row of ``arrow_schema``. All columns of a null element are null, also where the field is not nullable.
 
-        Raises: CorruptFile for what ``RowCodec`` refuses.
+        Raises:
+            CorruptFile: ``RowCodec`` refuses a row.
         """
         if rows.null_count:
             valid = valid_rows(rows)
@@ -165,7 +167,7 @@ class RowColumns:
         return columns
 
     def _nulls(self, bitmaps: Array) -> list[Mask | None]:
-        """By field a mask that is True for null, None if no row is."""
+        """Return for each field a mask that is True for null; None if no row is null."""
         fields = self.schema.fields
         if not bitmaps.any():
             return [None] * len(fields)
@@ -175,7 +177,7 @@ class RowColumns:
         return [mask if mask.any() else None for mask in bits[: len(fields)]]
 
     def _variable_column(self, i: int, data: pa.Buffer, begins: Array, ends: Array, nulls: Mask | None) -> pa.Array:
-        """Of the lengths and bytes that lie from ``begins`` to ``ends`` of each row."""
+        """Decode the lengths and bytes from ``begins`` to ``ends`` of each row."""
         data_type = self.schema.fields[i].type
         if codec := self._nested.get(i):
             # A row of its own, with this one field.
@@ -202,7 +204,7 @@ def _bitmap(count: int, valid: list[Mask | None]) -> Iterator[Fixed]:
 
 
 def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tuple[Array, Array]:
-    """Where length and bytes of a field that comes next in each row begin and end."""
+    """Return where length and bytes of the next field of each row begin and end."""
     present = slice(None) if nulls is None else ~nulls
     ends = at.copy()
     ends[present] += 4
@@ -218,7 +220,7 @@ def _extents(raw: Array, at: Array, row_ends: Array, nulls: Mask | None) -> tupl
 
 
 def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
-    """(n, 2) uint64, low half first, as big-endian two's complement without redundant bytes; none where the row is null."""
+    """Encode (n, 2) uint64, low half first, as big-endian two's complement without redundant bytes; a null row has no bytes."""
     image = halves[:, ::-1].astype(">u8").view(np.uint8)
     sign = (image[:, :1] >> 7) * np.uint8(0xFF)
     differs = image != sign
@@ -233,7 +235,11 @@ def _shortest(halves: Array, valid: Mask | None) -> pa.BinaryArray:
 
 
 def _from_shortest(column: pa.BinaryArray, nulls: Mask | None) -> Array:
-    """The inverse. Raises: ValueError for redundant bytes."""
+    """Decode the bytes of ``_shortest``.
+
+    Raises:
+        ValueError: A value has redundant bytes.
+    """
     offsets, raw = binary_views(column)
     sizes = np.diff(offsets)
     if sizes.max() > _WIDE_BYTES or (sizes == 0).sum() > (0 if nulls is None else nulls.sum()):

@@ -60,16 +60,19 @@ _EXACT = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaChange:
-    """What stands between a recorded and a declared schema. ``dropped`` are paths of fields (``a``, ``a.element.b``);
-    ``refused`` are sentences that each name a field, its recorded and declared type, and what to do."""
+    """Differences of a declared schema from a recorded schema.
+
+    Attributes:
+        dropped: Paths of fields (``a``, ``a.element.b``).
+        refused: Sentences. Each names a field, its recorded type, its declared type, and the remedy.
+    """
 
     dropped: tuple[str, ...]
     refused: tuple[str, ...]
 
 
 def compare_schemas(recorded: StructType, declared: StructType) -> SchemaChange:
-    """What became of each field of ``recorded``, all the way down. Both lists are empty if nothing is lost or in the
-    way, not only for equal schemas."""
+    """Compare all fields of ``recorded``, at every depth. Both lists are empty if nothing is lost or refused, also for schemas that differ."""
     differences = list(_struct_differences("", recorded, declared))
     return SchemaChange(
         dropped=tuple(path for path, refusal in differences if refusal is None),
@@ -132,8 +135,11 @@ def _by_name(schema: StructType) -> dict[str, Field]:
 
 
 class EvolvingRowCodec(RowCodec):
-    """Rows of one state at all its recorded versions, ascending. ``encode`` writes the latest; ``decode`` reads any of
-    them and gives the latest's fields. ``CorruptFile`` for another version, and where ``RowCodec.decode`` raises it."""
+    """Codec of the rows of one state at all recorded versions, ascending.
+
+    ``encode`` writes the latest version. ``decode`` reads every version and returns the latest version's fields. ``decode`` raises
+    ``CorruptFile`` for an unknown version and for rows that ``RowCodec.decode`` refuses.
+    """
 
     __slots__ = ()
 
@@ -153,7 +159,7 @@ class EvolvingRowCodec(RowCodec):
 def row_reader(
     state_name: str, versions: Sequence[SchemaVersion], struct_factory: StructFactory | None = None
 ) -> ReadRow:
-    """``EvolvingRowCodec.decode``, for those who only read."""
+    """Return ``EvolvingRowCodec.decode``, without an encoder."""
     return EvolvingRowCodec(state_name, versions, struct_factory).decode
 
 
@@ -203,9 +209,11 @@ def _older_reader(
 def field_sources(
     chain: Sequence[StructType], struct_factory: StructFactory | None = None
 ) -> list[tuple[int, Convert | None]]:
-    """For each field of the chain's last schema its place in the first, -1 if it has none, and what converts its non-null
-    Python values, None if nothing has to. The chain holds every version between: a field that one of them lacks was
-    dropped, and what has its name later is another field."""
+    """Return, for each field of the chain's last schema, its place in the first schema and the converter of its values.
+
+    The place is -1 if the first schema lacks the field. The converter takes non-null Python values and is None if values stay the same. The
+    chain holds every version between. A field that a version lacks was dropped: a later field of the same name is another field.
+    """
     by_name = [_by_name(schema) for schema in chain]
     places = {name: i for i, name in enumerate(chain[0].names)}
     sources: list[tuple[int, Convert | None]] = []
@@ -219,7 +227,7 @@ def field_sources(
 def _row_conversion(
     chain: Sequence[StructType], struct_factory: StructFactory | None
 ) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """From a tuple of the chain's first schema to one of its last, None if they are the same."""
+    """Return the conversion from a tuple of the chain's first schema to a tuple of its last schema; None if the schemas are equal."""
     sources = field_sources(chain, struct_factory)
     places = [place for place, _ in sources]
     converts = [(i, convert) for i, (_, convert) in enumerate(sources) if convert is not None]
@@ -238,8 +246,10 @@ def _row_conversion(
 
 
 def _conversion(chain: Sequence[DataType], struct_factory: StructFactory | None) -> Convert | None:
-    """From a non-null Python value of the chain's first type to one of its last, None if they are the same. What lies
-    between matters to structs only, since every widening is exact."""
+    """Return the conversion from a non-null Python value of the chain's first type to its last type; None if the types are equal.
+
+    The types between matter for structs only, because every widening is exact.
+    """
     first, last = chain[0], chain[-1]
     match last:
         case StructType():

@@ -48,7 +48,7 @@ _digest = xxhash.xxh64_intdigest
 
 @lru_cache(maxsize=64)
 def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
-    """``xxhash64_columns`` for one schema. Errors as in ``KeyCodec``."""
+    """Return ``xxhash64_columns`` for one schema, with the errors of ``KeyCodec``."""
     check_key_schema(key_schema)
     to_physical, fold = row_to_physical(key_schema), _fold_struct(key_schema)
 
@@ -63,18 +63,17 @@ def key_hasher(key_schema: StructType) -> Callable[[Any], int]:
 
 
 def xxhash64_columns(values: Any, key_schema: StructType) -> int:
-    """What ``xxhash64(col1, col2, …)`` gives in Spark SQL: signed, 64 bits."""
+    """Return the signed 64 bits of ``xxhash64(col1, col2, …)`` in Spark SQL."""
     return key_hasher(key_schema)(values)
 
 
 def key_group(values: Any, key_schema: StructType, max_parallelism: int) -> int:
-    """``pmod(xxhash64(key columns), max_parallelism)``."""
+    """Return ``pmod(xxhash64(key columns), max_parallelism)``."""
     return key_hasher(key_schema)(values) % max_parallelism
 
 
 def key_groups(columns: Sequence[pa.Array], key_schema: StructType, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """(n,) ``key_group`` of every row of key columns as ``KeyColumns.decode`` gives them. Nested types and wide decimals go
-    row by row."""
+    """Return (n,) the ``key_group`` of each row of key columns, as ``KeyColumns.decode`` returns these. Nested types and wide decimals are hashed row by row."""
     hashes = np.full(len(columns[0]), SEED, np.uint64)
     for column, field in zip(columns, key_schema.fields, strict=True):
         if isinstance(field.type, AtomicType) or dtype_of(field.type) is not None:
@@ -100,7 +99,7 @@ def _hashed_bytes(column: pa.Array, data_type: DataType) -> pa.BinaryArray:
 
 
 def _fold(data_type: DataType) -> Fold:
-    """(non-null physical value, hash so far) -> hash, both unsigned."""
+    """Return a function (non-null physical value, hash of the columns before) -> hash. Both hashes are unsigned."""
     match data_type:
         case AtomicType("string" | "binary"):
             return _digest

@@ -16,10 +16,10 @@ ConvertBatch = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def batch_converter(chain: Sequence[StructType], target: pa.Schema) -> ConvertBatch:
-    """A function from batches of the chain's first schema to ones of ``target``, which is its last in Arrow's terms.
+    """Return a function that converts batches of the chain's first schema to ``target``, the Arrow form of its last schema.
 
-    The chain holds every schema between: a column that one of them lacks was dropped, and what has its name later is another.
-    Each schema but the first is one that ``compare_schemas`` does not refuse after the one before it.
+    The chain holds every schema between. A column that a schema lacks was dropped: a later column of the same name is another column.
+    ``compare_schemas`` refuses no step of the chain.
     """
     whole = pa.struct(list(target))
 
@@ -48,7 +48,7 @@ def _children(
 
 
 def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) -> pa.Array:
-    """The column in the target's type. ``chain``: the types that the field had, from the version of these rows to the newest."""
+    """Convert the column to the target's type. ``chain``: the types of the field, from the version of these rows to the newest."""
     last = chain[-1]
     if array.type == target and all(t == last for t in chain):
         return array
@@ -72,6 +72,5 @@ def _converted(array: pa.Array, chain: Sequence[DataType], target: pa.DataType) 
 
 
 def _offsets(array: pa.Array) -> pa.Array:
-    """A copy of a list's or map's offsets. The original may be a slice, and Arrow's ``from_arrays`` refuses slices if it is given a
-    mask."""
+    """Copy a list's or map's offsets. The original may be a slice, and Arrow's ``from_arrays`` refuses slices together with a mask."""
     return pa.array(array.offsets.to_numpy(), pa.int32())

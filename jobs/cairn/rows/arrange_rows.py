@@ -26,7 +26,7 @@ from state_backend.formats.arrow_columns import valid_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Of the input or of the initial state: their names, and positions among them of the key, and of what orders the rows of a key."""
+    """Names of the columns of the input or of the initial state, the places of the key's columns, and of the columns that order the rows of a key."""
 
     names: tuple[str, ...]
     key: tuple[int, ...]
@@ -35,7 +35,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Travels to the workers. ``initial`` None: there is no initial state."""
+    """Order and layout of a shard's rows; travels to the workers. ``initial`` None: there is no initial state."""
 
     input: Columns
     initial: Columns | None
@@ -46,9 +46,11 @@ class Arrangement:
         spill: Callable[[], AbstractContextManager[Path]],
         most_bytes: int = SORT_BYTES,
     ) -> Iterator[pa.RecordBatch]:
-        """The shard's batches as a job gets them. Where the tick is in the first batch, it is given before the others are asked for.
+        """Yield the shard's batches as a job reads them. A tick in the first batch is yielded before other batches are read.
 
-        spill: a folder for rows that exceed ``most_bytes``, entered only then."""
+        Args:
+            spill: A folder for sorted runs. Entered only if the rows exceed ``most_bytes``.
+        """
         ticks: list[pa.RecordBatch] = []
         rows = self._without_ticks(batches, ticks)
         first = next(rows, None)
@@ -120,10 +122,16 @@ def plan_arrangement(
     initial_key: Sequence[str],
     order_by: Sequence[str],
 ) -> Arrangement | None:
-    """How a task orders rows of these schemas. None: they have a column that only Spark can order. ``initial_key``: as
-    `routing.route` has it.
+    """Plan how a task orders rows of these schemas.
 
-    Raises: UsageError for an ``order_by`` that the rows lack.
+    Args:
+        initial_key: The key's columns in the initial state, in the order of ``key``; empty: the names in ``key``.
+
+    Returns:
+        The arrangement; None if a column has a type that only Spark can order.
+
+    Raises:
+        UsageError: ``order_by`` names a column that the rows lack.
     """
     check_order_by(order_by, rows)
     schemas = [rows, *([initial] if initial is not None else [])]
@@ -151,7 +159,7 @@ def _flat(rows: pa.RecordBatch, kind: int, columns: Columns) -> list[pa.Array]:
 
 
 def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
-    """A bit for each of at most 62 columns: whether it is -0.0."""
+    """Return a mask with one bit for each of at most 62 columns, set for -0.0."""
     mask = np.zeros(len(floats[0]), np.int64)
     for bit, column in enumerate(floats):
         numbers = column.to_numpy(zero_copy_only=False)
@@ -160,12 +168,12 @@ def _zero_signs(floats: Sequence[pa.Array]) -> pa.Array:
 
 
 def _one_nan(column: pa.Array) -> pa.Array:
-    """Files hold NaN with and without a sign, which no order tells apart, but the bytes of state do."""
+    """Replace every NaN by one NaN: files hold NaN with and without a sign, equal in every order but not in the bytes of state."""
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
 def _normalised(column: pa.Array) -> pa.Array:
-    """The key column with 0.0 for -0.0, and one NaN."""
+    """Replace -0.0 by 0.0 and every NaN by one NaN in a key column."""
     return pc.add(_one_nan(column), pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column

@@ -15,9 +15,10 @@ _WAY_OUT = "add it to the rows in the source, as in rows.withColumn('user', F.up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnNames:
-    """The columns of some rows. ``what`` names the rows in errors.
+    """The columns of some rows, found by the session's rules for names. ``what`` names the rows in errors.
 
-    Raises: SourceError if two columns have one name, as this session compares names.
+    Raises:
+        SourceError: Two columns have the same name in this session.
     """
 
     names: tuple[str, ...]
@@ -36,7 +37,7 @@ class ColumnNames:
             seen[folded] = name
 
     def find(self, name: str) -> str:
-        """The column's own name; the given one if there is no such column, for an error that says what it was for."""
+        """Return the column's own name; the given name if no column has it, for the caller's error."""
         for wanted in (name, unquoted(name)):
             for own in self.names:
                 if self.folded(own) == self.folded(wanted):
@@ -44,7 +45,12 @@ class ColumnNames:
         return name
 
     def find_key(self, key: Sequence[str]) -> list[str]:
-        """The key columns' own names. Raises: SourceError for one that is missing or named twice."""
+        """Return the key columns' own names.
+
+        Raises:
+            SourceError: A column is missing.
+            UsageError: A column is named twice.
+        """
         own = [self.find(name) for name in key]
         missing = [name for name in own if name not in self.names]
         if missing:
@@ -57,20 +63,21 @@ class ColumnNames:
         return own
 
     def folded(self, name: str) -> str:
-        """What two names have in common if they name one column."""
+        """Return a text that is equal for two names of one column."""
         return name if self.case_sensitive else name.lower()
 
 
 def unquoted(name: str) -> str:
-    """The name without Spark's backticks, if it is one name in them."""
+    """Return the name without Spark's backticks, if the backticks hold one name."""
     match = _QUOTED.fullmatch(name)
     return match[1].replace("``", "`") if match else name
 
 
 def plain_name(column: Any, what: str) -> str:
-    """The name that a column, of a classic session or of Spark Connect, stands for; a string as it is. ``what`` is for the error.
+    """Return the name of a plain column, of a classic session or of Spark Connect; a string as it is. ``what`` begins the error.
 
-    Raises: UsageError for anything but a plain column: Spark's ``transformWithState`` groups by plain columns only.
+    Raises:
+        UsageError: The column is an expression. Spark's ``transformWithState`` groups by plain columns only.
     """
     if isinstance(column, str):
         return column
@@ -81,9 +88,10 @@ def plain_name(column: Any, what: str) -> str:
 
 
 def grouping_names(grouped: Any, what: str) -> list[str] | None:
-    """The columns by which ``DataFrame.groupBy`` grouped; None if it is no such thing.
+    """Return the columns by which ``DataFrame.groupBy`` grouped; None for another object.
 
-    Raises: UsageError if these are not plain columns.
+    Raises:
+        UsageError: These are not plain columns.
     """
     if hasattr(grouped, "_jgd") and hasattr(grouped, "_df"):
         expressions = grouped._jgd.groupingExprs()
@@ -99,7 +107,7 @@ def grouping_names(grouped: Any, what: str) -> list[str] | None:
 
 
 def _parts(column: Any) -> list[str]:
-    """The parts of a column's name: ``s.x`` has two; an expression none."""
+    """Return the parts of a column's name: two for ``s.x``, none for an expression."""
     if hasattr(column, "_jc"):
         node = column._jc.node()
         return _of_node(node.expression() if node.getClass().getSimpleName() == "ExpressionColumnNode" else node)

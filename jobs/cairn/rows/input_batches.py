@@ -1,6 +1,6 @@
 """The routed Arrow batches of one shard, without its ticks and late rows.
 
-Late rows do not vanish: they go to a file of their own, which the record names beside the output.
+Late rows are written to a file of their own, which the record names beside the output.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from state_backend.values.key_groups import KeyGroupRange
 
 
 class InputBatches:
-    """Iterates over non-empty batches of input and initial-state rows, with the columns that ``routing`` names.
+    """Iterator over non-empty batches of input and initial-state rows, with the columns of `routing`.
 
-    ``input_rows``: input rows so far, late ones included. ``newest_event_us``: the latest event time seen, late or not.
+    Attributes:
+        ticks: Ticks so far.
+        input_rows: Input rows so far, late rows included.
+        newest_event_us: The latest event time so far, late rows included; None before the first.
     """
 
     def __init__(

@@ -32,9 +32,10 @@ Convert = Callable[[Any], Any]
 
 
 class LocalRows:
-    """Rows with a Spark schema. ``what`` names them in errors.
+    """Rows with a Spark schema, without a JVM. ``what`` names the rows in errors.
 
-    Raises: UsageError for rows that do not fit the schema, and for columns that nothing here can put in order.
+    Raises:
+        UsageError: The rows do not fit the schema, or only the JVM can order a column.
     """
 
     isStreaming = False
@@ -61,7 +62,7 @@ def route_locally(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[pa.RecordBatch]]:
-    """The batches of every shard, with its tick. Arguments as in ``routing.route``."""
+    """Return the batches of every shard, with its tick. Arguments as in ``routing.Inputs``."""
     check_order_by(order_by, rows.schema)
     parts = [_Part(rows, INPUT, key, [*order_by, *rows.schema.names], max_parallelism)]
     if initial is not None:
@@ -140,7 +141,7 @@ def _batches(places: Sequence[_Place], parts: Sequence[_Part]) -> list[pa.Record
 
 
 def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.Array:
-    """Each place's value of its kind's column; null for other kinds."""
+    """Return for each place the value of its kind's column; null for other kinds."""
     start, offsets = 0, {}
     for kind, column in columns.items():
         offsets[kind] = start
@@ -155,12 +156,12 @@ def _gathered(places: Sequence[_Place], columns: Mapping[int, pa.Array]) -> pa.A
 
 
 def order_key(data_type: t.DataType) -> Convert:
-    """A function from a value, or None, to what sorts as Spark sorts it: nulls first, NaN last, 0.0 beside -0.0."""
+    """Return a function from a value or None to a key that sorts as in Spark: nulls first, NaN last, 0.0 equal to -0.0."""
     return _nulls_first(data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value))
 
 
 def exact_key(data_type: t.DataType) -> Convert:
-    """The same, which also tells 0.0 from -0.0; a float of null is a null beside a null."""
+    """Return a function like ``order_key``'s that also separates 0.0 from -0.0, with equal keys for nulls."""
     return _nulls_first(
         data_type, lambda value: (math.isnan(value), 0.0 if math.isnan(value) else value, _is_negative_zero(value))
     )
@@ -197,7 +198,7 @@ def _order_of(
 
 
 def _zero_signs(floats: Sequence[pa.Array], count: int) -> list[tuple[int, ...]]:
-    """As ``row_order`` has them: a bit for each column, whether it is -0.0, in numbers of 62 bits."""
+    """Return the masks of ``row_order``: one bit for each column, set for -0.0, in numbers of 62 bits."""
     masks = []
     for start in range(0, len(floats), MASK_BITS):
         signs = [map(_is_negative_zero, column.to_pylist()) for column in floats[start : start + MASK_BITS]]
@@ -230,7 +231,7 @@ def _one_nan(column: pa.Array) -> pa.Array:
 
 
 def _normalised(column: pa.Array, data_type: t.DataType) -> pa.Array:
-    """The key column with 0.0 for -0.0, at any depth."""
+    """Replace -0.0 by 0.0 in a key column, at any depth."""
     if not _has_float(data_type):
         return column
 
@@ -248,7 +249,7 @@ def _normalised(column: pa.Array, data_type: t.DataType) -> pa.Array:
 
 
 def sorted_rows(rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, t.DataType]]) -> list[dict[str, Any]]:
-    """The rows in Spark's order of these columns; among equals as they are."""
+    """Return the rows in Spark's order of these columns. Equal rows keep their order."""
     keys = [(name, order_key(data_type)) for name, data_type in columns]
     return sorted(rows, key=lambda row: tuple(of(row[name]) for name, of in keys))
 
@@ -271,7 +272,7 @@ def _table(rows: Any, schema: t.StructType, zone: Zone, what: str) -> pa.Table:
 
 
 def _of_frame(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """As Spark takes a DataFrame: NaN, NaT and NA are null."""
+    """Replace NaN, NaT and NA by null, as Spark does with a pandas DataFrame."""
     columns = {
         str(name): [None if _is_missing(value) else value for value in frame[name].tolist()] for name in frame.columns
     }
@@ -339,7 +340,7 @@ def _misfit(what: str, n: int, data_type: t.DataType, value: Any, error: Excepti
 
 
 def _converter(data_type: t.DataType, zone: Zone) -> Convert:
-    """From what a user writes to what Arrow takes. As Spark does it, naive datetimes are wall time in the session's zone."""
+    """Return a function from a user's value to Arrow's. As in Spark, naive datetimes are wall time in the session's zone."""
     match data_type:
         case t.TimestampType():
             return lambda value: None if _is_missing(value) else _instant(value, zone)

@@ -12,7 +12,7 @@ from state_backend.values.records import OutputFile
 
 
 class LocalParquet:
-    """``write`` takes batches of exactly this schema; nothing is made where there are no rows."""
+    """Writer of one local Parquet file for batches of exactly this schema. Without rows there is no file."""
 
     def __init__(self, schema: pa.Schema, local: Path) -> None:
         self.schema = schema
@@ -21,7 +21,7 @@ class LocalParquet:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Appends rows; the first call makes the file."""
+        """Append rows. The first call creates the file."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._local, self.schema, compression="zstd", use_dictionary=_with_dictionary(self.schema)
@@ -30,7 +30,7 @@ class LocalParquet:
         self.rows += rows.num_rows
 
     def finish(self, storage: Storage, path: str, *, late: bool = False) -> OutputFile | None:
-        """Uploads what was written; None if there was nothing."""
+        """Upload the file; None if no rows were written."""
         if self._writer is None:
             return None
         self._writer.close()
@@ -38,8 +38,11 @@ class LocalParquet:
 
 
 def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
-    """Columns that a dictionary of their values makes smaller: texts. One of numbers costs more time than to write them, and most often more
-    bytes: Parquet gives it up in the middle of a column of which no two values are equal."""
+    """Return the columns that a dictionary makes smaller: texts.
+
+    A dictionary of numbers costs more time than the numbers, and mostly more bytes: Parquet abandons the dictionary in the middle of a column
+    without equal values.
+    """
     if any(map(pa.types.is_nested, schema.types)):
         return True  # their leaves would have to be named
     return [f.name for f in schema if not pa.types.is_primitive(f.type) and not pa.types.is_decimal(f.type)]

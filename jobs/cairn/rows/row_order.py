@@ -73,7 +73,7 @@ _IN_PYTHON = (
 
 
 def spark_order(column: Column, data_type: DataType) -> Column | None:
-    """What Spark sorts by; None for a type that it can't sort."""
+    """Return the expression that Spark sorts by; None for a type that Spark can't sort."""
     if _has(data_type, lambda t: isinstance(t, GeographyType | GeometryType)):
         return None
     if _has(data_type, lambda t: isinstance(t, MapType | VariantType)):
@@ -82,7 +82,7 @@ def spark_order(column: Column, data_type: DataType) -> Column | None:
 
 
 def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
-    """What orders the rows that ``spark_order`` of all these columns leaves equal; without the columns that ``needs_bytes``."""
+    """Return expressions that order rows with equal ``spark_order``, except for columns that ``needs_bytes``."""
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
     masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]
     others = [
@@ -94,7 +94,7 @@ def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
 
 
 def unordered(data_type: DataType) -> DataType | None:
-    """The first type within that only the JVM puts in order; None: there is none."""
+    """Return the first type inside of ``data_type`` that only the JVM can order, or None."""
     match data_type:
         case ArrayType():
             return unordered(data_type.elementType)
@@ -107,19 +107,19 @@ def unordered(data_type: DataType) -> DataType | None:
 
 
 def needs_bytes(data_type: DataType) -> bool:
-    """Whether nothing in the JVM orders such values: their bytes have to be made in Python."""
+    """Return True if nothing in the JVM orders values of the type: Python has to make bytes of them."""
     if isinstance(data_type, UserDefinedType):
         return not _is_total(data_type.sqlType())
     return isinstance(data_type, VariantType) or any(map(needs_bytes, _inner(data_type)))
 
 
 def bytes_of(columns: Sequence[Column]) -> Column:
-    """A binary column by which rows differ if and only if they differ in these columns."""
+    """Make a binary column that differs between rows exactly where these columns differ."""
     return F.arrow_udf(_row_bytes, BinaryType())(*columns)
 
 
 def normalised(column: Column, data_type: DataType) -> Column:
-    """The key column with 0.0 for -0.0, also inside of arrays and structs: of equal keys, one."""
+    """Replace -0.0 by 0.0 in a key column, also inside of arrays and structs, because equal keys must be one key."""
     if not _has(data_type, lambda t: isinstance(t, FloatType | DoubleType)):
         return column
     match data_type:
@@ -133,7 +133,7 @@ def normalised(column: Column, data_type: DataType) -> Column:
 
 
 def _exact(column: Column, data_type: DataType) -> Column:
-    """The same value in a type in whose order values that differ are never equal."""
+    """Return the value in a type whose order takes no two different values for equal."""
     if _is_total(data_type):
         return column
     match data_type:
@@ -157,7 +157,7 @@ def _exact(column: Column, data_type: DataType) -> Column:
 
 
 def _is_total(data_type: DataType) -> bool:
-    """Whether Spark sorts values of this type, and takes for equal only what is."""
+    """Return True if Spark sorts values of this type and takes no two different values for equal."""
     if isinstance(data_type, UserDefinedType):
         return _is_total(data_type.sqlType())
     if isinstance(data_type, StringType):
@@ -172,7 +172,7 @@ def _is_negative_zero(column: Column) -> Column:
 
 
 def _zero_signs(floats: Sequence[Column]) -> Column:
-    """A bit for each of at most 62 columns: whether it is -0.0."""
+    """Return a mask with one bit for each of at most 62 columns, set for -0.0."""
     bits = [
         F.when(_is_negative_zero(c), F.lit(1 << i)).otherwise(F.lit(0)).cast("bigint") for i, c in enumerate(floats)
     ]
@@ -200,7 +200,7 @@ def _row_bytes(*columns: pa.Array) -> pa.Array:
 
 
 def without_zones(column: pa.Array) -> pa.Array:
-    """Instants as numbers: as datetimes, they would sort by the session's time zone."""
+    """Replace instants by numbers: datetimes would sort by the session's time zone."""
     plain = _instants_as_numbers(column.type)
     return column if plain == column.type else column.cast(plain)
 

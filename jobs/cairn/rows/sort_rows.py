@@ -56,9 +56,10 @@ def sorted_batches(
     most_bytes: int = SORT_BYTES,
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """All rows, sorted. How they are cut into batches depends on the rows alone, not on how they came.
+    """Yield all rows, sorted. The sizes of the batches depend on the rows alone, not on the batches that came in.
 
-    spill: a folder for the runs, asked for once ``most_bytes`` are exceeded, and left when the last batch was taken.
+    Args:
+        spill: A folder for sorted runs. Entered once ``most_bytes`` are exceeded, and left after the last batch.
     """
     held: list[pa.RecordBatch] = []
     runs: list[_Written] = []
@@ -92,7 +93,7 @@ def sorted_batches(
 
 
 def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
-    """Positions of the rows in the order of the columns, the first one most significant. Rows that are equal in all may change places."""
+    """Return the positions of the rows in the order of the columns, the most significant first. Rows that are equal in all columns may change places."""
     order = np.arange(count)
     # Positions in `order` whose rows are equal so far, and the group of equal ones that each belongs to, ascending.
     tied, group = order.copy(), np.zeros(count, np.int64)
@@ -113,7 +114,7 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
 
 
 def _sorted_within(group: Positions, values: npt.NDArray[Any]) -> Positions:
-    """Positions in the order of group and value. Groups ascend."""
+    """Return positions in the order of group and value. ``group`` ascends."""
     low, high = int(values.min()), int(values.max())
     first, last = int(group[0]), int(group[-1])
     bits = (high - low).bit_length()
@@ -159,7 +160,7 @@ def _whole_numbers(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _ordered_bits(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Whole numbers that sort as the floats do: those of negative ones are turned round."""
+    """Return integers that sort as the floats do: the bits of negative floats are inverted."""
     numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy() + 0.0  # -0.0 + 0.0 is 0.0
     bits = numbers.view(np.int64)
     bits = np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
@@ -221,7 +222,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """What the values of each row take: the same however rows are cut into batches."""
+    """Return the bytes of each row's values, equal for all batch sizes."""
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if _is_bytes(column.type):
@@ -233,14 +234,17 @@ def _row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where a batch ends: behind ``rows`` rows, or before the row that would bring it beyond ``size_bytes``. It has one row at least."""
+    """Limit of a batch: at most ``rows`` rows and ``size_bytes`` bytes, but at least one row."""
 
     rows: int
     size_bytes: int
 
     def end(self, ends_bytes: npt.NDArray[np.int64], start: int, rows: int = 0, size_bytes: int = 0) -> int | None:
-        """The end of a batch that has so many rows and bytes before ``start``; None if it goes on behind the last one.
-        ``ends_bytes``: of each row, the bytes of all rows up to its end."""
+        """Return where a batch ends that has ``rows`` rows and ``size_bytes`` bytes before ``start``; None if the batch goes on behind the last row.
+
+        Args:
+            ends_bytes: For each row, the bytes of all rows up to its end.
+        """
         before = int(ends_bytes[start - 1]) if start else 0
         most = before + self.size_bytes - size_bytes
         fitting = start + int(np.searchsorted(ends_bytes[start:], most, side="right"))
@@ -254,7 +258,7 @@ _TAKEN_AT_ONCE = _Cut(rows=1 << 31, size_bytes=BATCH_BYTES)
 
 
 def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """The rows of the batches, sorted. Empties the list, so that they are in memory once."""
+    """Yield the rows of the batches, sorted. Empties the list, because the rows must be in memory only once."""
     whole = held[0] if len(held) == 1 else pa.concat_batches(held)
     held.clear()
     order = total_order(columns_of(whole), whole.num_rows)
@@ -268,7 +272,7 @@ def _in_order(held: list[pa.RecordBatch], columns_of: SortColumns, cut: _Cut) ->
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A run on the disk. ``piece_bytes``: of its largest piece in memory."""
+    """A sorted run on disk. ``piece_bytes``: the size of its largest piece in memory."""
 
     path: Path
     piece_bytes: int
@@ -284,7 +288,7 @@ def _write_run(folder: Path, number: int, batches: Iterator[pa.RecordBatch]) -> 
 
 
 class _Run:
-    """A run that is read as rows are asked for."""
+    """Reader of a sorted run."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = pa.ipc.open_file(file)
@@ -292,7 +296,7 @@ class _Run:
         self.rows = self._file.schema.empty_table()
 
     def look(self, size_bytes: int) -> None:
-        """Makes ``rows`` at least as many bytes, if there are so many left."""
+        """Read until ``rows`` has at least ``size_bytes``, or the run ends."""
         while self.rows.nbytes < size_bytes and not self.is_read:
             piece = self._file.get_batch(self._read)
             self.rows = pa.concat_tables([self.rows, pa.Table.from_batches([piece])])
@@ -300,12 +304,12 @@ class _Run:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing lies behind ``rows``."""
+        """Return True if no rows follow ``rows``."""
         return bool(self._read == self._file.num_record_batches)
 
 
 def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows of sorted runs, sorted, some at a time."""
+    """Yield the rows of sorted runs, sorted, some at a time."""
     with ExitStack() as stack:
         runs = [_Run(stack.enter_context(pa.OSFile(str(run.path)))) for run in written]
         # What is looked at is copied into one piece, and once more when it is put in order.
@@ -320,7 +324,7 @@ def _merged(written: Sequence[_Written], columns_of: SortColumns, most_bytes: in
 
 
 def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.RecordBatch]:
-    """The first of what was read of the runs, as far as nothing that was not read can come before it. The runs keep the rest."""
+    """Yield the first rows that were read of the runs, up to the first row that an unread row may precede. The runs keep the other rows."""
     counts = np.array([run.rows.num_rows for run in runs])
     pool = pa.concat_tables([run.rows for run in runs]).combine_chunks().to_batches()[0]
     # In memory once: the runs keep parts of the pool.
@@ -345,7 +349,7 @@ def _first_of(runs: Sequence[_Run], columns_of: SortColumns) -> Iterator[pa.Reco
 
 
 def _even(batches: Iterator[pa.RecordBatch], cut: _Cut) -> Iterator[pa.RecordBatch]:
-    """The same rows, cut as if they had come in one batch."""
+    """Yield the same rows in the batches that one large batch would be divided into."""
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:

@@ -24,9 +24,10 @@ Rule = Literal["observed", "interval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTime:
-    """The event-time settings of a pipeline, and the watermarks that its base recorded. Milliseconds since the epoch.
+    """A pipeline's event-time settings, and the watermarks of its base, in milliseconds since the epoch.
 
-    ``late_ms``: a row of this event time or an older one is late; None: none is.
+    Attributes:
+        late_ms: A row with this event time or an older one is late; None: no row is late.
     """
 
     column: str
@@ -37,16 +38,16 @@ class EventTime:
 
     @property
     def late_until_us(self) -> int | None:
-        """``late_ms`` in microseconds. Source: Spark's late-event filter, for "at the watermark"."""
+        """Return ``late_ms`` in microseconds. Rows exactly at the watermark are late. Source: Spark's late-event filter."""
         return None if self.late_ms is None else self.late_ms * 1000
 
     def due_ms(self, interval_end_ms: int) -> int:
-        """Timers with this expiry or an earlier one fire at the end of the interval."""
+        """Return the latest expiry of timers that fire at the end of the interval."""
         advanced = self._reached_ms(interval_end_ms, None) if self.rule == "interval" else self.base_ms
         return advanced or 0
 
     def recorded(self, time: LogicalTime, interval_end_ms: int, newest_event_us: int | None) -> LogicalTime:
-        """The interval's clock as its checkpoint records it."""
+        """Return the interval's clock as the checkpoint records it."""
         return replace(
             time,
             watermark_ms=self._reached_ms(interval_end_ms, newest_event_us),
@@ -62,9 +63,9 @@ class EventTime:
 
 
 def event_time_of(column: str, delay_ms: int, rule: Rule, base: LogicalTime | None) -> EventTime:
-    """The event time of the interval after ``base``; None: of the first one.
+    """Return the event time of the interval after ``base`` (None: of the first interval).
 
-    A base of before there were two watermarks has one: rows up to it are late, so that no window opens again that is closed.
+    A base of an older release has one watermark. Rows up to this watermark are late, because a closed window must not open again.
     """
     base_ms = base.watermark_ms if base is not None else None
     late_ms = base_ms

@@ -1,11 +1,11 @@
-"""State that was somebody else's becomes a pipeline's: rows of all states, placed by key, are written to shards, then *prepared*.
+"""Import of another system's state: rows of all states, placed by key, are written to shards, then *prepared*.
 
-A row brings all of one key's state of one kind, so that nothing depends on the order in which rows come:
+A row has all entries of one key in one state. So the order of the rows does not matter:
 
     __key_group int | state int | key struct | entries_<n> array<struct<[user_key struct,] value struct, expires_at_ms long>>
     | timers array<long>, ascending
 
-``state`` is n, the place of the state in ``states``, whose column alone is filled; -1: the timers'. Null: a tick.
+``state`` is the place n of the state in ``states``, and only column ``entries_<n>`` is filled; -1 for timers, null for a tick.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ TIMERS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportJob(JobOnContent):
-    """Travels to the workers. ``content``: the record's, without what only the shards can say; ``source``: what rows are called in
-    errors."""
+    """The work on one shard; travels to the workers. ``content``: the record's content without the shards' results. ``source`` names the rows in errors."""
 
     root: str
     source: str
@@ -46,7 +45,7 @@ class ImportJob(JobOnContent):
     engine: EngineOptions
 
     def run_shard(self, batches: Iterator[pa.RecordBatch], shard: int, task: int) -> ShardAck:
-        """Makes one shard. On disk if it stops: files of the attempt that no record names."""
+        """Make one shard. A run that stops leaves files of an attempt that no record names."""
         clock, content = StopWatch(), self.content
         owned = range_of(shard, content.parallelism, content.max_parallelism)
         key_schema = parse_struct(content.key_schema)
@@ -122,5 +121,5 @@ class ImportJob(JobOnContent):
             writer.put_entries(self.content.states[n], located, groups, every)
 
     def finish(self, acks: list[ShardAck]) -> None:
-        """Writes ``prepared.json``."""
+        """Write ``prepared.json``."""
         prepare(open_storage(self.root), self.content, acks, h0=self.h0)

@@ -1,4 +1,4 @@
-"""What people call a pipeline's code: a name beside its hash. It decides nothing."""
+"""The version of a pipeline's code, for people. Decisions use the code's hash instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 10
 
 
 def code_version(pipeline: Pipeline) -> str | None:
-    """The pipeline's ``version``, else what git says of the processor's file; None: neither is known."""
+    """Return the pipeline's ``version``, else git's description of the processor's file; None if neither is known."""
     if pipeline.version is not None:
         return pipeline.version
     file = _file_of(pipeline.processor)
@@ -24,8 +24,10 @@ def code_version(pipeline: Pipeline) -> str | None:
 
 @functools.cache
 def git_version(file: Path) -> str | None:
-    """``git describe`` of the commit that a file belongs to, with ``-dirty`` where the folder has changes; None where there is no git
-    or the file is in no repository, so that the version of a repository around a virtual environment is not taken for its."""
+    """Return ``git describe`` of the commit of a file, with ``-dirty`` if the folder has changes.
+
+    None without git, or if the repository does not track the file: a virtual environment must not get the version of the repository around.
+    """
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None
     return _git(file.parent, "describe", "--always", "--dirty", "--tags")

@@ -1,4 +1,4 @@
-"""Which installed distribution a module's file is of, and a digest of what that distribution installed.
+"""The installed distribution of a module's file, and a digest of the distribution's files.
 
 <folder>/pandas/core/frame.py          a file
 <folder>/pandas-2.3.3.dist-info/RECORD names it, with its SHA-256
@@ -19,10 +19,11 @@ _SEEN: dict[str, InstalledDistribution] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledDistribution:
-    """A distribution as one process finds it.
+    """A distribution in one process.
 
-    digest: SHA-256, hex, over the names and hashes of its code files in RECORD; "" where it has no RECORD, as of Debian's packages.
-    is_pure: its files are the same on every platform, so that an equal version must have an equal digest.
+    Attributes:
+        digest: SHA-256, hex, over the names and hashes of its code files in RECORD; "" without a RECORD, as in Debian's packages.
+        is_pure: Its files are the same on every platform. So an equal version must have an equal digest.
     """
 
     name: str
@@ -33,7 +34,7 @@ class InstalledDistribution:
 
 @cache
 def distribution_of(file: str, module: str) -> InstalledDistribution | None:
-    """The distribution that installed the file of this module; None if none says so."""
+    """Return the distribution that installed this module's file; None if no distribution lists the file."""
     folder = _site_folder(file, module)
     if folder is None:
         return None
@@ -55,7 +56,7 @@ def _infos(folder: Path) -> tuple[Path, ...]:
 
 @cache
 def _contents(info: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """The files that a distribution installed, or, where it does not say, its top-level modules."""
+    """Return the files that a distribution installed; without a RECORD, its top-level modules."""
     found = importlib.metadata.Distribution.at(info)
     record = found.read_text("RECORD")
     if record is None:
@@ -69,8 +70,10 @@ def _installed_at(info: Path) -> InstalledDistribution:
 
 
 def distribution_here(name: str) -> InstalledDistribution | None:
-    """The distribution of this name as this process first found it, since that is what it has imported; None if it is not
-    installed."""
+    """Return the distribution of this name as this process first found it; None if the distribution is not installed.
+
+    The first one counts, because the process has imported its modules.
+    """
     if name not in _SEEN:
         try:
             _SEEN[name] = _described(importlib.metadata.distribution(name))
@@ -93,7 +96,7 @@ def _described(found: importlib.metadata.Distribution) -> InstalledDistribution:
 
 
 def _site_folder(file: str, module: str) -> Path | None:
-    """The folder that the module's top-level name lies in."""
+    """Return the folder of the module's top-level name."""
     path = Path(file)
     depth = module.count(".") + (path.stem == "__init__")
     return path.parents[depth] if len(path.parents) > depth else None

@@ -1,10 +1,10 @@
-"""How code reaches the workers, and which code it was.
+"""Transport of a processor and its code to the workers.
 
 A Spark server lives longer than one interval, and its workers may have imported yesterday's processor. So the sources of the user's
-modules travel with every task, and the processor is pickled by reference to them: each worker imports exactly what the driver
-has, from its own path where the same bytes lie there, and again where an earlier task imported other ones. Then a module's lock, logger
-or client is made in the worker, as under Spark. Where a module can't be imported in the worker, since it needs at its top what only
-the driver has, the processor's parts of it arrive pickled by value.
+modules travel with every task, and the processor is pickled by reference to these modules. Each worker imports exactly the driver's bytes:
+from its own path if the same bytes are there, and again if an earlier task imported other bytes. So the worker makes a module's locks,
+loggers and clients itself, as under Spark. A module that needs at its top something only the driver has can't be imported in the worker;
+then the processor arrives pickled by value.
 
 The runtime itself is imported by the workers; a task refuses to run on a server whose runtime differs from the driver's.
 """
@@ -53,11 +53,14 @@ from state_backend.values.errors import ProcessorError, UsageError, UserCodeErro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippedProcessor:
-    """A pipeline's processor as it was when the interval was planned. Each call makes one from a copy of its own.
+    """A pipeline's processor as it was when the interval was planned.
 
-    modules: their sources are compressed. ``distributions``: installed, and imported by the modules. ``by_reference``, ``by_value``: pickles; by value None: it can't be, ``no_value`` says why,
-        or nothing of it is in a module of the user's.
-    broadcasts: their ids and pickled values.
+    Attributes:
+        modules: The user's modules, with compressed sources.
+        distributions: Installed distributions that the modules import.
+        by_reference: A pickle that needs the modules. ``by_value``: a pickle with the code of the modules; None if such a pickle is not possible
+            (``no_value`` has the reason) or the processor has no module of the user's.
+        broadcasts: Ids and pickled values.
     """
 
     name: str
@@ -70,10 +73,13 @@ class ShippedProcessor:
     broadcasts: tuple[tuple[int, bytes], ...]
 
     def __call__(self) -> Any:
-        """A new processor, in a worker.
+        """Make a new processor in a worker, from a copy of its own.
 
-        Raises: UsageError if its code can't be loaded there, or is other code; ProcessorError if a factory returns none; and what
-        the user's own constructor raises."""
+        Raises:
+            UsageError: The code can't be loaded in the worker, or the worker has other code.
+            ProcessorError: A factory returns no processor.
+            Exception: The user's own constructor raises.
+        """
         return _make(self._load(), self.name)
 
     def _load(self) -> Any:
@@ -97,9 +103,10 @@ class ShippedProcessor:
 
 
 def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
-    """Packs a processor in any of its forms: a class, an instance, a partial, or a function that returns one.
+    """Pack a processor in any of its forms: a class, an instance, a partial, or a function that returns a processor.
 
-    Raises: UsageError, naming pipeline and argument, for what can't be hashed or sent.
+    Raises:
+        UsageError: A value can't be hashed or sent. The message names pipeline and argument.
     """
     with _named(pipeline):
         digest, code = _hash_code(processor)
@@ -127,10 +134,13 @@ def ship_processor(processor: Any, pipeline: str) -> ShippedProcessor:
 
 
 def processor_on_driver(processor: Any, pipeline: str) -> Any:
-    """A new processor in this process, from a copy: what it does reaches no worker, and no later interval.
+    """Make a new processor in this process, from a copy. Its changes reach no worker and no later interval.
 
-    Raises: UsageError for what can't be copied; ProcessorError if a factory returns no processor; and what the user's own
-    constructor raises."""
+    Raises:
+        UsageError: A value can't be copied.
+        ProcessorError: A factory returns no processor.
+        Exception: The user's own constructor raises.
+    """
     file = io.BytesIO()
     with _named(pipeline):
         copier = _Copier(file)
@@ -140,23 +150,24 @@ def processor_on_driver(processor: Any, pipeline: str) -> Any:
 
 
 def code_hash(processor: Any, pipeline: str) -> str:
-    """SHA-256, hex, over a processor with its arguments and the sources of the user's modules that it needs.
+    """Return SHA-256, hex, over a processor, its arguments, and the sources of the user's modules that it needs.
 
-    Raises: UsageError, naming pipeline and argument, for what can't be hashed.
+    Raises:
+        UsageError: A value can't be hashed. The message names pipeline and argument.
     """
     with _named(pipeline):
         return _hash_code(processor)[0]
 
 
 def name_of(processor: Any) -> str:
-    """What to call a processor in messages: its class, or the function that makes it."""
+    """Return a processor's name in messages: its class, or the function that makes the processor."""
     if isinstance(processor, functools.partial):
         return name_of(processor.func)
     return str(getattr(processor, "__name__", None) or type(processor).__name__)
 
 
 def ship(task: object) -> str:
-    """A task as an option of a data source."""
+    """Return a task as an option of a data source."""
     return base64.b64encode(zlib.compress(cloudpickle.dumps((runtime_version(), cloudpickle.dumps(task))), 1)).decode()
 
 
@@ -195,7 +206,7 @@ def _named(pipeline: str) -> Iterator[None]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Broadcast variables go by number; Spark would send them beside a query's functions, and knows of none in here."""
+    """Pickler that sends broadcast variables by number. Spark would send them beside a query's functions, but knows none of these."""
 
     def __init__(self, file: Any, broadcasts: dict[int, Broadcast[Any]]) -> None:
         super().__init__(file)
@@ -266,7 +277,7 @@ def _pickle_by_value(processor: Any, modules: Sequence[UserModule], broadcasts: 
 
 
 def _blame(modules: Sequence[UserModule]) -> str:
-    """The first object of these modules that can't be pickled. Containers come last: they may be large."""
+    """Name the first object of these modules that can't be pickled. Containers come last, because they may be large."""
     candidates = [
         (isinstance(value, dict | list | tuple | set), f"{module.name}.{name}", value)
         for module in modules
@@ -285,7 +296,11 @@ def _blame(modules: Sequence[UserModule]) -> str:
 
 
 def unship(option: str) -> Any:
-    """The task, in a worker. Raises: UsageError if the worker's runtime is another version."""
+    """Return the task in a worker.
+
+    Raises:
+        UsageError: The worker's runtime is another version.
+    """
     version, task = cloudpickle.loads(zlib.decompress(base64.b64decode(option)))
     if version != runtime_version():
         raise UsageError(
@@ -298,7 +313,7 @@ def unship(option: str) -> Any:
 
 @cache
 def runtime_version() -> str:
-    """16 hex digits over the sources that workers import, as this process found them (read at first use)."""
+    """Return 16 hex digits over the runtime's sources, as this process found them at the first call."""
     digest = hashlib.sha256()
     for name, _, source in runtime_sources():
         digest.update(name.encode() + b"\0" + source)
@@ -311,10 +326,12 @@ _BROADCASTS: dict[int, bytes] = {}
 
 
 def import_as_shipped(modules: Sequence[UserModule]) -> None:
-    """From now on this process imports these modules as they were shipped.
+    """Let this process import these modules as they were shipped.
 
-    Where one was imported in another version, all of the user's are forgotten: others may hold what they imported from it.
-    Raises: UsageError for an installed module that is missing here or has other code.
+    If a loaded module is of another version, all of the user's modules are forgotten, because others may hold objects of the old version.
+
+    Raises:
+        UsageError: An installed module is missing here, or has other code.
     """
     for finder in sys.path_importer_cache.values():
         # Folders only. A zip would be read anew once for each package in it: 0.3 s a task for Spark's own zips. ``bytes_of`` does that
@@ -359,8 +376,11 @@ def _check_installed(module: UserModule) -> None:
 
 
 def _check_distributions(wanted: Sequence[InstalledDistribution]) -> None:
-    """Raises: UsageError for one that is here in another version. One that is missing is told by the import that needs it, if any
-    does: a module may import at its top what only the driver uses."""
+    """Raise UsageError if a distribution has another version here.
+
+    A missing distribution raises no error: a module may import at its top a package that only the driver uses. The import itself fails
+    otherwise.
+    """
     for package in wanted:
         found = distribution_here(package.name)
         if found is None:
@@ -385,12 +405,12 @@ def _remember_installed(modules: Sequence[UserModule]) -> None:
 
 
 def _others() -> list[Any]:
-    """How this process would find modules without this one."""
+    """Return the finders of this process without the finder of shipped modules."""
     return [finder for finder in sys.meta_path if finder is not _FINDER and hasattr(finder, "find_spec")]
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of the task that this process works at."""
+    """Finder of the modules of this process's task."""
 
     def __init__(self) -> None:
         self.modules: dict[str, UserModule] = {}
@@ -428,8 +448,10 @@ def _namespace(module: UserModule) -> ModuleSpec:
 
 
 class _Loader(Loader):
-    """Runs exactly the bytes that were shipped. A cached compilation is told by its time in seconds, which is too coarse.
-    ``inner``: of the same file in this process, for data beside it; None if it is not here."""
+    """Loader that runs exactly the shipped bytes. Python tells a cached compilation by its time in seconds, which is too coarse.
+
+    ``inner``: the loader of the same file in this process, for data beside the file; None if the file is not here.
+    """
 
     def __init__(self, digest: str, source: bytes, inner: Any) -> None:
         self._digest = digest
@@ -443,7 +465,7 @@ class _Loader(Loader):
         exec(compile(self._source, str(spec.origin), "exec", dont_inherit=True), module.__dict__)
 
     def get_source(self, fullname: str) -> str:
-        """For tracebacks, where the file is not here."""
+        """Return the source for tracebacks, where the file is not here."""
         return decode_source(self._source)
 
     def get_data(self, path: str) -> bytes:

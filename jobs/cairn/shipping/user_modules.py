@@ -1,8 +1,8 @@
-"""Which modules a processor is made of, and their sources.
+"""Search for the modules of a processor, with their sources.
 
-A user's module is one that neither Python, nor an installed package, nor this runtime brings. Import statements are read from the
-sources, since a constant that was imported leaves no trace of where it came from. The package that the processor itself is in counts
-module by module, also if it is installed; another installed one that the user's modules import, by its version and what it installed.
+A user's module belongs neither to Python nor to an installed package nor to this runtime. Imports are read from the sources, because an
+imported constant does not know its module. The processor's own package is recorded module by module, even if it is installed. Another
+installed package that the user's modules import is recorded by its version and its installed files.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ _SITE_FOLDERS = {"site-packages", "dist-packages"}
 class UserModule:
     """A module as the driver has it.
 
-    kind: "source"; "binary", which is compiled; "namespace", which is a package without a file; "installed", which workers must
-        have themselves.
-    file: where the driver has it, a path into a zip included; "" for a namespace. ``folders``: the ``__path__`` of a package.
-    source: of "source" only. ``digest``: SHA-256, hex, over the file's bytes; "" for a namespace. ``package``: of "installed" only,
-        its distribution and version, for messages.
+    Attributes:
+        kind: "source"; "binary" (compiled); "namespace" (a package without a file); "installed" (workers must have the module themselves).
+        file: Where the driver has the module, a path into a zip included; "" for a namespace.
+        folders: The ``__path__`` of a package.
+        source: Of "source" only.
+        digest: SHA-256, hex, over the file's bytes; "" for a namespace.
+        package: Of "installed" only: distribution and version, for messages.
     """
 
     name: str
@@ -57,17 +59,21 @@ class UserModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode:
-    """What a processor is made of. Both are sorted by name. ``distributions``: installed, and imported by the modules."""
+    """The modules of a processor, and the installed distributions that these import. Both are sorted by name."""
 
     modules: tuple[UserModule, ...]
     distributions: tuple[InstalledDistribution, ...]
 
 
 def find_user_code(roots: Iterable[str], own: Iterable[str] = ()) -> UserCode:
-    """The user's modules among ``roots``, what they import, directly or not, and the packages around those.
+    """Find the user's modules among ``roots``, their imports at any depth, and the packages around these.
 
-    roots: names of modules. ``own``: names of the modules that define the processor; theirs may be an installed package.
-    Raises: UsageError for a module whose file can't be parsed.
+    Args:
+        roots: Names of modules.
+        own: Names of the modules that define the processor. These may be an installed package's.
+
+    Raises:
+        UsageError: A module's file can't be parsed.
     """
     search = _Search({name.partition(".")[0] for name in own} - _SPARK)
     pending = [name for name in roots if name]
@@ -90,7 +96,7 @@ class _Search:
         self._specs: dict[str, ModuleSpec | None] = {}
 
     def visit(self, name: str) -> Iterator[str]:
-        """Takes a module if it is the user's; the names that it leads to."""
+        """Record a module if it is the user's, and yield the names of its imports."""
         self.seen.add(name)
         spec = self._spec(name)
         module = self._described(name, spec) if spec is not None else None
@@ -128,7 +134,7 @@ class _Search:
         return UserModule(kind="binary", **common)
 
     def _spec(self, name: str) -> ModuleSpec | None:
-        """Where a module is, without running it or its parents."""
+        """Find a module without running the module or its parents."""
         if name not in self._specs:
             self._specs[name] = _loaded_spec(name) or self._unloaded_spec(name)
         return self._specs[name]
@@ -149,14 +155,14 @@ class _Search:
             return None
 
     def _is_users(self, name: str, spec: ModuleSpec) -> bool:
-        """Whether modules in this package may be the user's. A namespace without a file may be shared with an installed package."""
+        """Return True if modules in this package may be the user's. A namespace may be shared with an installed package."""
         if self._described(name, spec) is not None:
             return True
         return not spec.has_location and name.partition(".")[0] in self._own_packages
 
 
 def _loaded_spec(name: str) -> ModuleSpec | None:
-    """A loaded module's spec, made up from its file if it has none, as a script has not."""
+    """Return a loaded module's spec; for a script without a spec, a spec of its file."""
     module = sys.modules.get(name)
     spec: ModuleSpec | None = getattr(module, "__spec__", None)
     file = getattr(module, "__file__", None)
@@ -166,7 +172,11 @@ def _loaded_spec(name: str) -> ModuleSpec | None:
 
 
 def bytes_of(spec: ModuleSpec) -> bytes:
-    """The bytes of a module's file as they are now, also out of a zip. Raises: UsageError if they can't be read."""
+    """Read the present bytes of a module's file, also from a zip.
+
+    Raises:
+        UsageError: The file can't be read.
+    """
     file = str(spec.origin)
     try:
         return Path(file).read_bytes()
@@ -188,7 +198,7 @@ def _source_of(spec: ModuleSpec) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
-    """Names of modules that a source may import, at the top or in a function."""
+    """Return the names of modules that a source may import, at the top or in a function."""
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
@@ -215,7 +225,7 @@ def _imported(source: bytes, name: str, package: str) -> tuple[str, ...]:
 
 
 def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None:
-    """A module as the first of these finders has it. ``path``: the ``__path__`` of its package, None without one."""
+    """Return a module's spec from the first finder that has the module. ``path``: its package's ``__path__``; None without a package."""
     for finder in finders:
         try:
             spec: ModuleSpec | None = finder.find_spec(name, path, None)
@@ -227,7 +237,7 @@ def spec_here(name: str, path: Any, finders: Sequence[Any]) -> ModuleSpec | None
 
 
 def bytes_here(name: str, finders: Sequence[Any]) -> bytes | None:
-    """The bytes of a module's file in this process; None if it is not here. Runs neither the module nor its package."""
+    """Read the bytes of a module's file in this process; None without such a module. Runs neither the module nor its package."""
     spec = _spec_in(name, finders)
     return None if spec is None else bytes_of(spec)
 
@@ -245,7 +255,7 @@ def _spec_in(name: str, finders: Sequence[Any]) -> ModuleSpec | None:
 
 
 def package_here(name: str, finders: Sequence[Any]) -> str:
-    """Distribution and version that this process has of a module; for messages."""
+    """Return distribution and version of a module in this process, for messages."""
     spec = _spec_in(name, finders)
     if spec is None or spec.origin is None:
         return "not installed"
@@ -254,8 +264,7 @@ def package_here(name: str, finders: Sequence[Any]) -> str:
 
 
 def runtime_sources() -> Iterator[tuple[str, str, bytes]]:
-    """Of each of the runtime's modules, in a fixed order: its path below its package, its file, and the bytes of that. The package may
-    lie in a zip, as ``--py-files`` sends it."""
+    """Yield each module of the runtime in a fixed order: path below its package, file, bytes. ``--py-files`` sends the package as a zip."""
     for package in (state_backend, cairn):
         yield from _sources_of(package)
 
@@ -275,7 +284,7 @@ def _sources_of(package: ModuleType) -> Iterator[tuple[str, str, bytes]]:
 
 
 def runtime_archive(file: Path) -> None:
-    """Writes the runtime as a zip that Python imports from, the same bytes whenever the sources are the same."""
+    """Write the runtime as a zip that Python imports from. Equal sources make equal bytes."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
         for package in (state_backend, cairn):
             for name, _, source in _sources_of(package):
@@ -284,7 +293,7 @@ def runtime_archive(file: Path) -> None:
 
 @cache
 def is_runtime(file: str) -> bool:
-    """True for what `runtime_sources` has."""
+    """Return True for files of `runtime_sources`."""
     return file in _runtime()
 
 
@@ -295,7 +304,7 @@ def _runtime() -> frozenset[str]:
 
 @cache
 def is_installed(file: str) -> bool:
-    """True for what Python or an installed package brought; PySpark may lie in SPARK_HOME."""
+    """Return True for files of Python or of an installed package; PySpark may be in SPARK_HOME."""
     return _is_in_site(file) or any(_is_below(file, folder) for folder in _installed())
 
 
@@ -306,7 +315,7 @@ def _is_in_site(file: str) -> bool:
 
 @cache
 def _packages() -> frozenset[str]:
-    """Where packages are installed, if that is not among Python's own modules."""
+    """Return the folders of installed packages that are not folders of Python's own modules."""
     return frozenset(map(sysconfig.get_path, ("purelib", "platlib"))) - {sysconfig.get_path("stdlib")}
 
 

@@ -1,8 +1,8 @@
-"""A hash of any value that is the same in every process: of what a processor was given, and of code that no file has.
+"""A hash of any value that is the same in every process: of a processor's arguments, and of code that no file has.
 
-Equal values have equal hashes, whatever PYTHONHASHSEED is. Classes and functions count by name where a file has their code, whose
-bytes are hashed elsewhere; else (a notebook, or code made within a function) by their bytecode, constants, closures and members.
-Other objects count by class and state: by what pickling would send. What can't be pickled is refused.
+Equal values have equal hashes under every PYTHONHASHSEED. Classes and functions with a file are hashed by name, because the file's bytes
+are hashed elsewhere. Others (in a notebook, or made within a function) are hashed by bytecode, constants, closures and members. Other
+objects are hashed by class and state, as pickle would send them. An object that can't be pickled is refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
 
 
 class ValueHasher:
-    """Hashes one value after another. ``modules``: the names of all modules that the code in them belongs to or imports."""
+    """Hasher of one value after another. ``modules``: the names of all modules that the values' code is in or imports."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -65,9 +65,11 @@ class ValueHasher:
         self._kept: list[Any] = []
 
     def digest(self, value: Any, path: str) -> bytes:
-        """32 bytes. ``path`` names the value in errors.
+        """Return the 32 bytes of a value's hash. ``path`` names the value in errors.
 
-        Raises: UsageError for what has no lasting value, with its path and type."""
+        Raises:
+            UsageError: The value is not the same in every process. The message has its path and type.
+        """
         if plain := _PLAIN.get(type(value)):
             return _hash(type(value).__name__, plain(value))
         if done := self._done.get(id(value)):
@@ -127,7 +129,7 @@ class ValueHasher:
         return _hash("items", *self._items(items, path))
 
     def _entries(self, entries: Mapping[Any, Any], path: str) -> list[bytes]:
-        """By hash: equal dicts may differ in order."""
+        """Return the entries' hashes, sorted, because equal dicts may differ in order."""
         pairs = (
             self.digest(key, f"a key of {path}") + self.digest(item, f"{path}[{_repr(key)}]")
             for key, item in entries.items()
@@ -195,7 +197,7 @@ class ValueHasher:
     # --- objects --------------------------------------------------------------------------------------------------------------
 
     def _known_object(self, value: Any, path: str) -> bytes | None:
-        """What NumPy, pandas and Spark have, where pickling would send more than the value; None for all else."""
+        """Hash values of NumPy, pandas and Spark whose pickles hold more than the value; None for other values."""
         match value:
             case np.ndarray() if type(value) is np.ndarray:
                 if value.dtype.hasobject:
@@ -226,7 +228,7 @@ class ValueHasher:
         return _hash("values", _text(str(values.dtype)), self.digest(names, path), self.digest(held, path))
 
     def _object(self, value: Any, path: str) -> bytes:
-        """By class and state, as pickle asks for them."""
+        """Hash an object by class and state, as pickle reads these."""
         cls = type(value)
         if cls.__module__.startswith(("py4j.", "grpc.", "pyspark.")) and not cls.__module__.startswith(_PYSPARK_VALUES):
             raise _refused(path, value, "it belongs to this Spark session")
@@ -272,7 +274,7 @@ def _hash(kind: str, *parts: bytes) -> bytes:
 
 
 def _globals_used(code: types.CodeType) -> set[str]:
-    """The global names that a function and those within it read."""
+    """Return the global names that a function and its inner functions read."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -281,7 +283,7 @@ def _globals_used(code: types.CodeType) -> set[str]:
 
 
 def _has_file(module: str) -> bool:
-    """True where the code of a module is that of its file: not for `__main__`, which may go on where no file does."""
+    """Return True if a file has the module's code. False for `__main__`, where code may follow the file's."""
     found = sys.modules.get(module)
     if module == "__main__" or found is None:
         return False

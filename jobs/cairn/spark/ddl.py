@@ -43,9 +43,10 @@ _ATOMIC: dict[str, Any] = {
 
 
 def parse_ddl_locally(ddl: str) -> t.StructType:
-    """The columns of a DDL schema, as Spark's own parser reads them.
+    """Parse the columns of a DDL schema as Spark's own parser does.
 
-    Raises: UsageError for what is no such schema, and for types that are not read here.
+    Raises:
+        UsageError: The text is no such schema, or has a type that this parser does not read.
     """
     return _Parser(ddl).schema()
 
@@ -160,7 +161,11 @@ class _Parser:
 
 
 def parse_ddl(spark: SparkSession, ddl: str) -> t.StructType:
-    """A DDL schema, parsed by Spark. Raises: UsageError, quoting one that can't be."""
+    """Parse a DDL schema in Spark.
+
+    Raises:
+        UsageError: Spark can't parse the schema, which the message quotes.
+    """
     parse: Any = getattr(spark, "_parse_ddl", None) or spark.sparkContext._parse_ddl
     try:
         schema = parse(ddl)

@@ -1,4 +1,4 @@
-"""The one error that matters, out of what Spark wraps around it."""
+"""The original error inside of Spark's wrapping errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _END = re.compile(r"\n\s*(at org\.apache|at java|SQLSTATE|\tat |JVM stacktrace|D
 
 @contextmanager
 def first_cause() -> Iterator[None]:
-    """Raises our own error again where Spark reports one from a worker under its JVM frames. What the worker noted, such as
-    the traceback of user code, stays as a note."""
+    """Raise this project's own error again where Spark reports a worker's error under JVM frames.
+
+    Notes of the worker, such as the traceback of user code, stay notes.
+    """
     try:
         yield
     except CairnError:

@@ -43,7 +43,7 @@ except OSError:
 
 
 def end_idle_daemon() -> None:
-    """Starts the watcher of this worker's daemon, unless the daemon has one, or serves no session of its own. Linux only."""
+    """Start the watcher of this worker's daemon, unless the daemon has a watcher or serves no Connect session. Linux only."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:
         return
@@ -54,9 +54,11 @@ def end_idle_daemon() -> None:
 
 
 def watch_daemon(daemon: int, idle_s: float) -> subprocess.Popen[bytes] | None:
-    """Starts a process that ends the daemon after ``idle_s`` seconds without a child; None if there is one already.
+    """Start a process that ends the daemon after ``idle_s`` seconds without a child; None if the daemon has a watcher.
 
-    Raises: OSError if no process can be started."""
+    Raises:
+        OSError: No process can be started.
+    """
     with socket.socket(socket.AF_UNIX) as lock:
         try:
             # A name in no folder; the kernel frees it when the watcher has ended. Containers may share names, but not process ids.

@@ -1,4 +1,4 @@
-"""Where Spark is: a Spark Connect server (``sc://host:port``) or any master (``local[2]``, ``spark://...``)."""
+"""Sessions on a Spark Connect server (``sc://host:port``) or any master (``local[2]``, ``spark://...``)."""
 
 from __future__ import annotations
 
@@ -69,14 +69,19 @@ def connect(
     token: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session there. ``token``: a Connect server's; without ``use_ssl=true`` in the URL it is sent to this machine only.
-    Left out: the token of a server that this user runs on this machine is found.
-    ``conf``: Spark's configuration by name; it reaches neither arguments nor logs. ``shared_as``: on a Connect server,
-    drivers of that name that start within one hour use one session, so that only the first pays for starting its Python
-    workers (seconds). An hour, since the server closes a session for good when nobody has used it for that long. If the server has
-    closed the session of this hour earlier, the next session of the hour takes its place.
+    """Open a session on a Spark Connect server or a master.
 
-    Raises: StorageUnavailable if the server can't be reached, UsageError without a Java runtime for a master.
+    Args:
+        token: A Connect server's token. Without ``use_ssl=true`` in the URL the token is sent to this machine only. None: the token of a server
+            that this user runs on this machine is used.
+        conf: Spark's configuration by name. Its values reach neither process arguments nor logs.
+        shared_as: Drivers of this name that start within one hour share a session on a Connect server: only the first driver waits seconds for
+            Python workers. The name lives one hour, because the server closes a session for good after an hour without use. If the server
+            has closed this hour's session, a new session takes its place.
+
+    Raises:
+        StorageUnavailable: The server can't be reached.
+        UsageError: There is no Java runtime for a master.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -116,10 +121,11 @@ def connect(
 
 
 def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row]:
-    """Collects what ``made`` makes, whose shuffle files are deleted as soon as it has run.
+    """Collect the frame of ``made``, and delete its shuffle files after the query.
 
-    By default Spark deletes them when Java's collector finds that nothing refers to them: a range of large intervals in one session
-    fills the disk before that. Only for this one query, since who collects a ``DataFrame`` twice needs them.
+    By default Spark deletes shuffle files when Java's collector finds no reference to them. Large intervals in one session fill the disk
+    earlier. The frame must not be collected a second time, because a second query needs the files.
+
     Source: SPARK-47764, SPARK-52777.
     """
     remote = type(spark).__module__.startswith("pyspark.sql.connect")
@@ -134,9 +140,9 @@ def collect_once(spark: SparkSession, made: Callable[[], DataFrame]) -> list[Row
 
 @contextmanager
 def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Within, this setting is that. A server that lets nobody set it goes on as it is.
+    """Set a Spark setting within the block. A server that forbids the setting goes on without it.
 
-    After a failure it stays: a server that is gone would be asked for half a minute, and its answer would hide what failed.
+    After a failure the setting stays: a lost server would delay the caller by half a minute, and its answer would hide the failure.
     """
     before, allowed = None, True
     try:
@@ -155,8 +161,7 @@ def _set(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def _send_runtime(session: SparkSession) -> None:
-    """Executors get this project's own modules from the driver, and so in its version, whatever is installed there. What those need
-    that is compiled has to be there."""
+    """Send this project's own modules to the executors, in the driver's version. Compiled packages must be installed there."""
     from cairn.shipping.user_modules import runtime_archive
 
     # Executors fetch it from this file whenever they start, so that it stays as long as this process.
@@ -169,8 +174,10 @@ def _send_runtime(session: SparkSession) -> None:
 
 @contextmanager
 def _properties(conf: Mapping[str, str]) -> Iterator[None]:
-    """Spark's configuration for a JVM that is started within, in a file that only this user can read: PySpark would make arguments of
-    it, which everybody on the machine sees."""
+    """Write Spark's configuration for a local JVM to a file that only this user can read.
+
+    PySpark would pass the configuration as arguments, which everybody on the machine can read.
+    """
     if not conf:
         yield
         return
@@ -191,7 +198,7 @@ def _properties(conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(text: str) -> str:
-    """The text escaped for a Java properties file. Characters beyond ASCII, and those with a meaning there, become ``\\uXXXX``."""
+    """Escape a text for a Java properties file: characters beyond ASCII, and those with a meaning there, become ``\\uXXXX``."""
     return "".join(
         c if c.isascii() and (c.isalnum() or c in "._-/,@") else "".join(f"\\u{unit:04x}" for unit in _utf16(c))
         for c in text
@@ -281,17 +288,16 @@ def _is_refused(error: Exception) -> bool:
 
 
 def operation_tag(shared_as: str, root: str, task: str) -> str:
-    """The tag of all that the tries of one task run on a Connect server. The root is in it: two deployments may share a
-    server, and with it the names of their pipelines and runs."""
+    """Return the tag of all tries of one task on a Connect server. The tag depends on the root, because deployments may share a server and names."""
     return f"cairn-{shared_as}-{uuid.uuid5(uuid.NAMESPACE_URL, f'cairn:{root}:{task}')}".replace(",", "_")
 
 
 def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None = None) -> list[str]:
-    """Interrupts what an earlier driver left running under this tag, in the sessions that drivers of that name began in the
-    last 24 hours; the ids of those operations. An interrupt reaches one session, hence all of them; and a driver that was
-    killed with -9 interrupts nothing. Only for a retry: it costs some milliseconds per session.
+    """Interrupt the operations that an earlier driver left running under this tag, and return their ids.
 
-    A failure is logged, not raised: what still runs writes under its own attempt, and nobody reads that.
+    Searches the sessions that drivers of this name began in the last 24 hours, because an interrupt affects one session, and a driver that was
+    killed with -9 interrupts nothing. Only for retries: each session costs some milliseconds. A failure is logged and not raised: a former
+    operation writes under its own attempt, and nobody reads that attempt.
     """
     if not where.startswith("sc://") or ";session_id=" in where:
         return []
@@ -333,11 +339,10 @@ def _interrupt_sessions(
 
 
 def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: str | None = None) -> None:
-    """From now on SIGTERM interrupts the operations of this tag on the Connect server, which would go on without us, and
-    ends this process with code 143. For the main thread of a program.
+    """Let SIGTERM interrupt this tag's operations on the Connect server, and end this process with code 143.
 
-    Not in a Python signal handler: that waits until the main thread leaves the call that it is in. The number arrives in a
-    pipe at once, and a thread with a client of its own sees to it.
+    Call this from a program's main thread. A Python signal handler would wait until the main thread leaves its present call. Instead, the
+    signal's number arrives in a pipe at once, and a thread with its own client interrupts the operations.
     """
     if not where.startswith("sc://"):
         return
@@ -362,8 +367,7 @@ def interrupt_on_sigterm(session: SparkSession, where: str, tag: str, *, token: 
 
 
 def explain(error: Exception, where: str) -> Exception:
-    """What an error of Spark's client means where the server is gone, was started anew, or was told to stop; any other error
-    as it is."""
+    """Return the meaning of a client error for a server that is gone, was restarted or was told to stop; any other error unchanged."""
     if not where.startswith("sc://") or isinstance(error, CairnError):
         return error
     if _is_cancelled(error):
@@ -378,12 +382,12 @@ def explain(error: Exception, where: str) -> Exception:
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether the session's server is gone, or ended the operation: a fault of neither input nor code."""
+    """Return True if the session's server is gone or ended the operation: a fault of neither input nor code."""
     return _is_cancelled(error) or any(sign in str(error) for sign in _LOST)
 
 
 def check_running(session: SparkSession) -> None:
-    """Raises: UsageError for a session, classic or of Spark Connect, that was stopped."""
+    """Raise UsageError for a stopped session, classic or of Spark Connect."""
     context = getattr(session, "_sc", None)
     stopped = context._jsc is None if context is not None else getattr(session, "is_stopped", False)
     if stopped:
@@ -393,8 +397,10 @@ def check_running(session: SparkSession) -> None:
 
 
 def use_this_python(session: SparkSession) -> None:
-    """Workers of a local session are this Python, unless PYSPARK_PYTHON says which. Spark's own choice is the ``python3`` of the PATH:
-    a virtual environment that is not on it would be left out, and its packages missing in every worker."""
+    """Run the workers of a local session with this Python, unless PYSPARK_PYTHON names another.
+
+    Spark's default is the ``python3`` of the PATH, without the packages of a virtual environment that is not on the PATH.
+    """
     context = getattr(session, "_sc", None)
     if context is None or not str(getattr(context, "master", "")).startswith("local"):
         return
@@ -457,7 +463,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_listening(where: str) -> None:
-    """A server that is not there is named at once."""
+    """Name a server that does not listen at once, instead of after the client's retries."""
     address = urlsplit(where)
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout=10).close()
