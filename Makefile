@@ -18,7 +18,7 @@ endif
 endif
 endif
 
-.PHONY: help setup java demo bench soak test test-fast lint ui spark clean clean-all
+.PHONY: help setup java demo bench soak test test-fast lint ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -43,7 +43,7 @@ $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
 	       $(PYTHON) -m pip install --quiet --require-hashes --no-build-isolation -r requirements.lock; }
 	@$(VENV)/bin/uv pip install --quiet --offline --python $(PYTHON) --no-deps --no-build-isolation -e .
 	@# What the build leaves names the package a second time wherever this folder is on the path, and Airflow would load its plugins twice.
-	@rm -rf cairn.egg-info
+	@rm -rf *.egg-info
 	@# The pipelines in jobs/pipelines belong to this folder and not to the package, so that a wheel does not bring them.
 	@echo "$(CURDIR)/jobs" > "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cairn-pipelines.pth"
 	@touch $@
@@ -78,8 +78,13 @@ ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8
 spark: setup  ## a Spark Connect server on sc://127.0.0.1:15002, until Ctrl-C (SPARK_PORT=15002)
 	@$(VENV)/bin/cairn spark --port $(or $(SPARK_PORT),15002)
 
+wheel: setup  ## dist/cairn_state-….whl, to install on other hosts
+	@$(VENV)/bin/uv build --quiet --offline --wheel --no-build-isolation --python $(PYTHON) --out-dir dist .
+	@# As after set-up: Airflow would load the plugins twice.
+	@rm -rf build *.egg-info
+
 clean:  ## removes what set-up, demo and tests make again; your state and Airflow's database stay
-	@rm -rf $(VENV) logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) dist logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
 	@rmdir data 2>/dev/null || true  # only if it is empty
 	@left="$$(ls -d $(KEPT_BY_CLEAN) 2>/dev/null | tr '\n' ' ')"; test -z "$$left" || echo "kept: $${left}('make clean-all' removes these too)"
 

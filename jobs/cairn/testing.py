@@ -153,14 +153,17 @@ class PipelineTester:
         mode: Literal["incremental", "full", "changelog"] | None = None,
         permissions: Permissions = NO_PERMISSIONS,
     ) -> TestedInterval:
-        """Processes one interval and commits it.
+        """Process one interval and commit it.
 
-        rows: dicts, tuples or Rows in any order, a pandas DataFrame or an Arrow table. Naive datetimes of a TIMESTAMP column are
-            wall time in the session's zone, as under Spark.
-        interval: one that ran already is run again, from the checkpoint that it started from; None: the next one.
-        position: what the source would record.
-        commit: False: the try is lost after its last row, as if its driver died there. Nothing of it counts.
-        Raises: what ``run_interval`` raises, as it raises it.
+        Args:
+            rows: Dicts, tuples or Rows in any order, a pandas DataFrame or an Arrow table. Naive datetimes of a TIMESTAMP column are
+                wall time in the session's zone, as under Spark.
+            interval: The interval; None for the next one. An interval that ran before runs again, from the same checkpoint.
+            position: The position that the source would record.
+            commit: False loses the try after its last row, as if its driver died there.
+
+        Raises:
+            CairnError: As ``run_interval``.
         """
         interval = interval or self.next_interval
         if not isinstance(rows, LocalRows):
@@ -176,23 +179,16 @@ class PipelineTester:
         pipeline = self._as_run(rows, position)
         coordinator = coordinator_of(pipeline, self.root)
         session: Any = _Session(self._session_zone)
-        prepared = process_interval(
-            session,
-            pipeline,
-            self.root,
-            attempt,
-            coordinator=coordinator,
-            on_shards=partial(_on_shards, pipeline.processor),
-        )
+        here = partial(_on_shards, pipeline.processor)
+        prepared = process_interval(session, pipeline, self.root, attempt, coordinator=coordinator, on_shards=here)
         content, record = prepared.content, None
         if commit:
             result = coordinator.commit(identifier)
             record = result.record or coordinator.record(result.id)
             self._ended = max(interval.end, self._ended or interval.end)
             content = record.content
-            coordinator.publish(
-                pipeline.sink_hook(None, join_url(self.root, pipeline.name)) if self._call_sink else None
-            )
+            hook = pipeline.sink_hook(None, join_url(self.root, pipeline.name)) if self._call_sink else None
+            coordinator.publish(hook)
         files = [(f.late, self._read(f.handle)) for f in content.outputs]
         if commit:
             coordinator.clean_up()

@@ -21,6 +21,7 @@ from cairn_operators.task_order import COMMITS_FIRST
 from cairn_operators.task_outputs import push_outputs, task_of
 
 if TYPE_CHECKING:
+    from state_backend.checkpoint.coordinator import CommitResult
     from state_backend.values.records import Record
 
 
@@ -108,9 +109,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
     def _execute(self, context: Any) -> dict[str, Any]:
         from state_backend.adapters.open_storage import join_url, open_storage
         from state_backend.checkpoint.coordinator import Coordinator
-        from state_backend.inspection.describe import summarise
         from state_backend.values.errors import AttemptLost, CairnError, CorruptFile, SinkFailed
-        from state_backend.values.phases import in_words
 
         started_s = time.monotonic()
         phases_us: dict[str, int] = {}
@@ -150,6 +149,13 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             ) from error
         except CairnError as error:
             raise failure_of(error, context["dag_run"].dag_id) from error
+        wall_us = int((time.monotonic() - started_s) * 1e6)
+        return self._report(context, committed, phases_us, wall_us)
+
+    def _report(self, context: Any, committed: CommitResult, phases_us: dict[str, int], wall_us: int) -> dict[str, Any]:
+        from state_backend.inspection.describe import summarise
+        from state_backend.values.phases import in_words
+
         if committed.record is None:
             self.log.info("committed as checkpoint %d, which retention has dropped since", committed.id)
             return {"checkpoint": committed.id}
@@ -158,9 +164,9 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         for name, value in summary.items():
             self.log.info("%-15s %s", name, f"{value:>15,}" if isinstance(value, int) else value)
         self.log.info("::endgroup::")
-        send_metrics(self.pipeline_name, committed.record, timedelta(seconds=time.monotonic() - started_s))
-        # The last line, as of `process`. The record was written before these phases ended, so it can't have them.
-        self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, int((time.monotonic() - started_s) * 1e6)))
+        send_metrics(self.pipeline_name, committed.record, timedelta(microseconds=wall_us))
+        # The record can't contain these phases: the commit wrote the record before the phases ended.
+        self.log.info("checkpoint %d: %s", committed.id, in_words(phases_us, wall_us))
         if (outlet_events := context.get("outlet_events")) is not None:  # Airflow's is false as long as it is empty
             outlet_events[self.asset].extra = {
                 **summary,

@@ -77,13 +77,8 @@ def stateful_pipeline(
     Raises:
         ValueError: ``pipeline`` is not ``module:NAME``, or ``root`` is no storage URL.
     """
-    where: dict[str, Any] = {
-        "pipeline": pipeline,
-        "root": root,
-        "spark_conn_id": spark_conn_id,
-        "gcp_conn_id": gcp_conn_id,
-        "spark_conf": spark_conf,
-    }
+    spark = {"spark_conn_id": spark_conn_id, "gcp_conn_id": gcp_conn_id, "spark_conf": spark_conf}
+    where: dict[str, Any] = {"pipeline": pipeline, "root": root, **spark}
     check_pipeline_and_root(dag_id, pipeline, root)
     name = pipeline_name or pipeline_name_of(pipeline, otherwise=dag_id)
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
@@ -102,13 +97,9 @@ def stateful_pipeline(
             task_id="checkpoint", attempt=batch.output["attempt"], validated=gate, **retry_arguments(checkpoint)
         )
         if validate is not False or gate:
-            validation = ValidateStateOperator(
-                task_id="validate",
-                pipeline_name=name,
-                **({"attempt": batch.output["attempt"]} if gate else {"checkpoint": commit.output["checkpoint"]}),
-                **where,
-                **retry_arguments(validate if isinstance(validate, Mapping) else None),
-            )
+            target = {"attempt": batch.output["attempt"]} if gate else {"checkpoint": commit.output["checkpoint"]}
+            more = retry_arguments(validate if isinstance(validate, Mapping) else None)
+            validation = ValidateStateOperator(task_id="validate", pipeline_name=name, **target, **where, **more)
             if gate:
                 validation >> commit
         if savepoint is not None:

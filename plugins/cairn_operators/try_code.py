@@ -175,6 +175,7 @@ class DeployTrialOperator(DriverOperator):
         return f"{_AGREED_KEY}_{context['dag_run'].clear_number or 0}"
 
 
+_BY_HAND: dict[str, Any] = {"schedule": None, "catchup": False, "max_active_runs": 1}
 _PARAMS = {
     "from": Param(
         "", type="string", minLength=1, title="From", description="Start of the first interval: 2024-01-04 (UTC)"
@@ -206,7 +207,7 @@ def trial_pipeline(
 ) -> DAG:
     """Build a DAG without schedule that tries other code of a pipeline, and deploys that code when a person has agreed.
 
-    The form of its trigger asks for ``module:NAME`` of the new code, for the first and the last interval, and whether to deploy.
+    The form of its trigger asks for the new code, for the first and the last interval, and whether to deploy.
 
     Args:
         dag_id: Id of the DAG.
@@ -230,13 +231,8 @@ def trial_pipeline(
         "spark_conn_id": spark_conn_id,
         "gcp_conn_id": gcp_conn_id,
     }
-    arguments: dict[str, Any] = {
-        "schedule": None,
-        "catchup": False,
-        "max_active_runs": 1,
-        "params": {"code": code, **_PARAMS},
-    }
-    with DAG(dag_id, **{**arguments, "doc_md": _DOC, **dag_arguments}) as dag:
+    arguments = {**_BY_HAND, "params": {"code": code, **_PARAMS}, "doc_md": _DOC, **dag_arguments}
+    with DAG(dag_id, **arguments) as dag:
         tried = TryCodeOperator(
             task_id="try",
             first="{{ params.from }}",
@@ -247,12 +243,6 @@ def trial_pipeline(
             **where,
             **retry_arguments(try_),
         )
-        DeployTrialOperator(
-            task_id="deploy",
-            trial=tried.output["trial"],
-            comparison=tried.output["comparison"],
-            how="{{ params.deploy }}",
-            **where,
-            **retry_arguments(deploy),
-        )
+        trial = {"trial": tried.output["trial"], "comparison": tried.output["comparison"]}
+        DeployTrialOperator(task_id="deploy", how="{{ params.deploy }}", **trial, **where, **retry_arguments(deploy))
     return dag

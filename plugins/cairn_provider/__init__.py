@@ -22,7 +22,7 @@ _SSL = {"label": "Use TLS", "schema": {"type": ["boolean", "null"], "default": F
 def get_provider_info() -> dict[str, Any]:
     """The entry point ``apache_airflow_provider``."""
     return {
-        "package-name": "cairn",
+        "package-name": "cairn-state",
         "name": "Cairn",
         "description": "Stateful batch pipelines on Airflow and Spark",
         "connection-types": [] if _has_spark_provider() else _connection_types(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -169,74 +169,65 @@ def detail_of(
 
 
 def actions_of(ref: PipelineRef, log: Log, record: Record, airflow: str | None = None) -> tuple[Action, ...]:
-    """What can be done with a completed checkpoint. The page does none of it."""
-    found = []
-    target = str(record.id)
-    if log.head_id != record.id:
-        for dag_id in ref.restore_dags:
-            conf = json.dumps({"target": target})
-            found.append(
-                Action(
-                    title=f"Go back to checkpoint {target}",
-                    why="The DAG says what it would discard, and waits for a person if that is anything.",
-                    command=shlex.join(["airflow", "dags", "trigger", dag_id, "--conf", conf]),
-                    dag_id=dag_id,
-                    conf=conf,
-                )
-            )
-        if not ref.restore_dags:
-            words = [
-                "cairn",
-                "restore",
-                "--root",
-                ref.root,
-                "--pipeline",
-                ref.name,
-                "--checkpoint",
-                target,
-                "--dry-run",
-            ]
-            found.append(
-                Action(
-                    title=f"Go back to checkpoint {target}",
-                    why="Says what it would discard. No DAG restores this pipeline: restore_pipeline makes one.",
-                    command=shlex.join(words),
-                )
-            )
-    if ref.code is not None:
-        words = ["cairn", "savepoint", "--root", ref.root, "--code", ref.code, "--checkpoint", target, "--to"]
-        found.append(
-            Action(
-                title="Keep it as a savepoint",
-                why="A copy that nothing deletes. Put the new folder's URL in the place of DESTINATION.",
-                command=f"{shlex.join(words)} DESTINATION",
-            )
-        )
+    """Return the commands that apply to a completed checkpoint. The page runs none of them."""
     stale = log.retained[record.id].stale_by if record.id in log.retained else None
-    if (stale is not None or log.quarantine_above(record.id) is not None) and ref.dag_id is not None:
-        interval = record.content.interval
-        again = with_refused_bases(
-            log,
-            ref.name,
-            Rerun(first=interval.start, last=interval.start),
-            interval.end - interval.start,
-            record.content.pipeline_start_ms,
+    unusable = stale is not None or log.quarantine_above(record.id) is not None
+    return (
+        *(_restores(ref, str(record.id)) if log.head_id != record.id else ()),
+        *((_savepoint(ref.root, ref.code, str(record.id)),) if ref.code is not None else ()),
+        *((_run_again(ref.name, ref.dag_id, log, record, airflow),) if unusable and ref.dag_id is not None else ()),
+    )
+
+
+def _restores(ref: PipelineRef, target: str) -> Iterator[Action]:
+    for dag_id in ref.restore_dags:
+        conf = json.dumps({"target": target})
+        yield Action(
+            title=f"Go back to checkpoint {target}",
+            why="The DAG lists the checkpoints that it would discard, and waits for a person if there are any.",
+            command=shlex.join(["airflow", "dags", "trigger", dag_id, "--conf", conf]),
+            dag_id=dag_id,
+            conf=conf,
         )
-        alone = again.first == interval.start
-        found.append(
-            Action(
-                title="Run its interval again" if alone else "Run its interval and those before it again",
-                why="The next interval can't start from this checkpoint any more. "
-                + (
-                    ""
-                    if alone
-                    else "The checkpoint before this interval can't be used either, so the command begins with an earlier interval. "
-                )
-                + "Later intervals may need a re-run too: the overview has the command for all of them.",
-                command=backfill_command(ref.dag_id, again, airflow),
-            )
+    if not ref.restore_dags:
+        words = ["cairn", "restore", "--root", ref.root, "--pipeline", ref.name, "--checkpoint", target, "--dry-run"]
+        yield Action(
+            title=f"Go back to checkpoint {target}",
+            why="Lists the checkpoints that it would discard. No DAG restores this pipeline: restore_pipeline makes one.",
+            command=shlex.join(words),
         )
-    return tuple(found)
+
+
+def _savepoint(root: str, code: str, target: str) -> Action:
+    words = ["cairn", "savepoint", "--root", root, "--code", code, "--checkpoint", target, "--to"]
+    return Action(
+        title="Keep it as a savepoint",
+        why="A copy that nothing deletes. Replace DESTINATION by the URL of a new folder.",
+        command=f"{shlex.join(words)} DESTINATION",
+    )
+
+
+def _run_again(pipeline: str, dag_id: str, log: Log, record: Record, airflow: str | None) -> Action:
+    interval = record.content.interval
+    again = with_refused_bases(
+        log,
+        pipeline,
+        Rerun(first=interval.start, last=interval.start),
+        interval.end - interval.start,
+        record.content.pipeline_start_ms,
+    )
+    why = "The next interval can't start from this checkpoint any more. "
+    if again.first != interval.start:
+        why += (
+            "The checkpoint before this interval can't be used either, so the command begins with an earlier interval. "
+        )
+    return Action(
+        title="Run its interval again"
+        if again.first == interval.start
+        else "Run its interval and those before it again",
+        why=f"{why}Later intervals may need a re-run too: the overview has the command for all of them.",
+        command=backfill_command(dag_id, again, airflow),
+    )
 
 
 def comparison_of(

@@ -32,9 +32,9 @@ def open_storage(url: str, *, google_key_file: str | None = None) -> Storage:
     except ModuleNotFoundError as error:
         if scheme.needs is None or (error.name or "").partition(".")[0] != scheme.needs[0]:
             raise
-        _, library, extra = scheme.needs
+        _, library, command = scheme.needs
         raise UsageError(
-            f"{url} needs {library}, which {socket.gethostname()} lacks ({error}); install it there: pip install 'cairn[{extra}]'"
+            f"{url} needs {library}, which {socket.gethostname()} lacks ({error}); install it there: {command}"
         ) from None
     storage: Storage = adapter.open_url(url, google_key_file=google_key_file)
     return storage

@@ -17,7 +17,7 @@ class Scheme:
         form: A URL of this kind, for messages. None: messages do not offer this kind.
         absolute: The part behind ``://`` must begin with a slash.
         over_network: Each request takes a round trip and may cost money. Waiting tasks ask less often.
-        needs: The library that only this kind needs, as (its top-level module, its name for people, the extra that installs it).
+        needs: The library that only this kind needs, as (its top-level module, its name for people, the command that installs it).
     """
 
     module: str
@@ -37,7 +37,7 @@ SCHEMES = {
         module="state_backend.adapters.gcs_storage",
         form="gs://bucket/prefix",
         over_network=True,
-        needs=("google", "Google's client", "gcs"),
+        needs=("google", "Google's client", "pip install './cairn_state-0.1.0-py3-none-any.whl[gcs]'"),
     ),
     "memory": Scheme(module="state_backend.adapters.memory_storage", form=None),
 }

@@ -855,7 +855,7 @@ def test_without_googles_client_it_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     monkeypatch.delitem(sys.modules, "state_backend.adapters.gcs_storage")
     with pytest.raises(
-        UsageError, match=r"gs://bucket needs Google's client.*install it there: pip install 'cairn\[gcs\]'"
+        UsageError, match=r"gs://bucket needs Google's client.*install it there: pip install '.*whl\[gcs\]'"
     ):
         open_storage("gs://bucket")
 

@@ -90,9 +90,9 @@ if os.environ.get("CAIRN_LONG"):
             ROOT,
             cwd=tmp_path,
         )
-        (wheel,) = tmp_path.glob("cairn-*.whl")
+        (wheel,) = tmp_path.glob("cairn_state-*.whl")
         ran(python, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
-        wanted = f"cairn[airflow,spark] @ {wheel.as_uri()}"
+        wanted = f"cairn-state[airflow,spark] @ {wheel.as_uri()}"
         ran(uv, "pip", "install", "-q", "--python", venv / "bin/python", wanted, cwd=tmp_path)
 
         (home / "dags").mkdir(parents=True)

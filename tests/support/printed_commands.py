@@ -17,6 +17,7 @@ from tests.support.layout import REPOSITORY
 
 PAGES = [
     REPOSITORY / "README.md",
+    REPOSITORY / "CONTRIBUTING.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
     *sorted((REPOSITORY / "dags").glob("*.py")),
 ]

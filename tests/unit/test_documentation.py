@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cairn.pipeline import Pipeline
 
@@ -37,6 +39,29 @@ def test_the_retention_that_the_docs_show_is_one() -> None:
 
     made = counting(retention=eval(compile(ast.Expression(call.value), "airflow.md", "eval"), scope))
     assert made.retention is not None and made.retention.keep([]) == frozenset()
+
+
+def test_the_dags_that_the_docs_show_are_dags() -> None:
+    text = (ROOT / "docs" / "airflow.md").read_text()
+    start = datetime(2013, 1, 1, tzinfo=UTC)
+    scope: dict[str, Any] = {
+        "root": "file:///state",
+        "start": start,
+        "datetime": datetime,
+        "timedelta": timedelta,
+        "UTC": UTC,
+    }
+    for begins in ("# An Airflow DAG:", "from airflow.sdk import DAG"):
+        [block] = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if b.startswith(begins)]
+        exec(compile(block, "airflow.md", "exec"), scope)
+    assert scope["dag"].task_ids == ["process", "checkpoint", "validate", "savepoint", "sweep"]
+    assert scope["restore"].get_task("restore").pipeline_name == "aircraft"
+    checkpoint = scope["by_hand"].get_task("checkpoint")
+    assert (checkpoint.upstream_task_ids, checkpoint.pipeline_name, checkpoint.root) == (
+        {"process"},
+        "aircraft",
+        "file:///state",
+    )
 
 
 def test_the_reference_names_every_argument_of_a_pipeline() -> None:

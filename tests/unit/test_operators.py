@@ -1016,7 +1016,7 @@ print(json.dumps([
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     version, types, fields, labels, links, plugins = json.loads(ran.stdout.splitlines()[-1])
-    assert version == importlib.metadata.version("cairn")
+    assert version == importlib.metadata.version("cairn-state")
     assert types == ["spark", "spark_connect"]
     assert fields == ["extra__spark__conf", "extra__spark_connect__conf", "extra__spark_connect__use_ssl"]
     assert labels == {"password": "Token", "login": "User id"}

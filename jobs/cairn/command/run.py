@@ -41,42 +41,57 @@ class SparkLog(StrEnum):
     OFF, ERROR, WARN, INFO = "off", "error", "warn", "info"
 
 
+First = Annotated[
+    str | None, typer.Option(help="Start of the first interval; left out: the end of the newest interval.")
+]
+Every = Annotated[
+    str | None, typer.Option(help="Length of an interval, as in 1h or 1d; left out: the newest interval's.")
+]
+Count = Annotated[int, typer.Option(min=1, help="Number of intervals, one after the other.")]
+From = Annotated[
+    str | None, typer.Option("--from", help="A range: start of its first interval, 2024-01-04 or 2024-01-04T06:00.")
+]
+To = Annotated[str | None, typer.Option("--to", help="Start of the range's last interval, included.")]
+Reprocess = Annotated[
+    Redo,
+    typer.Option(
+        help="Intervals of the range with a result that are computed again: changed (other code or input made the result), none, all."
+    ),
+]
+ReplaceOverlapping = Annotated[
+    bool, typer.Option("--replace-overlapping", help="Replace output of overlapping intervals with other boundaries.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print which intervals would be computed, and why. Compute nothing.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")]
+SparkUrl = Annotated[
+    str, typer.Option(envvar="CAIRN_SPARK", help="URL of Spark: sc://host:port, local[2], spark://...")
+]
+LogLevel = Annotated[
+    SparkLog, typer.Option(help="Log level of a Spark in this process; level error prints Spark's stack traces.")
+]
+
+
 def run(
     code: Annotated[str, typer.Argument(help="module:NAME of the Pipeline, as in pipelines.clicks:CLICKS.")],
     root: Annotated[str, typer.Option(envvar="CAIRN_ROOT", help="Storage URL above the pipelines' folders.")],
-    start: Annotated[
-        str | None, typer.Option(help="Where the first interval starts; left out: where the newest one ends.")
-    ] = None,
-    every: Annotated[
-        str | None, typer.Option(help="How long an interval is, as in 1h or 1d; left out: like the newest one.")
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, help="How many intervals, one after the other.")] = 1,
-    from_: Annotated[
-        str | None, typer.Option("--from", help="A range: start of its first interval, 2024-01-04 or 2024-01-04T06:00.")
-    ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Start of the range's last interval, included.")] = None,
-    reprocess: Annotated[
-        Redo,
-        typer.Option(
-            help="What of a range that has results is computed again: what other code or input made (changed), nothing (none), all."
-        ),
-    ] = Redo.changed,
-    replace_overlapping: Annotated[
-        bool, typer.Option("--replace-overlapping", help="Replace output of intervals that are cut otherwise.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be computed, and why.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of text.")] = False,
-    spark: Annotated[
-        str, typer.Option(envvar="CAIRN_SPARK", help="Where Spark is: sc://host:port, local[2], spark://...")
-    ] = LOCAL_SPARK,
-    spark_log: Annotated[
-        SparkLog, typer.Option(help="What a Spark of this process says; its stack traces are at error.")
-    ] = SparkLog.OFF,
+    start: First = None,
+    every: Every = None,
+    count: Count = 1,
+    from_: From = None,
+    to: To = None,
+    reprocess: Reprocess = Redo.changed,
+    replace_overlapping: ReplaceOverlapping = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    spark: SparkUrl = LOCAL_SPARK,
+    spark_log: LogLevel = SparkLog.OFF,
 ) -> int:
     """Processes and commits intervals of a pipeline here and now, without Airflow.
 
-    With --from and --to a whole range, in one go: what the same code made of the same input stays as it is, and after a failure the same
-    command goes on behind the last commit, unless --reprocess all was asked for. Without them one that ran already is run again, from the checkpoint that it started from."""
+    With --from and --to it runs a range: results of the same code and input stay, and after a failure the same command goes on behind the
+    last commit (not with --reprocess all). Without them an interval that ran before runs again, from the same checkpoint."""
     from cairn.driver.load_pipeline import load_pipeline
     from cairn.operations.coordinator_of import coordinator_of
     from cairn.operations.run_intervals import plan_intervals, run_intervals
@@ -85,25 +100,19 @@ def run(
     asked = _Asked(start=start, from_=from_, to=to, count=count)
     check_no_trial(root, "run")
     pipeline = load_pipeline(code)
-    log = coordinator_of(pipeline, root).log()
-    newest = max((record.content.interval for record in log.completed()), key=lambda i: i.end, default=None)
+    completed = coordinator_of(pipeline, root).log().completed()
+    newest = max((record.content.interval for record in completed), key=lambda i: i.end, default=None)
     length = interval_length(pipeline.name, newest, every)
-    if newest is not None and start is None and from_ is None and length != newest.end - newest.start:
-        # Committed without a word, a source that has a file per interval would lose those that begin elsewhere.
-        raise UsageError(
-            f"{pipeline.name}: --every {every} is another length than that of its newest interval, {newest}\n"
-            f"Leave --every out to go on with intervals of {newest.end - newest.start}\n"
-            f"If they shall be of another length from here on, say so: --every {every} --start {format_instant(newest.end)}"
-        )
+    if newest is not None and start is None and from_ is None:
+        _check_length(pipeline.name, newest, length, every)
     intervals = asked.intervals(length, newest.end if newest is not None else pipeline.start)
     permissions = Permissions(replace_overlapping=replace_overlapping)
     how = Redo.all if from_ is None else reprocess
-    session = None
     again = _Again(code=code, root=root, every=every, spark=spark, length=length)
-    if not dry_run or how is Redo.changed:
-        session = connect(spark, f"cairn run {pipeline.name}")
-        if not spark.startswith("sc://"):
-            session.sparkContext.setLogLevel(spark_log.upper())
+    # A dry run needs Spark only to ask the source whether its input changed.
+    session = connect(spark, f"cairn run {pipeline.name}") if not dry_run or how is Redo.changed else None
+    if session is not None and not spark.startswith("sc://"):
+        session.sparkContext.setLogLevel(spark_log.upper())
     if dry_run or session is None:
         with again.printed():
             planned = plan_intervals(session, pipeline, intervals, root, reprocess=how.value, permissions=permissions)
@@ -124,9 +133,18 @@ def run(
         if spark_log is SparkLog.OFF and not spark.startswith("sc://"):
             error.add_note("For Spark's own stack trace, run the same command with --spark-log error")
         raise
-    if as_json:
-        return _say(outcomes, as_json)
-    return 0
+    return _say(outcomes, as_json) if as_json else 0
+
+
+def _check_length(pipeline: str, newest: Interval, length: timedelta, every: str | None) -> None:
+    """Refuse a silent change of the length. A source with a file per interval would lose the files that begin elsewhere."""
+    if length == newest.end - newest.start:
+        return
+    raise UsageError(
+        f"{pipeline}: --every {every} is another length than that of its newest interval, {newest}\n"
+        f"Leave --every out to go on with intervals of {newest.end - newest.start}\n"
+        f"To change the length from here on: --every {every} --start {format_instant(newest.end)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

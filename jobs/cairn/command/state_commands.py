@@ -52,6 +52,16 @@ class ClaimMode(StrEnum):
     CLAIM = "CLAIM"
 
 
+def _load_named(code: str, name: str | None) -> Any:
+    """Load a pipeline, and compare its name with the name on the command line, if there is a name."""
+    pipeline = load_code(code)
+    if name is not None and name != pipeline.name:
+        raise UsageError(
+            f"--pipeline (or CAIRN_PIPELINE) is {name!r}, but {code} is named {pipeline.name!r}; make them the same"
+        )
+    return pipeline
+
+
 def savepoint(
     root: Root,
     code: Code,
@@ -82,11 +92,7 @@ def savepoint(
         )
     check_no_trial(root, "savepoint")
     timeout_s = parse_duration(timeout).total_seconds()
-    named, owner = pipeline, load_code(code)
-    if named is not None and named != owner.name:
-        raise UsageError(
-            f"--pipeline (or CAIRN_PIPELINE) is {named!r}, but {code} is named {owner.name!r}; make them the same"
-        )
+    owner = _load_named(code, pipeline)
     from cairn.operations.take_savepoint import (
         check_destination,
         check_free,

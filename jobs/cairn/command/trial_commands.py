@@ -67,11 +67,8 @@ def try_(
 
     keeps, declared = parse_duration(keep), load_code(code)
     first, last = day_or_instant("--from", from_), day_or_instant("--to", to)
-    newest = max(
-        (c.content.interval for c in coordinator_of(declared, root).log().completed()),
-        key=lambda i: i.end,
-        default=None,
-    )
+    completed = coordinator_of(declared, root).log().completed()
+    newest = max((c.content.interval for c in completed), key=lambda i: i.end, default=None)
     length = interval_length(declared.name, newest, every)
     intervals = intervals_between(first, last + length, length)
     session = connect(spark, f"cairn try {declared.name}")
@@ -234,17 +231,15 @@ def deploy(
         outcomes = deploy_past(session, declared, root, plan, on_outcome=None if as_json else _say_outcome)
     restore = restore_command(coordinator_of(declared, root).log(), plan, root)
     if as_json:
-        return _print_json(
-            {
-                "deployed": True,
-                "again": len(plan.again),
-                "behind": len(plan.behind),
-                "checkpoint": outcomes[-1].checkpoint if outcomes else None,
-                "back": restore,
-            }
-        )
+        deployed = {"deployed": True, "again": len(plan.again), "behind": len(plan.behind)}
+        return _print_json({**deployed, "checkpoint": outcomes[-1].checkpoint if outcomes else None, "back": restore})
     if past:
-        typer.echo(f"{len(plan.again)} intervals came to what the trial came to, digest by digest")
+        typer.echo(f"{len(plan.again)} intervals have the results of the trial: their digests are equal")
+    _say_next_steps(code, restore, past)
+    return 0
+
+
+def _say_next_steps(code: str, restore: str | None, past: bool) -> None:
     typer.echo(f"Let the DAG run {code} from the next interval on")
     if restore is not None:
         typer.echo(f"To go back: the old code in the DAG, and its state:\n{restore}")
@@ -252,7 +247,6 @@ def deploy(
         typer.echo(
             "To go back: the old code in the DAG, and run the intervals again with it; production began empty there"
         )
-    return 0
 
 
 # --- what they share ----------------------------------------------------------------------------------------------------------------

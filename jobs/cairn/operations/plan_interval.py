@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from cairn.operations.plan_reuse import made_of, options_of, source_hash
+from cairn.operations.plan_reuse import ResultInputs, made_of, options_of, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors.output_schema import recorded_schema
@@ -235,8 +235,7 @@ def _made_of(
     if pipeline.initial_state is not None and interval.start == pipeline.start:
         return None  # whether its rows are the same can't be told
     session_zone = spark.conf.get(_SESSION_ZONE)
-    return made_of(
-        pipeline,
+    inputs = ResultInputs(
         code_hash=code_hash,
         source_position=position,
         input_schema=arrow_schema_json(rows.schema.jsonValue()),
@@ -248,6 +247,7 @@ def _made_of(
         runtime=runtime_version(),
         permissions=permissions,
     )
+    return made_of(pipeline, inputs)
 
 
 def check_fits(

@@ -123,38 +123,49 @@ def options_of(task: IntervalJob, order_by: tuple[str, ...], source: str, runtim
     return plain | {name: _short(value) for name, value in settings.items()}
 
 
-def made_of(
-    pipeline: Pipeline,
-    *,
-    code_hash: str,
-    source_position: Mapping[str, Any],
-    input_schema: Any,
-    output_schema: Any,
-    key: Sequence[str],
-    order_by: Sequence[str],
-    zone: str,
-    source: str,
-    runtime: str,
-    permissions: Permissions,
-) -> str | None:
-    """32 hex digits over everything but the state before it that decides what an interval's result is: code, settings, permissions,
-    and the input by its source's position. How the state is written (mode, retention) is no part of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultInputs:
+    """Everything that decides the result of an interval, except the base and the pipeline's own settings.
 
-    None where equal digits would not mean equal input: the source records no position.
+    Attributes:
+        code_hash: Hash of the processor and of the user's modules that it imports.
+        source_position: Position that the source records; empty if the source records none.
+        zone: Name of the time zone in which the processor runs.
+        source: Hash of the source function.
+        runtime: Versions of Python and of the libraries that user code sees.
     """
-    if not source_position:
+
+    code_hash: str
+    source_position: Mapping[str, Any]
+    input_schema: Any
+    output_schema: Any
+    key: Sequence[str]
+    order_by: Sequence[str]
+    zone: str
+    source: str
+    runtime: str
+    permissions: Permissions
+
+
+def made_of(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
+    """Hash everything but the base that decides the result of an interval. The checkpoint's form (mode, retention) does not count.
+
+    Returns:
+        32 hex digits; None if the source records no position, since equal hashes would not mean equal input.
+    """
+    if not inputs.source_position:
         return None
     parts = {
-        "code": code_hash,
-        "source": source,
-        "runtime": runtime,
-        "position": source_position,
-        "input": input_schema,
-        "output": output_schema,
-        "key": [*key],
-        "order_by": [*order_by],
-        "zone": zone,
-        "permissions": repr(permissions),
+        "code": inputs.code_hash,
+        "source": inputs.source,
+        "runtime": inputs.runtime,
+        "position": inputs.source_position,
+        "input": inputs.input_schema,
+        "output": inputs.output_schema,
+        "key": [*inputs.key],
+        "order_by": [*inputs.order_by],
+        "zone": inputs.zone,
+        "permissions": repr(inputs.permissions),
         "declared": repr(
             (
                 *(pipeline.api, pipeline.time_mode, pipeline.event_time, pipeline.watermark_delay, pipeline.watermark),

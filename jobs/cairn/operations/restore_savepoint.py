@@ -49,18 +49,24 @@ def restore_savepoint(
     claim: Literal["NO_CLAIM", "CLAIM"] = "NO_CLAIM",
     attempt: str | None = None,
 ) -> Record:
-    """Makes the savepoint's state the pipeline's state at the end of the savepoint's interval; returns the new record.
+    """Commit the savepoint's state as the pipeline's state at the end of the savepoint's interval.
 
-    The pipeline may be empty, or go back: then what it has for later intervals becomes stale. It may have another name and
-    another parallelism than the savepoint's, and if that is canonical another max parallelism. From then on it depends on
-    no file of the savepoint: with NO_CLAIM that stays its owner's, untouched; with CLAIM it is this pipeline's, and is
-    deleted. A CLAIM that stopped half-way is completed by the same call again.
+    The pipeline's checkpoints of later intervals become stale. The pipeline may have another name and parallelism than the savepoint,
+    and for a canonical savepoint another max parallelism. Afterwards the pipeline needs no file of the savepoint.
 
-    ``attempt``: a uuid of this call; the same again completes what the call before began, and commits once. None: a new one.
+    Args:
+        claim: NO_CLAIM leaves the savepoint to its owner. CLAIM deletes the savepoint after the commit; the same call completes a CLAIM
+            that stopped half-way.
+        attempt: A uuid of this call. A call with the same uuid completes the earlier call and commits once. None for a new uuid.
 
-    Raises: UsageError for a savepoint that does not fit the pipeline or that another one has claimed, or if the attempt restored
-    another savepoint; CorruptFile for one that is damaged or not what it records; Fenced if the interval is committed meanwhile;
-    Swept if a sweep abandoned the attempt. Nothing is committed then.
+    Returns:
+        The new record.
+
+    Raises:
+        UsageError: The savepoint does not fit the pipeline, another pipeline claimed it, or the attempt restored another savepoint.
+        CorruptFile: The savepoint is damaged.
+        Fenced: Another run committed the interval meanwhile.
+        Swept: A sweep abandoned the attempt.
     """
     _check_mode(claim)
     source, coordinator = open_storage(savepoint_path), coordinator_of(pipeline, root)
@@ -72,11 +78,7 @@ def restore_savepoint(
     begun = begun_before(coordinator, attempt) if attempt is not None else None
     savepoint = read_savepoint(source)
     check_unclaimed(source, open_storage(owner).url)
-    if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
-        raise UsageError(
-            f"attempt {attempt} restored savepoint {begun.restored_from}, and the one in {savepoint_path} is {savepoint.savepoint}; "
-            "take a new uuid"
-        )
+    _check_same_savepoint(begun, savepoint, savepoint_path)
     # A try before this one, which may still run, has given names under this attempt: a name is given once.
     first_task = 0 if attempt is None else uuid.uuid4().int >> _BITS_BEHIND_TASK
     attempt = attempt or str(uuid.uuid4())
@@ -95,12 +97,24 @@ def restore_savepoint(
         delete_savepoint(source, savepoint)
     coordinator.clean_up()
     record = _committed(coordinator, attempt)
+    _log_restored(record, savepoint.format, savepoint_path)
+    return record
+
+
+def _check_same_savepoint(begun: object, savepoint: Savepoint, path: str) -> None:
+    if isinstance(begun, Content) and begun.restored_from != savepoint.savepoint:
+        raise UsageError(
+            f"attempt {begun.attempt} restored savepoint {begun.restored_from}, and the one in {path} is {savepoint.savepoint}; "
+            "take a new uuid"
+        )
+
+
+def _log_restored(record: Record, format: str, savepoint_path: str) -> None:
     log.info(
         "%s: checkpoint %d is the %s savepoint in %s: the state at the end of %s, %d entries",
-        *(pipeline.name, record.id, savepoint.format, savepoint_path),
+        *(record.content.pipeline, record.id, format, savepoint_path),
         *(record.content.interval, record.content.totals.entries),
     )
-    return record
 
 
 def _finish_claim(source: Storage, owner: str, coordinator: Coordinator) -> Record | None:

@@ -91,24 +91,24 @@ def run_intervals(
     before_commit: Callable[[Content], None] | None = None,
     asked: Mapping[Interval, Read] | None = None,
 ) -> list[Outcome]:
-    """Processes and commits intervals in their order; returns what became of each.
+    """Process and commit intervals in their order, as `run_interval` would one by one. Stop at the first failure.
 
-    Each is what `run_interval` would have made of it. At the first failure it stops: everything before is committed, and a call with
-    the same arguments goes on behind that; with "all" only if it names the same ``run``.
+    A second call with the same arguments goes on behind the last commit; with "all" only if the call names the same ``run``.
 
-    intervals: each starts where the one before ends.
-    reprocess: "changed": a result that is there stays if the same code made it from the same input, as far as the source records its
-        position. "none": what is there stays, and what is missing or stale is computed. "all": everything is computed again, but for what
-        the same ``run`` has committed.
-    permissions: for the first interval that is computed; later ones start from the one before, and keep ``replace_overlapping`` alone.
-    run: names what is run, the same in every try; left out: this call.
-    read_ahead: the source is asked for the next interval while this one is computed. False, if what it says depends on the
-        pipeline's own output.
-    on_outcome: gets each outcome with its record as soon as it is there, and the progress.
-    on_shards: as `process_interval` has it.
-    before_commit: gets what was prepared, before it is committed. If it raises, that interval is not committed, and the range stops.
-    asked: what the source has said of some of the intervals; it is not asked again.
-    Raises: as `run_interval`, with a note that says how far it came.
+    Args:
+        intervals: Each starts where the one before ends.
+        reprocess: Intervals with a result that are computed again. "changed": where code or input changed since, as far as the source
+            records its position. "none": only stale results. "all": every interval, except results that the same ``run`` committed.
+        permissions: For the first interval that is computed. Later intervals keep ``replace_overlapping`` alone.
+        run: Names this run, the same in every try; None for this call alone.
+        read_ahead: Ask the source for the next interval while this interval is computed. False if the source reads the pipeline's output.
+        on_outcome: Gets each outcome with its record, and the progress.
+        on_shards: As in `process_interval`.
+        before_commit: Gets the prepared content. An exception stops the range before that commit.
+        asked: Answers of the source for some of the intervals; these are not asked again.
+
+    Raises:
+        CairnError: As `run_interval`, with a note that says how many intervals were committed.
     """
     _check(intervals, reprocess)
     named = run is not None
@@ -118,35 +118,21 @@ def run_intervals(
     # Once around all: the thread that reads ahead reads in the same zone.
     with in_zone_of(spark, pipeline.time_zone), ExitStack() as stack:
         made = _Range(
-            *(
-                spark,
-                pipeline,
-                root,
-                mode,
-                reprocess,
-                run,
-                permissions,
-                _Aside(stack),
-                _Aside(stack),
-                read_ahead,
-                on_shards,
-            ),
-            *(before_commit, asked or {}),
+            spark=spark,
+            pipeline=pipeline,
+            root=root,
+            mode=mode,
+            reprocess=reprocess,
+            run=run,
+            first=permissions,
+            reading=_Aside(stack),
+            finishing=_Aside(stack),
+            read_ahead=read_ahead,
+            on_shards=on_shards,
+            before_commit=before_commit,
+            known=asked or {},
         )
-        outcomes: list[Outcome] = []
-        progress = Progress(done=0, total=len(intervals), kept=0, recent_s=())
-        try:
-            for outcome, seconds in made.outcomes(intervals):
-                outcomes.append(replace(outcome, record=None))
-                progress = progress.computed(seconds) if outcome.computed else progress.left_alone()
-                log.info("%s %s: %s (%s)", pipeline.name, outcome.interval, outcome.why, progress)
-                if on_outcome is not None:
-                    on_outcome(outcome, progress)
-        except Exception as error:
-            if len(intervals) > 1:
-                error.add_note(_how_far(outcomes, intervals, again=reprocess == "all" and not named))
-            raise
-    return outcomes
+        return made.run_all(intervals, on_outcome, named)
 
 
 def plan_intervals(
@@ -260,64 +246,67 @@ class _Aside:
         return None if under_way is None else under_way.result()
 
 
+@dataclass(kw_only=True)
 class _Range:
     """The shell of `run_intervals`: an attempt and a commit per interval."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        pipeline: Pipeline,
-        root: str,
-        mode: str,
-        reprocess: Reprocess,
-        run: RunRef,
-        first: Permissions,
-        reading: _Aside,
-        finishing: _Aside,
-        read_ahead: bool,
-        on_shards: OnShards | None,
-        before_commit: Callable[[Content], None] | None,
-        asked: Mapping[Interval, Read],
-    ) -> None:
-        self._spark = spark
-        self._pipeline = pipeline
-        self._root = root
-        self._mode = mode
-        self._reprocess = reprocess
-        self._run = run
-        self._first = first
-        self._coordinator = coordinator_of(pipeline, root, remembers=True)
-        self._reading = reading
-        self._finishing = finishing
-        self._read_ahead = read_ahead
-        self._on_shards = on_shards
-        self._before_commit = before_commit
-        self._known = asked
+    spark: SparkSession
+    pipeline: Pipeline
+    root: str
+    mode: str
+    reprocess: Reprocess
+    run: RunRef
+    first: Permissions
+    reading: _Aside
+    finishing: _Aside
+    read_ahead: bool
+    on_shards: OnShards | None
+    before_commit: Callable[[Content], None] | None
+    known: Mapping[Interval, Read]
+
+    def __post_init__(self) -> None:
+        self._coordinator = coordinator_of(self.pipeline, self.root, remembers=True)
         self._ahead: Interval | None = None
+
+    def run_all(self, intervals: Sequence[Interval], on_outcome: OnOutcome | None, named: bool) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        progress = Progress(done=0, total=len(intervals), kept=0, recent_s=())
+        try:
+            for outcome, seconds in self.outcomes(intervals):
+                outcomes.append(replace(outcome, record=None))
+                progress = progress.computed(seconds) if outcome.computed else progress.left_alone()
+                log.info("%s %s: %s (%s)", self.pipeline.name, outcome.interval, outcome.why, progress)
+                if on_outcome is not None:
+                    on_outcome(outcome, progress)
+        except Exception as error:
+            if len(intervals) > 1:
+                error.add_note(_how_far(outcomes, intervals, again=self.reprocess == "all" and not named))
+            raise
+        return outcomes
 
     def outcomes(self, intervals: Sequence[Interval]) -> Iterator[tuple[Outcome, float]]:
         """Each interval's outcome, and the seconds that it took."""
-        there = _results(self._pipeline, self._root, intervals)
-        permissions = self._first
+        there = _results(self.pipeline, self.root, intervals)
+        permissions = self.first
         waiting: set[int] | None = None
         for n, interval in enumerate(intervals):
             started = time.monotonic()
             result, read = there.get(interval), None
-            decision = keep_or_compute(result, self._reprocess, self._run)
+            decision = keep_or_compute(result, self.reprocess, self.run)
             if isinstance(decision, AskSource):
                 assert result is not None
                 read = self._read(interval)
                 decision = plan_by_input(
-                    result, would_be_made_of(self._spark, self._pipeline, interval, read, permissions)
+                    result, would_be_made_of(self.spark, self.pipeline, interval, read, permissions)
                 )
             if isinstance(decision, Keep):
                 if waiting is None:
-                    self._finishing.wait()
+                    self.finishing.wait()
                     waiting = {checkpoint_id for _, checkpoint_id in self._coordinator.unpublished()}
                 if decision.checkpoint in waiting:
                     # The try that committed it was stopped before its sink was called, or by its sink. Nothing may come behind it that
                     # publishes it.
-                    self._finishing.wait()
+                    self.finishing.wait()
                     self._finish(decision.checkpoint)
                 why = f"stays checkpoint {decision.checkpoint}: {decision.why}"
                 kept = Outcome(
@@ -331,49 +320,49 @@ class _Range:
                 yield kept, time.monotonic() - started
                 continue
             following = intervals[n + 1] if n + 1 < len(intervals) else None
-            if following is not None and isinstance(keep_or_compute(there.get(following), "none", self._run), Keep):
+            if following is not None and isinstance(keep_or_compute(there.get(following), "none", self.run), Keep):
                 following = None  # it may well stay as it is
             record = self._compute(interval, read or self._read(interval), permissions, following)
             there = spoilt_by(there, record)
             # The ones behind it start from this one, whatever the first was allowed to start from.
-            permissions = Permissions(replace_overlapping=self._first.replace_overlapping)
+            permissions = Permissions(replace_overlapping=self.first.replace_overlapping)
             why = f"checkpoint {record.id}, since {decision.why}"
             yield (
                 Outcome(interval=interval, computed=True, ours=True, checkpoint=record.id, record=record, why=why),
                 time.monotonic() - started,
             )
-        self._finishing.wait()
+        self.finishing.wait()
 
     def _compute(self, interval: Interval, read: Read, permissions: Permissions, following: Interval | None) -> Record:
         attempt = Attempt(
-            id=str(uuid.uuid4()), interval=interval, mode=self._mode, run=self._run, permissions=permissions
+            id=str(uuid.uuid4()), interval=interval, mode=self.mode, run=self.run, permissions=permissions
         )
-        if following is not None and self._read_ahead and following not in self._known:
+        if following is not None and self.read_ahead and following not in self.known:
             self._ahead = following
-            self._reading.begin(self._in_thread(partial(self._ask, following)))
+            self.reading.begin(self._in_thread(partial(self._ask, following)))
         prepared = process_interval(
-            self._spark,
-            self._pipeline,
-            self._root,
+            self.spark,
+            self.pipeline,
+            self.root,
             attempt,
             coordinator=self._coordinator,
-            on_shards=self._on_shards,
+            on_shards=self.on_shards,
             read=read,
         )
-        if self._before_commit is not None:
-            self._before_commit(prepared.content)
-        self._finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
+        if self.before_commit is not None:
+            self.before_commit(prepared.content)
+        self.finishing.wait()  # what the commit before left to do; if that failed, nothing more is committed
         committed = self._coordinator.commit(attempt.id)
         record = committed.record or self._coordinator.record(committed.id)
-        if self._pipeline.sink is None:
-            self._finishing.begin(partial(self._finish, committed.id))
+        if self.pipeline.sink is None:
+            self.finishing.begin(partial(self._finish, committed.id))
         else:
             # A sink is the user's: it is called where it always is, and before the next interval is begun.
             self._finish(committed.id)
         return record
 
     def _finish(self, checkpoint_id: int) -> None:
-        finish_commit(self._spark, self._pipeline, self._coordinator, checkpoint_id, self._root)
+        finish_commit(self.spark, self.pipeline, self._coordinator, checkpoint_id, self.root)
 
     # --- the source ------------------------------------------------------------------------------------------------------------
 
@@ -388,7 +377,7 @@ class _Range:
     def _asked(self, interval: Interval) -> Read:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
-            error, read = self._reading.wait()
+            error, read = self.reading.wait()
             if ahead == interval:
                 if error is not None:
                     raise error
@@ -403,17 +392,17 @@ class _Range:
             return error, None
 
     def _ask_now(self, interval: Interval) -> Read:
-        if interval in self._known:
-            return self._known[interval]
-        rows, position = read_source(self._spark, self._pipeline, interval)
+        if interval in self.known:
+            return self.known[interval]
+        rows, position = read_source(self.spark, self.pipeline, interval)
         return Read(rows=rows, position=position)
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """The work with this thread's tags, by which what it runs on Spark is interrupted together with the rest."""
-        if not hasattr(self._spark, "addTag"):  # a session of tests, without Spark
+        if not hasattr(self.spark, "addTag"):  # a session of tests, without Spark
             return work
         from pyspark import inheritable_thread_target
 
-        inherit: Any = inheritable_thread_target(self._spark)
+        inherit: Any = inheritable_thread_target(self.spark)
         inherited: Callable[[], Any] = inherit(work)
         return inherited

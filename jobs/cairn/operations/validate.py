@@ -422,7 +422,7 @@ class _Suites:
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"pipeline {pipeline.name!r} has expectations, and {socket.gethostname()} lacks Great Expectations ({error}); install it "
-                "where drivers run: pip install 'cairn[validation]'"
+                "where drivers run: pip install './cairn_state-0.1.0-py3-none-any.whl[validation]'"
             ) from None
 
         self.findings: list[str] = []

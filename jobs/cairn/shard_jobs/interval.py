@@ -147,18 +147,7 @@ class IntervalJob:
             finally:
                 restored.store.close()
 
-    def _process(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        shard: int,
-        task: int,
-        owned: KeyGroupRange,
-        restored: RestoredShard,
-        storage: Storage,
-        work: Path,
-        clock: StopWatch,
-    ) -> ShardAck:
-        changelog = self._changelog(restored, shard, owned, work)
+    def _state(self, restored: RestoredShard) -> ShardState:
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
@@ -171,6 +160,21 @@ class IntervalJob:
         )
         for descriptor in self.dropped:
             state.drop(descriptor)
+        return state
+
+    def _process(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        shard: int,
+        task: int,
+        owned: KeyGroupRange,
+        restored: RestoredShard,
+        storage: Storage,
+        work: Path,
+        clock: StopWatch,
+    ) -> ShardAck:
+        changelog = self._changelog(restored, shard, owned, work)
+        state = self._state(restored)
         output = LocalParquet(arrow_schema(self.output_schema), work / "output.parquet")
         late = LocalParquet(arrow_schema(self.input_schema), work / "late.parquet")
         inputs = InputBatches(batches, owned, self.event_time, late)

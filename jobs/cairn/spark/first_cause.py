@@ -37,7 +37,7 @@ def first_cause() -> Iterator[None]:
             if missing := _MISSING.search(text):
                 raise errors.UsageError(
                     f"a Python worker of Spark lacks the package {missing[1]}\n"
-                    "Install what Cairn needs where executors run: pip install 'cairn[spark,gcs]'\n"
+                    "Install what Cairn needs where executors run: pip install './cairn_state-0.1.0-py3-none-any.whl[spark,gcs]'\n"
                     "Or send a packed environment with spark.archives, and have spark.pyspark.python name its Python.\n"
                     "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
                 ) from error

@@ -98,15 +98,18 @@ def try_code(
     on_outcome: OnOutcome | None = None,
     on_shards: OnShards | None = None,
 ) -> Tried:
-    """Runs intervals with the pipeline's code as it is here, beside what production has of them.
+    """Run intervals with the pipeline's code as it is here, beside production. Production does not change.
 
-    root: production's. code: module:NAME of the pipeline, for people. name: of the trial; None: from its first interval and code.
-    savepoint: URL of a native one that ends where the first interval starts, in place of production's state.
-    keep: how long the trial stays from the end of this call on. now_ms: milliseconds since the epoch; None: by the storage's clock, which
-        the sweep goes by too.
-    on_plan: gets the `TrialPlan` before anything is written.
-    Raises: UsageError, StateUnusable, SourceError before the first row for all that production would refuse; then as `run_intervals`.
-        Nothing of production is changed in any case.
+    Args:
+        code: ``module:NAME`` of the pipeline, for people.
+        name: Name of the trial; None: made from its first interval and its code.
+        savepoint: URL of a native savepoint that ends where the first interval starts, in place of production's state.
+        keep: Time for which the trial stays, from the end of this call.
+        now_ms: Milliseconds since the epoch; None for the storage's clock.
+        on_plan: Gets the `TrialPlan` before anything is written.
+
+    Raises:
+        CairnError: Production would refuse these intervals; nothing was written. Later as `run_intervals`.
     """
     check_running(spark)
     use_this_python(spark)
@@ -115,20 +118,18 @@ def try_code(
         on_plan(plan)
     if now_ms is None:
         now_ms = storage_now_ms(open_storage(trials_url(root, pipeline.name)))
-    trial, own = replace(plan.trial, ends_ms=_later(now_ms, keep)), root_of_trial(root, pipeline.name, plan.trial.name)
-    begun = time.monotonic()
+    trial = replace(plan.trial, ends_ms=_later(now_ms, keep))
+    own = root_of_trial(root, pipeline.name, trial.name)
+    began_s = time.monotonic()
     if read_trial(root, pipeline.name, trial.name) is None:
         remove_all(own)  # what a removed trial of that name wrote after its removal
     write_trial(root, trial)
     try:
         fork_s = _fork(plan, pipeline, own)
+        # A trial calls no sink.
+        quiet = replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES)))
         outcomes = run_intervals(
-            spark,
-            # What a trial is for is its result: nobody is told of it.
-            replace(pipeline, sink=None, retention=KeepLast(min(len(intervals) + 1, MOST_STATES))),
-            intervals,
-            own,
-            mode,
+            *(spark, quiet, intervals, own, mode),
             run=RunRef(run_id=f"trial__{trial.code_hash[:12]}", clear_number=0, try_number=1),
             on_outcome=on_outcome,
             on_shards=on_shards,
@@ -136,14 +137,18 @@ def try_code(
             before_commit=lambda _: _check_there(root, trial),
         )
     except Exception as error:
-        # What its files' absence led to says less.
+        # If somebody removed the trial, that is the cause of this error.
         _clean_up_removed(root, trial, error)
         raise
-    took_ms = int((time.monotonic() - begun) * 1000)
-    trial = replace(trial, ends_ms=_later(now_ms + took_ms, keep))
+    trial = _renewed(root, trial, now_ms + int((time.monotonic() - began_s) * 1000), keep)
+    return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
+
+
+def _renewed(root: str, trial: Trial, now_ms: int, keep: timedelta) -> Trial:
+    trial = replace(trial, ends_ms=_later(now_ms, keep))
     if not renew_trial(root, trial):
         _clean_up_removed(root, trial)
-    return Tried(trial=trial, root=own, outcomes=outcomes, fork_s=fork_s, other_input=plan.other_input)
+    return trial
 
 
 def plan_trial(
@@ -192,22 +197,22 @@ def plan_trial(
         span=Interval(first.start, last.end),
         length_ms=first.end_ms - first.start_ms,
         attempt=str(uuid.uuid4()),
-        base=None
-        if base is None
-        else TrialBase(
-            id=target.checkpoint_id if isinstance(target, Savepoint) else target or 0,
-            digest=base.digest,
-            savepoint=savepoint,
-        ),
+        base=_trial_base(base, target, savepoint),
         ends_ms=ends_ms,
     )
     if before is not None:
         check_same_trial(before, made)
         span = Interval(made.span.start, max(made.span.end, before.span.end))
         made = replace(made, attempt=before.attempt, span=span)
-    return TrialPlan(
-        trial=made, source=source, target=target, asked=asked, other_input=_other_input(there, intervals, asked)
-    )
+    other = _other_input(there, intervals, asked)
+    return TrialPlan(trial=made, source=source, target=target, asked=asked, other_input=other)
+
+
+def _trial_base(base: Content | None, target: Savepoint | int | None, savepoint: str | None) -> TrialBase | None:
+    if base is None:
+        return None
+    base_id = target.checkpoint_id if isinstance(target, Savepoint) else target or 0
+    return TrialBase(id=base_id, digest=base.digest, savepoint=savepoint)
 
 
 def _base(
