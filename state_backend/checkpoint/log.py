@@ -62,16 +62,13 @@ class Log:
 
     @cached_property
     def retained(self) -> dict[int, Retained]:
-        """What is completed, by id: exactly what the head lists. The head is never a tombstone, since it retains itself."""
-        if not self.head_id:
-            return {}
-        head = self.entries[self.head_id]
-        if isinstance(head, Tombstone):
-            raise CorruptRecord(
-                f"{paths.record(head.id + 1)} is missing: {paths.record(head.id)} is a tombstone, which the newest record never is\n"
-                "Put the missing record back from a copy"
-            )
-        return {r.id: r for r in head.retained}
+        """The completed checkpoints, by id: exactly those that the newest record lists.
+
+        Raises:
+            CorruptRecord: The newest record is a tombstone, so a later record is missing.
+        """
+        newest = self.entries.newest()
+        return {} if newest is None else {r.id: r for r in newest.retained}
 
     @property
     def summary(self) -> Summary:

@@ -76,22 +76,27 @@ class RecordReader(Mapping[int, Entry]):
     def __contains__(self, checkpoint_id: object) -> bool:
         return isinstance(checkpoint_id, int) and 1 <= checkpoint_id <= self.head_id
 
-    @property
-    def summary(self) -> Summary:
-        """The newest record's summary; an empty summary for an empty log.
+    def newest(self) -> Record | SweepRecord | None:
+        """Return the newest record; None for an empty log.
 
         Raises:
-            CorruptRecord: The newest record is a tombstone, so a later record is missing.
+            CorruptRecord: The newest record is a tombstone, so a later record is missing: a record retains itself.
         """
         if not self.head_id:
-            return Summary()
-        head = self[self.head_id]
-        if isinstance(head, Tombstone):
+            return None
+        newest = self[self.head_id]
+        if isinstance(newest, Tombstone):
             raise CorruptRecord(
-                f"{paths.record(head.id + 1)} is missing: {paths.record(head.id)} is a tombstone, which the newest record never is\n"
+                f"{paths.record(newest.id + 1)} is missing: {paths.record(newest.id)} is a tombstone, which the newest record never is\n"
                 "Put the missing record back from a copy"
             )
-        return head.summary
+        return newest
+
+    @property
+    def summary(self) -> Summary:
+        """The newest record's summary; an empty summary for an empty log. Raises as `newest`."""
+        newest = self.newest()
+        return Summary() if newest is None else newest.summary
 
     @property
     def known(self) -> dict[int, Entry]:
