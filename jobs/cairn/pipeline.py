@@ -35,44 +35,42 @@ Sink = Callable[["SparkSession | None", list[str], Interval, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """One named stateful job.
+    """A stateful batch pipeline: a source, a key, a processor, and a start.
 
-    name: names the pipeline's folder under the root; letters, digits, ``_ . -``.
-    start: the instant at which history begins. Only the interval that starts here starts from empty state.
-    source: ``(spark, interval) -> DataFrame``, or with a JSON-able source position that the checkpoint records. If the
-        position has ``counts.rows``, it must be the number of rows that reach the processor.
-    key: column names, or plain columns as ``F.col("user")``; rows with equal values, nulls included, share state.
-    processor: a PySpark ``StatefulProcessor``, unmodified: its class, an instance, a ``functools.partial`` of the class, or a
-        function without parameters that returns one. As under Spark each task, and ``init`` on the driver, works on a copy of
-        its own. Arguments count as code: they are values that can be pickled, or UsageError names the one that can't.
-    api: which interface the processor implements: "row" (PySpark rows), "pandas" (DataFrames), or "arrow" (the tables of
-        many keys; ``cairn.arrow_processor``).
-    output_schema: of the rows that the processor yields: DDL or a ``StructType``.
-    time_mode: "none", "processing" (the clock is the interval's end) or "event".
-    event_time, watermark_delay, watermark: for "event": the timestamp column; how far behind the newest event a row may be;
-        and whether the watermark follows the events seen ("observed": Spark's rule) or the interval's end ("interval").
-    on_type_mismatch: what happens to a value that does not fit its state's schema. "error" stops the interval and names the state and
-        the field. "null" stores NULL where Spark stores NULL without a word, and logs how many values of each field became NULL; for
-        pipelines that come from Spark streaming. Row and pandas API.
-    time_zone: the zone in which the processor runs, on every host: of naive datetimes in state and frames, and of TZ. Default:
-        that of the Spark session (UTC through Airflow). Once an interval has run, another one must be named here.
-    order_by: the rows of one key arrive sorted by these columns (default: the event time), then by all others, so their
-        order is always the same.
-    initial_state: ``(spark) -> DataFrame`` with the key columns and what ``handleInitialState`` is to get, or that grouped by the
-        key, as Spark takes it; used in the interval that starts at ``start``, and only there.
-    parallelism, max_parallelism: shards now, and key groups for ever.
-    sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, idempotent by checkpoint id. Where it raises,
-        its interval is tried again with each later checkpoint, and others go on; with ``sink_in_order`` later intervals wait.
-        No paths: the interval has no output, or none any more, since an interval that is cut otherwise replaced it.
-    changelog: in mode "changelog", how long changes stay segments until a checkpoint writes files.
-    retention: which checkpoints stay: ``KeepLast``, ``KeepPerDay`` or ``KeepYounger``, put together by ``AnyOf`` and ``AllOf``. Each
-        interval's commit records it, and everybody else's commits go by the newest record. Default: every interval of the last two
-        days, the one that ends each day for 35 days, and ten in any case.
-    engine: memory of each shard's RocksDB, when its files are merged, and the host's cache of them.
-    expectations: ``() -> {state name: [Great Expectations expectations]}`` for validation; imported only there.
-    expectations_over_time: ``() -> {state name: OverTime}``: what each state may have become since the checkpoint before.
-    version: what people call this code, as in "2.1"; checkpoints record it, and it changes no result. Default: what ``git describe``
-        says of the processor's folder, if it is in a repository.
+    Attributes:
+        name: Name of the pipeline and of its folder below the root: letters, digits, ``_ . -``. State belongs to the name.
+        start: Start of the first interval, with a time zone. Only the interval that starts here starts from empty state.
+        source: ``(spark, interval) -> DataFrame``, or ``-> (DataFrame, position)``. The position is JSON that identifies the input. If
+            it has ``counts.rows``, that is the number of rows that reach the processor.
+        key: Columns whose values identify a state. Rows with equal values share state; null is a value too.
+        processor: A PySpark ``StatefulProcessor``: its class, an instance, a ``functools.partial`` of the class, or a function without
+            parameters that returns an instance. Each task works on a copy. Arguments must be picklable, because they count as code.
+        output_schema: Schema of the rows that the processor yields: DDL or a ``StructType``.
+        api: Interface of the processor: "row" (PySpark rows), "pandas" (DataFrames), or "arrow" (`cairn.arrow_processor`: tables of many
+            keys).
+        time_mode: Clock of timers: "none", "processing" (the interval's end) or "event".
+        event_time: Timestamp column, for ``time_mode="event"``.
+        watermark_delay: How far behind the newest event a row may be.
+        watermark: "observed": the watermark follows the events seen, as in Spark. "interval": it follows the interval's end.
+        on_type_mismatch: Treatment of a value that does not fit its state's schema, in the row and pandas API. "error" stops the interval
+            and names state and field. "null" stores NULL as Spark does, and logs a count for each field.
+        time_zone: Zone in which the processor runs on every host. None: zone of the Spark session (UTC through Airflow). Changes only
+            before the first interval.
+        order_by: Columns that order the rows of one key; then all other columns order them. Default: the event time.
+        initial_state: ``(spark) -> DataFrame`` with the key columns and the columns for ``handleInitialState``, or that grouped by the
+            key. Only the interval that starts at ``start`` reads these rows.
+        parallelism: Number of shards. May change at any interval.
+        max_parallelism: Number of key groups. Never changes.
+        sink: ``(spark or None, output paths, interval, checkpoint id)``, called after the commit, at least once. After an exception
+            Cairn calls the sink for this interval again with each later checkpoint. Without paths the interval has no output any more.
+        sink_in_order: While the sink refuses an interval, later intervals wait.
+        expectations: ``() -> {state name: [Great Expectations expectations]}``, for validation.
+        expectations_over_time: ``() -> {state name: OverTime}``: limits of change since the checkpoint before.
+        engine: Memory of each shard's RocksDB, its merges of files, and the host's cache.
+        changelog: In mode "changelog": limits at which a checkpoint writes files instead of changes.
+        retention: Checkpoints that stay. Each interval's commit records the policy. Default: every checkpoint of the last two days (at
+            most 300), the checkpoint that ends each day for 35 days, and the ten newest.
+        version: Name of this code for people, as in "2.1". Default: the output of ``git describe`` for the processor's folder.
     """
 
     name: str

@@ -34,15 +34,20 @@ event on the asset, as if it had been run alone.
 
 
 class RunIntervalsOperator(DriverOperator):
-    """Processes and commits the intervals of ``pipeline`` that start from ``first`` to ``last``, both included, each ``every`` long, on
-    one Spark session.
+    """The task that processes and commits a range of intervals on one Spark session.
 
-    ``first`` and ``last`` are ISO instants; a day, or an instant without a zone, is in UTC. ``reprocess``: what is computed although it has
-    a result: "changed" what other code or input made, "none", "all". ``replace_overlapping`` as in `StatefulMicroBatchOperator`.
-    ``dry_run`` only logs what would be done. ``mode``: incremental, full or changelog.
+    The asset ``cairn://<pipeline_name>`` gets an event for each commit, after the task succeeded. The task returns counts and the last
+    interval's checkpoint (None in a dry run that would compute that interval).
 
-    The asset ``cairn://<pipeline_name>`` gets an event for each interval that the run committed, when the task has succeeded.
-    Returns counts and the last interval's checkpoint; None for that in a dry run that would compute it.
+    Args:
+        pipeline_name: Name of the `Pipeline`.
+        first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
+        last: Start of the last interval, included.
+        every: Length of an interval.
+        reprocess: Intervals with a result that are computed again: "changed" (other code or input made the result), "none" or "all".
+        permissions: As in `StatefulMicroBatchOperator`; only ``replace_overlapping`` applies to all intervals.
+        dry_run: Log what would be computed; compute nothing.
+        mode: Form of the checkpoints: incremental, full or changelog.
     """
 
     template_fields: Sequence[str] = (

@@ -41,14 +41,18 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         process = StatefulMicroBatchOperator(task_id="process", ...)
         CheckpointOperator(task_id="checkpoint", attempt=process.output["attempt"])
 
-    All three are idempotent and finish what an earlier try left. Storage trouble and unknown outcomes are retried; a lost
-    attempt fails for good, since only a new attempt can replace it. Returns the checkpoint's id and counts, and puts them
-    on the asset ``cairn://<pipeline_name>``, so that DAGs scheduled on it know what they got.
+    A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for good, since only a
+    new attempt can replace it. ``output["checkpoint"]`` is the checkpoint's id. The asset ``cairn://<pipeline_name>`` gets an event with
+    the id and counts.
 
-    ``attempt`` is the output of the task that prepared it; ``pipeline_name``, ``root``, ``gcp_conn_id`` and ``sink_of`` are those of this
-    task then. ``sink_of`` (``module:NAME``) is the pipeline whose sink hook publishes; empty for no sink. The task imports the
-    pipeline's code, and with it PySpark, only for a sink. ``gcp_conn_id`` as in `DriverOperator`.
-    ``validated`` is what the event says: False, for a later task may still refuse the checkpoint; True behind a gate.
+    Args:
+        attempt: The output of the task that prepared the attempt. The other arguments are then those of that task.
+        pipeline_name: Name of the `Pipeline`.
+        root: URL of the folder that holds the pipelines.
+        sink_of: The pipeline with a sink, as ``module:NAME``; empty for no sink. Only for a sink the task imports the pipeline's code,
+            and with it PySpark.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        validated: The event's ``validated``. False if a later task may still refuse the checkpoint; True behind a gate.
     """
 
     template_fields: Sequence[str] = ("pipeline_name", "root", "attempt", "sink_of", "gcp_conn_id")

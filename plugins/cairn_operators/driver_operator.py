@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 
 class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Runs one command of ``cairn.driver.driver`` for a pipeline. ``pipeline`` is ``module:NAME``, ``root`` a storage URL, ``gcp_conn_id``
-    the connection whose key a ``gs://`` root is accessed with; None: application default credentials. ``spark_conf`` is Spark's
-    configuration by name, before what the connection says. Airflow shows it with the task; a secret is shown as ``***``.
+    """A task that runs one command of ``cairn.driver.driver`` in a process of its own.
 
-    ``driver_module`` is another module with the same command line; tests use it.
+    Args:
+        pipeline: The `Pipeline`, as ``module:NAME``.
+        root: URL of the folder that holds the pipelines.
+        spark_conn_id: Connection to Spark.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
+        spark_conf: Spark's configuration; the connection's configuration comes after it. Airflow shows it with the task, secrets as ``***``.
+
+    Attributes:
+        driver_module: Module with the driver's command line. Tests use another module.
     """
 
     template_fields: Sequence[str] = ("pipeline", "root", "spark_conn_id", "gcp_conn_id", "spark_conf")

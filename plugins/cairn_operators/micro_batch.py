@@ -52,23 +52,25 @@ interval's rows, uploads what changed. Nothing is committed; that is for the nex
 
 
 class StatefulMicroBatchOperator(DriverOperator):
-    """Restores the state that the data interval starts from, processes the interval, uploads what changed. Nothing is
-    committed: that is for `CheckpointOperator`, which takes ``output["attempt"]`` of this task.
+    """The task that processes a data interval. It commits nothing.
 
-    ``pipeline_name``: the name of the `Pipeline`; left out: read from the source of its module. The task reads the log in the folder of
-    this name below ``root`` before it starts Spark.
-    ``mode``: incremental, full or changelog. ``allow_gap`` starts from the latest checkpoint before the interval if none
-    ends where it starts; ``allow_stale_base`` starts from a checkpoint that a later re-run made stale;
-    ``replace_overlapping`` takes the place of output of intervals that overlap this one, cut otherwise. All may be templates, so
-    that one run can be given the permission and not all.
+    The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the interval, and uploads
+    the changes. `CheckpointOperator` commits ``output["attempt"]`` of this task. A retry takes the attempt that an earlier try of the
+    same run prepared, if base, code, options and input are unchanged.
 
-    While the run of the interval before is queued, running or being run again, the task defers until that one's checkpoint
-    is there, for ``wait_timeout`` at most. ``start_patience``: how long a queued one is waited for that nothing but this
-    run keeps from starting. ``poll``: time between two looks at the storage. ``wait_in_slot``: how long it keeps its worker slot before it
-    defers, if the run of the interval before is at work: starting twice takes longer than most such waits.
+    While the run of the interval before is queued or running, the task waits for its checkpoint.
 
-    A retry takes what an earlier try of the same run has prepared, if nothing that it was made of has changed;
-    ``reuse_prepared=False`` computes again always. After a clear it is computed again in any case.
+    Args:
+        pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
+        mode: Form of the checkpoint: incremental, full or changelog.
+        permissions: ``allow_gap``: start from the latest checkpoint before a gap. ``allow_stale_base``: start from a checkpoint that a
+            re-run made stale. ``replace_overlapping``: replace output of intervals that overlap this interval and have other boundaries.
+            Values may be templates, for a permission of one run.
+        wait_timeout: Longest wait for the checkpoint of the interval before.
+        start_patience: Longest wait for a queued run that only this run keeps from starting.
+        poll: Time between two requests to the storage.
+        wait_in_slot: Wait with a worker slot before the task defers. A short wait is cheaper than a second start of the task.
+        reuse_prepared: False computes again in every try. A cleared task computes again in any case.
     """
 
     # The checkpoint's task looks for this one when only a new attempt can help.

@@ -44,17 +44,23 @@ class Restoration:
 
 
 class RestoreStateOperator(DriverOperator):
-    """Restores ``target`` into ``pipeline`` (``module:NAME``, whose folder is ``pipeline_name``).
+    """The task that makes an earlier state the pipeline's state, or starts another pipeline with it.
 
-    ``target``: a checkpoint's id, the end of an interval (ISO format with a time zone), ``latest``, or the folder of a savepoint
-    (a URL or an absolute path). ``fork_as``: leave the pipeline as it is, and begin one of this name, under ``fork_root`` if
-    that is given, with the state of the target checkpoint; a savepoint is restored into any pipeline that is named here.
+    The task lists the checkpoints that it would discard, waits for a person if there are any, validates the target, and commits. It
+    returns the kind, the new checkpoint's id, and the discarded ids. A retry finishes the same restore.
 
-    ``pipeline_dag_id``: the DAG that processes the pipeline, for the commands in messages; ``pipeline_name`` if left out.
-    ``validate``: the target is validated first, on Spark, and a refused one is not restored. ``ask``: a person has to agree if
-    newer checkpoints are discarded, within ``response_timeout``. ``claim``: as for savepoints; CLAIM takes the savepoint over.
-    ``allow_stale_base``, ``allow_quarantined``: go back to a checkpoint that is no base any more.
-    Returns kind, checkpoint (the new id), the ids that were discarded and the intervals' command. Retries finish the same restore.
+    Args:
+        pipeline_name: Name of the `Pipeline`.
+        target: A checkpoint's id, the end of an interval (ISO format with a time zone), ``latest``, or the URL of a savepoint.
+        pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for ``pipeline_name``.
+        fork_as: Name of a new pipeline that begins with the target's state; None restores this pipeline.
+        fork_root: Root of the new pipeline; None for ``root``.
+        validate: Validate the target on Spark first, and restore nothing if it is refused.
+        ask: Wait for a person before newer checkpoints are discarded.
+        response_timeout: Longest wait for the person.
+        claim: NO_CLAIM leaves a savepoint to its owner. CLAIM deletes the savepoint after the restore.
+        allow_stale_base: Allow a target that a re-run made stale.
+        allow_quarantined: Allow a target that validation refused.
     """
 
     template_fields: Sequence[str] = (

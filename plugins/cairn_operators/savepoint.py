@@ -14,11 +14,14 @@ from cairn_operators.driver_operator import DriverOperator
 
 
 class SavepointOperator(DriverOperator):
-    """Copies ``checkpoint`` to the new directory ``to``: self-contained, never deleted by the system.
+    """The task that copies a checkpoint into a savepoint: a self-contained folder that Cairn never deletes.
 
-    ``format``: "native" (compacted SSTs), or "canonical" (Parquet: read by any tool, restored at any max parallelism).
-    ``consolidate`` first rewrites the checkpoint itself without what is obsolete; intervals that begin afterwards start from that.
-    ``every`` does so only for the intervals that end a whole number of it after the DAG's start date; None for all.
+    Args:
+        checkpoint: Id of the checkpoint.
+        to: URL of the new folder.
+        format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism restores.
+        every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None for all.
+        consolidate: Rewrite the checkpoint without obsolete entries first. Intervals that begin later start from the rewritten checkpoint.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "to")

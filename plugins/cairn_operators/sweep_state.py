@@ -19,11 +19,18 @@ names stays. It may run beside the pipeline; in doubt it deletes nothing. The lo
 
 
 class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """Sweeps the folder of ``pipeline_name`` under ``root``: in a DAG of its own, weekly or so, or behind a checkpoint with
-    ``every``: then only for the intervals that end a whole number of it after the DAG's start date.
+    """The task that deletes files of crashed and lost attempts, and trials whose time is over.
 
-    It may run beside the pipeline: an attempt that wrote nothing for ``min_age`` is abandoned in the log before its files go, so
-    that it can't be committed any more; all others are left alone. ``dry_run`` only logs what would go. Returns counts.
+    It may run beside the pipeline. An attempt that wrote nothing for ``min_age`` is abandoned in the log before its files are deleted,
+    so it can't be committed later. The task returns counts.
+
+    Args:
+        pipeline_name: Name of the `Pipeline`.
+        root: URL of the folder that holds the pipelines.
+        min_age: Age below which files of an unfinished attempt stay.
+        dry_run: Log the files that would be deleted; delete none.
+        every: Sweep only at intervals that end a whole number of this span after the DAG's start date; None for all.
+        gcp_conn_id: Connection with the key for a ``gs://`` root; None for application default credentials.
     """
 
     template_fields: Sequence[str] = ("pipeline_name", "root", "gcp_conn_id")

@@ -34,12 +34,19 @@ The trial is removed by a sweep when its time is over.
 
 
 class TryCodeOperator(DriverOperator):
-    """Runs the intervals of ``pipeline_name`` that start from ``first`` to ``last``, both included, each ``every`` long, with the code of
-    ``pipeline`` (``module:NAME``), beside production, and compares.
+    """The task that runs intervals with other code beside production, and compares the results.
 
-    ``first``, ``last``: as of `RunIntervalsOperator`. ``trial``: its name; empty: from its start and its code. ``keep``: how long it stays.
-    ``key``: columns that tell output rows apart, with commas between them; empty: whole rows.
-    Returns the trial's name, whether it is the same, and the comparison as text. A retry goes on where the try before stopped.
+    Production is only read. The task returns the trial's name, whether the results are equal, and the comparison as text. A retry goes on
+    where the try before stopped.
+
+    Args:
+        pipeline_name: Name of the `Pipeline` in production.
+        first: Start of the first interval, as of `RunIntervalsOperator`.
+        last: Start of the last interval, included.
+        every: Length of an interval.
+        trial: Name of the trial; empty: made from its start and its code.
+        key: Columns that identify output rows, separated by commas; empty compares whole rows.
+        keep: Time for which the trial stays.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "first", "last", "trial", "key")
@@ -88,11 +95,17 @@ class TryCodeOperator(DriverOperator):
 
 
 class DeployTrialOperator(DriverOperator):
-    """Takes over the trial ``trial`` of ``pipeline_name``, whose code ``pipeline`` is, once a person has agreed.
+    """The task that deploys the code of a trial after a person agreed.
 
-    ``how``: one of ``DEPLOY``; "no" skips the task. ``comparison``: what the person is shown. ``response_timeout``: how long it waits.
-    The asset ``cairn://<pipeline_name>`` gets an event for each interval that is run again.
-    Returns how many intervals were run again, and the command to go back.
+    The task returns the number of intervals that ran again, and the command to go back. The asset ``cairn://<pipeline_name>`` gets an
+    event for each of these intervals.
+
+    Args:
+        pipeline_name: Name of the `Pipeline` in production.
+        trial: Name of the trial.
+        how: One of ``DEPLOY``; "no" skips the task.
+        comparison: Text that the person sees.
+        response_timeout: Longest wait for the person.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "pipeline_name", "trial", "how", "comparison")

@@ -19,17 +19,20 @@ from cairn_operators.task_outputs import task_of
 
 
 class ValidateStateOperator(DriverOperator):
-    """Fails if what it examines is not what it should be: ``checkpoint`` (then it is quarantined, and no later interval starts from
-    it), the prepared ``attempt`` (then it can't be committed: the task is a gate in front of `CheckpointOperator`), or
-    the folder of a ``savepoint``. One of the three.
+    """The task that validates a checkpoint, a prepared attempt or a savepoint, and fails if it finds damage.
 
-    ``mode``: "fast" checks the files and what is recorded of them, without Spark; "full" restores the state and proves it to be the
-    recorded one, entry by entry, then evaluates the owner's expectations. With ``full_every`` a fast task is a full one at the
-    intervals that end a whole number of it after the DAG's start date; expectations come with a full one only where
-    ``expectations_every`` says so, None: always.
+    Give exactly one of ``checkpoint``, ``attempt`` and ``savepoint``.
 
-    Data Docs are written to ``docs_dir``, and linked from the task. With ``pipeline_name`` a checkpoint that was found right is told
-    to the asset ``cairn://<pipeline_name>``, with ``validated: true``.
+    Args:
+        checkpoint: Id of a checkpoint. A refused checkpoint is quarantined: no later interval starts from it.
+        attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of `CheckpointOperator`.
+        savepoint: URL of a savepoint's folder.
+        docs_dir: Folder for Data Docs, to which the task links; None writes none.
+        mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every entry with the
+            recorded digests, and evaluates the pipeline's expectations.
+        full_every: A fast task is a full task at intervals that end a whole number of this span after the DAG's start date.
+        expectations_every: A full task evaluates expectations only at this cadence; None for always.
+        pipeline_name: Name of the `Pipeline`, whose asset ``cairn://<pipeline_name>`` gets an event for a checkpoint that passed.
     """
 
     template_fields: Sequence[str] = (*DriverOperator.template_fields, "checkpoint", "attempt", "savepoint", "docs_dir")
