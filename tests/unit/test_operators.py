@@ -1008,7 +1008,7 @@ from airflow.plugins_manager import _get_plugins as plugins
 from airflow.providers_manager import ProvidersManager
 found = ProvidersManager()
 print(json.dumps([
-    found.providers["cairn"].version, sorted({"spark", "spark_connect"} & {*found.hooks}),
+    found.providers["cairn-state"].version, sorted({"spark", "spark_connect"} & {*found.hooks}),
     sorted(name for name in found.connection_form_widgets if "spark" in name), found.field_behaviours["spark_connect"]["relabeling"],
     [link for link in found.extra_links_class_names if "cairn" in link], sorted(p.name for p in plugins()[0] if p.name.startswith("cairn")),
 ]))
