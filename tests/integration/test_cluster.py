@@ -50,8 +50,9 @@ DYNAMIC = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
     "spark.dynamicAllocation.initialExecutors": 1,
     "spark.dynamicAllocation.maxExecutors": 2,
-    # One executor has to write the whole shuffle: Spark takes no executor that holds a part of it. So on a loaded machine the first
-    # one must outlive the seconds before its first job, and the second one must not come before the shards wait.
+    # Spark does not remove an executor that holds shuffle data, so the first executor has to write the whole shuffle. On a loaded
+    # machine the first executor must therefore survive the seconds before its first job, and Spark must not request the second
+    # executor before the shards wait.
     "spark.dynamicAllocation.executorIdleTimeout": "20s",
     "spark.dynamicAllocation.schedulerBacklogTimeout": "20s",
     "spark.scheduler.minRegisteredResourcesRatio": 0,
