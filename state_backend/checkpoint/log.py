@@ -124,7 +124,9 @@ class Log:
     def _end_of(self, attempt: str) -> Entry | None:
         """The entry that ended an attempt. A commit is retained; or it is dropped, and its files are to be deleted; or they are,
         and a file by the attempt's name was written first. The attempts of a sweep have such files once a record follows it."""
-        head = self.entry(self.head_id)
+        if not self.head_id:
+            return None
+        head = self.entries[self.head_id]
         if isinstance(head, SweepRecord) and attempt in head.abandoned:
             return head
         for kept in self.kept:
@@ -146,7 +148,9 @@ class Log:
 
     def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
         """Every attempt that was committed or abandoned, by a listing; those of ``asked`` also if the listing is old."""
-        near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping} - {0})]
+        if not self.head_id:
+            return set()
+        near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping})]
         own = {attempt_of(e) for e in near if not isinstance(e, SweepRecord)}
         return own.union(self.entries.all_ended(asked), *(e.abandoned for e in near if isinstance(e, SweepRecord)))
 

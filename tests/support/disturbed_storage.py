@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from state_backend.adapters import open_storage as opening
+from state_backend.adapters import local_storage
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.formats import paths
 from state_backend.ports.storage import TEMP_FOLDER, Storage
@@ -65,10 +65,14 @@ def disturb(process: Process) -> None:
     """From now on every storage of this process is disturbed, and its clock is skewed."""
     _HERE[:] = [process]
     process.skew_s = process.disturbances.skew_s
-    opening.LocalStorage = DisturbedStorage  # type: ignore[misc]
+    local_storage.open_url = _open_disturbed
     time.time = lambda: _time() + process.skew_s
     time.time_ns = lambda: _time_ns() + int(process.skew_s * 1e9)
     os.fsync = lambda descriptor: None  # a process that dies loses nothing that it has written
+
+
+def _open_disturbed(url: str, *, google_key_file: str | None = None) -> LocalStorage:
+    return DisturbedStorage(Path(url.removeprefix("file://")))
 
 
 class DisturbedStorage(LocalStorage):

@@ -81,6 +81,8 @@ def from_streaming_checkpoint(
         SourceError: The checkpoint is missing or can't be read.
         UsageError, StateSchemaError: The checkpoint does not fit the pipeline. Nothing is committed.
     """
+    if pipeline.api == "arrow":
+        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
     properties, last = _operator(spark, path, operator_id)
     batch = last if batch_id is None else batch_id
     _check_mode(pipeline, path, properties)
@@ -220,8 +222,6 @@ def _journaled(spark: SparkSession, file: str) -> dict[str, Any]:
 
 
 def _check_mode(pipeline: Pipeline, path: str, properties: dict[str, Any]) -> None:
-    if pipeline.api == "arrow":
-        raise UsageError(f"pipeline {pipeline.name!r}: a streaming query's processor has api='row' or 'pandas'")
     mode = _TIME_MODES.get(str(properties["timeMode"]).lower())
     if mode != pipeline.time_mode:
         raise UsageError(
