@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.command.airflow_rest import ADMIN, AirflowRest, Backfill, RestError
-from cairn.spark.local_secret import kept_secret, new_secret
+from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 from local_stack.postgres import Postgres, PostgresUnavailable
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from cairn.command.spark_server import answers, server_command, server_environment
-from cairn.spark.local_secret import kept_secret, new_secret
+from cairn.spark.local_server_secret import kept_secret, new_secret
 from local_stack.owned_process import OwnedProcesses, Server, claim_port
 
 _NAME = "spark-connect"

@@ -11,9 +11,9 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped
 
+from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.micro_batch import MODES, granted
-from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments

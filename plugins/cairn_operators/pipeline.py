@@ -9,9 +9,9 @@ from typing import Any
 import pendulum
 from airflow.sdk import DAG, CronDataIntervalTimetable, DeltaDataIntervalTimetable, Param
 
+from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.checkpoint_operator import CheckpointOperator
 from cairn_operators.micro_batch import StatefulMicroBatchOperator
-from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments
 from cairn_operators.savepoint import SavepointOperator

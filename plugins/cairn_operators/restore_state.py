@@ -12,10 +12,10 @@ from airflow.sdk import DAG, Param
 from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 
 from cairn_operators.ask_person import APPROVE, ask_person
+from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
 from cairn_operators.failures import failure_of
 from cairn_operators.google_connection import as_google_identity
-from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_name import pipeline_name_of
 
 if TYPE_CHECKING:

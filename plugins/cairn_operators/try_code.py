@@ -12,8 +12,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 
 from cairn_operators.ask_person import APPROVE, ask_person
 from cairn_operators.backfill import instant, tell_asset
+from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from cairn_operators.driver_operator import DriverOperator
-from cairn_operators.parse_time import check_pipeline_and_root
 from cairn_operators.pipeline_asset import pipeline_asset
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.retries import retry_arguments

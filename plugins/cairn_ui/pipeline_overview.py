@@ -45,7 +45,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class OverviewRow:
     """One pipeline in the list."""
 
     ref: PipelineRef
@@ -176,22 +176,22 @@ def unvalidated_since(reading: Reading) -> tuple[int, int | None] | None:
     return sum(1 for c in done if last is None or c.id > last), last
 
 
-def glance(
+def overview_row(
     ref: PipelineRef,
     look: Look,
     schedule: Schedule | None,
     stored: Stored | None,
     written_ms: int | None,
     now: datetime,
-) -> Glance:
+) -> OverviewRow:
     """One pipeline as the list shows it. ``written_ms``: when its newest checkpoint was committed; None: not known."""
     reading = look.reading
     if reading is None:
-        return Glance(ref=ref, problem=look.problem, read=None)
+        return OverviewRow(ref=ref, problem=look.problem, read=None)
     newest = furthest(reading)
     committed = None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC)
     totals = newest.content.totals if newest is not None else None
-    return Glance(
+    return OverviewRow(
         ref=ref,
         problem=look.problem,
         read=datetime.fromtimestamp(reading.read_s, UTC),
@@ -207,10 +207,10 @@ def glance(
     )
 
 
-def worst_first(rows: list[Glance]) -> list[Glance]:
+def worst_first(rows: list[OverviewRow]) -> list[OverviewRow]:
     """The pipelines in the order in which somebody has to look at them, then by name."""
 
-    def rank(row: Glance) -> int:
+    def rank(row: OverviewRow) -> int:
         tones = {c.tone for c in (*row.health, *((row.due,) if row.due is not None else ()))}
         if row.problem is not None and row.read is None:
             return 2 if row.ref.unreadable else 0  # what was never readable here is no event

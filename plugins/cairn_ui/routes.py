@@ -28,8 +28,7 @@ from cairn_operators.google_connection import google_credentials
 from cairn_ui import airflow_database as airflow_side
 from cairn_ui import checkpoint_list as history
 from cairn_ui import data_docs as docs
-from cairn_ui import lineage, trends, trial_rows, trials
-from cairn_ui import pipeline_overview as glance
+from cairn_ui import lineage, pipeline_overview, trends, trial_rows, trials
 from cairn_ui.access import Rights
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, manifests_of
 from cairn_ui.find_pipelines import PipelineRef
@@ -113,20 +112,26 @@ def _list(request: Request, refs: list[PipelineRef], dag_id: str | None) -> Resp
     schedules = airflow_side.schedules_of({r.dag_id for r in refs if r.dag_id is not None})
     rows = [_row(ref, looks[ref.key], schedules.get(ref.dag_id or ""), now) for ref in refs]
     running = any(s.running for s in schedules.values()) or any(row.read is None and row.problem for row in rows)
-    return _page(request, "pipelines.html", rows=glance.worst_first(rows), dag_id=dag_id, running=running, now=now)
+    return _page(
+        request, "pipelines.html", rows=pipeline_overview.worst_first(rows), dag_id=dag_id, running=running, now=now
+    )
 
 
-def _row(ref: PipelineRef, look: Look, schedule: glance.Schedule | None, now: datetime) -> glance.Glance:
+def _row(
+    ref: PipelineRef, look: Look, schedule: pipeline_overview.Schedule | None, now: datetime
+) -> pipeline_overview.OverviewRow:
     written = None
     if look.reading is not None and look.problem is None and (newest := look.reading.newest) is not None:
         written = _written(ref, look.reading.log, [newest.id]).get(newest.id)
     stored = reader.stored(ref)
     if look.reading is None:
-        return glance.glance(ref, look, schedule, stored, written, now)
+        return pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
     try:  # what becomes of a checkpoint may have to be looked up
-        return _asked(ref, "glance", lambda _: glance.glance(ref, look, schedule, stored, written, now))
+        return _asked(
+            ref, "overview row", lambda _: pipeline_overview.overview_row(ref, look, schedule, stored, written, now)
+        )
     except (CairnError, NotAnswered) as error:
-        return glance.Glance(ref=ref, problem=str(error), read=None)
+        return pipeline_overview.OverviewRow(ref=ref, problem=str(error), read=None)
 
 
 # --- one pipeline ----------------------------------------------------------------------------------------------------------------
@@ -138,16 +143,16 @@ def of_overview(request: Request, rights: Asks, key: str) -> Response:
     ref, look = _look(rights, key)
     schedule = _schedule(ref)
 
-    def view(reading: Reading) -> glance.Overview:
+    def view(reading: Reading) -> pipeline_overview.Overview:
         savepoint = None
         if ref.dag_id is not None and ref.savepoint is not None:
             savepoint = airflow_side.last_savepoint(ref.dag_id, ref.savepoint)
         pages = docs.of_checkpoints(docs_root(), ref.name)
 
-        def read(_: Storage) -> glance.Overview:
-            best = glance.furthest(reading)
+        def read(_: Storage) -> pipeline_overview.Overview:
+            best = pipeline_overview.furthest(reading)
             written = _written(ref, reading.log, [best.id] if best is not None else [])
-            return glance.overview(
+            return pipeline_overview.overview(
                 ref, reading, schedule, savepoint, written, pages, datetime.now(UTC), _airflow(request)
             )
 
@@ -220,7 +225,7 @@ def of_checkpoint(request: Request, rights: Asks, key: str, number: int) -> Resp
 
         def read(storage: Storage) -> Any:
             reading.log.entry(number)
-            glance.prefetch(reading.log, [number])
+            pipeline_overview.prefetch(reading.log, [number])
             record = reading.log.entry(number)
             if not isinstance(record, Record) or number not in reading.log.retained:
                 return _with_runs(ref, [history.row_of(reading, number)])[0]
@@ -445,7 +450,7 @@ def _look(rights: Rights, key: str) -> tuple[PipelineRef, Look]:
     return ref, reader.look(ref)
 
 
-def _schedule(ref: PipelineRef) -> glance.Schedule | None:
+def _schedule(ref: PipelineRef) -> pipeline_overview.Schedule | None:
     return airflow_side.schedules_of({ref.dag_id}).get(ref.dag_id) if ref.dag_id is not None else None
 
 
@@ -488,7 +493,7 @@ def _of_pipeline(
     template: str,
     make: Callable[[Reading], Any] | None = None,
     *,
-    schedule: glance.Schedule | None = None,
+    schedule: pipeline_overview.Schedule | None = None,
     **values: Any,
 ) -> Response:
     """A page of one pipeline; what can't be read is said in its place."""

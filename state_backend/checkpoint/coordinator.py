@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 from state_backend.checkpoint.append_record import append, note_head
-from state_backend.checkpoint.clean_up import (
+from state_backend.checkpoint.clean_up_dropped import (
     CleanUp,
     clean_up,
     delete_files,
@@ -552,7 +552,7 @@ class Coordinator:
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
     def clean_up(self) -> CleanUp:
-        """Deletes what nobody needs any more of the records that are no longer retained (`checkpoint/clean_up.py`)."""
+        """Deletes what nobody needs any more of the records that are no longer retained (`checkpoint/clean_up_dropped.py`)."""
         log, self._committed = self._committed or self._newest(), None
         note_head(self._storage, log, log.head_id)
         return clean_up(self._storage, log, self._newest)

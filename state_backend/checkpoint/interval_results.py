@@ -15,14 +15,14 @@ from state_backend.values.records import Record, RunRef, Tombstone
 class Result:
     """The commit ``id`` whose output of an interval is current, and the attempt that made it.
 
-    ``spoilt``: why no interval should build on it, in words; None: it counts. ``made_of``: as in `Content`. ``dropped``: retention has
+    ``spoilt``: why no interval should build on it, in words; None: it counts. ``input_hash``: as in `Content`. ``dropped``: retention has
     let go of its state, so that its output is all that is left.
     """
 
     id: int
     attempt: str
     run: RunRef
-    made_of: str | None
+    input_hash: str | None
     dropped: bool
     spoilt: str | None
 
@@ -52,7 +52,7 @@ def _result(log: Log, checkpoint_id: int, later: Sequence[Record | Tombstone]) -
         id=checkpoint_id,
         attempt=attempt_of(entry),
         run=run_of(entry),
-        made_of=entry.content.made_of if isinstance(entry, Record) else entry.made_of,
+        input_hash=entry.content.input_hash if isinstance(entry, Record) else entry.input_hash,
         dropped=checkpoint_id not in log.retained,
         spoilt=_spoilt(log, entry, later),
     )

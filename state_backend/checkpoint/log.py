@@ -225,7 +225,7 @@ class Log:
             return []
         if self.entries.lists_late and (interval is None or interval.end - interval.start > LISTED_AT_ONCE):
             return [f for f in self._facts_by_record if interval is None or f.interval.overlaps(interval)]
-        if interval is not None and interval.start_ms >= self.summary.reach_ms:
+        if interval is not None and interval.start_ms >= self.summary.latest_end_ms:
             return []
         head = self.entries[self.head_id]
         own = facts_of(head) if isinstance(head, Record) else []
@@ -282,7 +282,7 @@ class Log:
                 raise CorruptRecord(
                     f"{paths.record(at)}: an ancestor of checkpoint {checkpoint_id} is missing from the log\nPut it back from a copy"
                 )
-            at = vouched_base_of(entry)
+            at = base_with_shared_marks(entry)
         return judged if judged in self.quarantined else None
 
 
@@ -338,7 +338,7 @@ def kept_of(record: Record) -> Kept:
         interval=content.interval,
         attempt=content.attempt,
         base_id=content.base_id,
-        vouched=content.permissions.allow_quarantined,
+        quarantine_allowed=content.permissions.allow_quarantined,
         digest=content.digest,
         watermark_ms=content.time.watermark_ms,
         late_watermark_ms=content.time.late_watermark_ms,
@@ -369,10 +369,10 @@ def base_of(entry: Record | Tombstone | Kept) -> int | None:
     return entry.content.base_id if isinstance(entry, Record) else entry.base_id
 
 
-def vouched_base_of(entry: Record | Tombstone | Kept) -> int | None:
+def base_with_shared_marks(entry: Record | Tombstone | Kept) -> int | None:
     """The base whose marks count for this one too: none, if whoever went back to it vouched for the state."""
     if isinstance(entry, Kept):
-        return None if entry.vouched else entry.base_id
+        return None if entry.quarantine_allowed else entry.base_id
     if isinstance(entry, Record) and entry.content.permissions.allow_quarantined:
         return None
     return base_of(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from state_backend.checkpoint.log import Log, facts_of, kept_of, kind_of, left_same_state, vouched_base_of
+from state_backend.checkpoint.log import Log, base_with_shared_marks, facts_of, kept_of, kind_of, left_same_state
 from state_backend.formats import paths
 from state_backend.values.records import (
     Judged,
@@ -32,10 +32,10 @@ def next_summary(
     superseded = {s.id: s.by for s in before.superseded if s.id in kept}
     levels = {*before.levels}
     still = tuple(k for k in log.kept if k.id in kept)
-    replaced, reach_ms, settled = {*before.replaced_outputs}, before.reach_ms, before.settled
+    replaced, latest_end_ms, settled = {*before.replaced_outputs}, before.latest_end_ms, before.settled
     if isinstance(new, Record):
         still = (*still, kept_of(new))
-        reach_ms = max(reach_ms, new.content.interval.end_ms)
+        latest_end_ms = max(latest_end_ms, new.content.interval.end_ms)
         interval = new.content.interval
         settled += len(facts_of(new))
         levels.add(paths.settled_level(interval))
@@ -57,7 +57,7 @@ def next_summary(
         refused=_refused(log, new, kept | {n for by in superseded.values() for n in by}),
         levels=tuple(sorted(levels)),
         kept=still,
-        reach_ms=reach_ms,
+        latest_end_ms=latest_end_ms,
         replaced_outputs=tuple(sorted(replaced & (kept | dropping))),
         settled=settled,
     )
@@ -83,7 +83,7 @@ def _refused(log: Log, new: Record | SweepRecord, asked_of: set[int]) -> tuple[J
     for checkpoint_id in asked_of:
         at: int | None = checkpoint_id
         if checkpoint_id == new.id and isinstance(new, Record):
-            at = vouched_base_of(new)
+            at = base_with_shared_marks(new)
         by = log.quarantine_above(at) if at is not None else None
         if by is not None:
             found[checkpoint_id] = by

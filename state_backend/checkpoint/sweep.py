@@ -30,7 +30,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 from state_backend.checkpoint.append_record import append
-from state_backend.checkpoint.clean_up import delete_file
+from state_backend.checkpoint.clean_up_dropped import delete_file
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.end_of_log import last_marked
 from state_backend.checkpoint.fresh_listing import note_names

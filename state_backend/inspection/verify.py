@@ -109,7 +109,7 @@ class Verification:
         return not self.findings and not any(c.findings for c in self.checkpoints)
 
     @property
-    def newest_sound(self) -> int | None:
+    def newest_intact(self) -> int | None:
         """The highest id without findings; None also if the log itself can't be read."""
         return max((c.id for c in self.checkpoints if not c.findings), default=None)
 
@@ -175,7 +175,7 @@ def _overlaps(log: Log) -> Iterator[str]:
             )
 
 
-def sound_before(storage: Storage, damaged: Content) -> Record | None:
+def intact_before(storage: Storage, damaged: Content) -> Record | None:
     """The newest restore point up to the start of the damaged checkpoint's interval that an interval would start from and whose
     files verify by metadata; None if there is none. The log has to be readable."""
     log, files = read_log(storage), {info.path: info for info in storage.list("")}
@@ -191,7 +191,7 @@ def sound_before(storage: Storage, damaged: Content) -> Record | None:
 
 
 @contextmanager
-def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
+def offering_intact(storage: Storage, restored: Record | None) -> Iterator[None]:
     """Adds to a CorruptFile that is raised while a checkpoint (None: empty state) is restored, what can be restored
     instead.
 
@@ -211,7 +211,7 @@ def offering_sound(storage: Storage, restored: Record | None) -> Iterator[None]:
 def _offer(storage: Storage, damaged: Record | None) -> tuple[str, Rerun | None]:
     if damaged is None:
         return "put the file back from a copy, then try again", None
-    content, sound = damaged.content, sound_before(storage, damaged.content)
+    content, sound = damaged.content, intact_before(storage, damaged.content)
     start = sound.content.interval.end if sound is not None else from_ms(content.pipeline_start_ms)
     again = Rerun(first=start, last=max(start, content.interval.start))
     text = f"It was to be restored from checkpoint {damaged.id}, the state at {format_instant(content.interval.end)}. "

@@ -285,7 +285,7 @@ class Content:
     what stays, and by which later ones do until an interval brings another; None: the default of before it was recorded.
     ``output_schema``: that of output rows, as
     Spark reads it from the files, a ``StructType`` as JSON; None in older attempts, and once it is committed, since the record's
-    ``output_schemas`` have it. ``made_of``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.made_of`): an
+    ``output_schemas`` have it. ``input_hash``: 32 hex digits over code, settings and input (`cairn.operations.plan_reuse.input_hash`): an
     interval with equal ones from an equal base has the same result; None: that can't be told.
     ``code_version``: what people call that code: the pipeline's ``version``, else what git says of its folder; None: neither.
     """
@@ -314,7 +314,7 @@ class Content:
     restored_from: str | None = None
     retention: RetentionPolicy | None = None
     output_schema: dict[str, Any] | None = None
-    made_of: str | None = None
+    input_hash: str | None = None
     code_version: str | None = None
 
 
@@ -358,14 +358,14 @@ class Superseded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What planning asks of a retained checkpoint, so that its record need not be read. Fields as in `Content` and `Tombstone`;
-    ``vouched``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hash``: as in `Tombstone`."""
+    ``quarantine_allowed``: whoever restored it was allowed to go back to a quarantined one, whose marks count no more. ``descriptors_hash``: as in `Tombstone`."""
 
     id: int
     kind: Kind
     interval: Interval
     attempt: str
     base_id: int | None
-    vouched: bool
+    quarantine_allowed: bool
     digest: int
     watermark_ms: int | None
     late_watermark_ms: int | None
@@ -389,7 +389,7 @@ class Summary:
     quarantined ids that were known; ``refused``: what they mean for the retained ids and for those that superseded one. ``levels``:
     the lengths of intervals that there are, as ``paths.SETTLED_DAYS`` numbers them.
 
-    ``kept``: all that are retained, the record itself included, by id. ``reach_ms``: the latest end of an interval that was ever committed, this commit's included, so that
+    ``kept``: all that are retained, the record itself included, by id. ``latest_end_ms``: the latest end of an interval that was ever committed, this commit's included, so that
     nothing overlaps an interval that starts there. ``replaced_outputs``: of the retained and the dropping ids those whose output is no
     longer current. ``settled``: how many files in ``settled/commits/`` this commit and all below have, so that a listing of all tells
     whether one is lost.
@@ -402,7 +402,7 @@ class Summary:
     refused: tuple[Judged, ...] = ()
     levels: tuple[int, ...] = ()
     kept: tuple[Kept, ...] = ()
-    reach_ms: int = -(2**62)
+    latest_end_ms: int = -(2**62)
     replaced_outputs: tuple[int, ...] = ()
     settled: int = 0
 
@@ -445,7 +445,7 @@ class Tombstone:
     """What stays of a record that is no longer retained: enough for lineage, staleness, fencing and current output. ``base_id``
     is None also where its marks count no more. ``replace_overlapping`` is its permission. ``outputs``: the output
     files that the commit made, from which a sweep can write a lost ``Settled`` anew; a clean-up may have deleted these files.
-    ``made_of``: the content's."""
+    ``input_hash``: the content's."""
 
     id: int
     kind: Kind
@@ -460,7 +460,7 @@ class Tombstone:
     outputs: tuple[OutputFile, ...]
     late_watermark_ms: int | None = None
     replace_overlapping: bool = False
-    made_of: str | None = None
+    input_hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

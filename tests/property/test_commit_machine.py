@@ -76,7 +76,7 @@ class Try:
     gap: bool
     stale: bool
     replace: bool
-    vouched: bool
+    quarantine_allowed: bool
     digest: int
     state: tuple[bytes, ...]
     written_ms: int
@@ -122,7 +122,7 @@ class Model:
             if id in self.refused:
                 return False
             made = self.entry(id).made
-            id = None if made.vouched else made.base
+            id = None if made.quarantine_allowed else made.base
         return True
 
     def replaced(self, id: int) -> bool:
@@ -180,7 +180,7 @@ class Model:
             now = self.base(made.interval, gap=made.gap, stale=made.stale, replace=made.replace, as_of=made.h0)
             if now != made.base:
                 return "BaseMoved"
-        elif (made.base is not None and not (made.vouched or self.good(made.base))) or (
+        elif (made.base is not None and not (made.quarantine_allowed or self.good(made.base))) or (
             made.base is not None and not self.forgiven(made.base, made.stale, made.h0)
         ):
             return "BaseMoved"
@@ -442,7 +442,7 @@ class Pipelines(RuleBasedStateMachine):
             gap=gap,
             stale=stale,
             replace=replaces,
-            vouched=False,
+            quarantine_allowed=False,
             digest=digest,
             state=(*inherited, mine),
             written_ms=self.now_ms,
@@ -590,12 +590,12 @@ class Pipelines(RuleBasedStateMachine):
         """An id, or rarely one too high."""
         return max(model.head - goal + 1, 1) if goal < 12 else model.head + 1
 
-    def restorable(self, model: Model, target: int, stale: bool, vouched: bool) -> str:
+    def restorable(self, model: Model, target: int, stale: bool, quarantine_allowed: bool) -> str:
         if target > model.head or model.log[target - 1] is None:
             return "UsageError"
         if target not in model.kept:
             return "StateUnusable"
-        if not model.good(target) and not vouched:
+        if not model.good(target) and not quarantine_allowed:
             return "StateUnusable"
         return "" if model.forgiven(target, stale) else "StaleStateError"
 
@@ -603,18 +603,20 @@ class Pipelines(RuleBasedStateMachine):
         which=WHICH,
         goal=st.integers(1, 12),
         stale=st.booleans(),
-        vouched=st.booleans(),
+        quarantine_allowed=st.booleans(),
         last=LAST,
         at=st.none() | st.integers(0, 12),
         when=st.sampled_from(["before", "after"]),
     )
-    def go_back(self, which: int, goal: int, stale: bool, vouched: bool, last: int, at: int | None, when: Any) -> None:
+    def go_back(
+        self, which: int, goal: int, stale: bool, quarantine_allowed: bool, last: int, at: int | None, when: Any
+    ) -> None:
         """A rewind, which may die; then the same call again."""
         house = self.house(which)
         model, name = house.model, self.name()
         target = self.goal(model, goal)
-        permissions = Permissions(allow_stale_base=stale, allow_quarantined=vouched)
-        refused = self.restorable(model, target, stale, vouched)
+        permissions = Permissions(allow_stale_base=stale, allow_quarantined=quarantine_allowed)
+        refused = self.restorable(model, target, stale, quarantine_allowed)
         run = (name, 0, 1)
 
         def go(over: Storage | None = None) -> Any:
@@ -633,7 +635,7 @@ class Pipelines(RuleBasedStateMachine):
             base=target,
             gap=False,
             stale=stale,
-            vouched=vouched,
+            quarantine_allowed=quarantine_allowed,
             written_ms=self.now_ms,
             prepared=True,
             lost=False,
@@ -663,17 +665,19 @@ class Pipelines(RuleBasedStateMachine):
         which=WHICH,
         goal=st.integers(1, 12),
         stale=st.booleans(),
-        vouched=st.booleans(),
+        quarantine_allowed=st.booleans(),
         at=st.none() | st.integers(0, 12),
         when=st.sampled_from(["before", "after"]),
     )
-    def split_off(self, which: int, goal: int, stale: bool, vouched: bool, at: int | None, when: Any) -> None:
+    def split_off(
+        self, which: int, goal: int, stale: bool, quarantine_allowed: bool, at: int | None, when: Any
+    ) -> None:
         """A fork, which may die, with the same call again; the new pipeline then lives on its own."""
         house, name = self.house(which), self.name()
         model = house.model
         target = self.goal(model, goal)
-        permissions = Permissions(allow_stale_base=stale, allow_quarantined=vouched)
-        refused = self.restorable(model, target, stale, vouched)
+        permissions = Permissions(allow_stale_base=stale, allow_quarantined=quarantine_allowed)
+        refused = self.restorable(model, target, stale, quarantine_allowed)
         other = House(f"fork-{name}", self.storage_ms)
 
         def go(over: Storage | None = None) -> Any:
@@ -720,7 +724,7 @@ class Pipelines(RuleBasedStateMachine):
             base=None,
             gap=False,
             stale=permissions.allow_stale_base,
-            vouched=permissions.allow_quarantined,
+            quarantine_allowed=permissions.allow_quarantined,
             written_ms=self.now_ms,
             prepared=True,
             lost=False,

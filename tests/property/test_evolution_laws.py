@@ -17,7 +17,7 @@ from state_backend.formats.row_codec import RowCodec
 from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.schema_evolution import row_reader
 from state_backend.formats.types import parse_struct
-from state_backend.state.plan_states import plan_states
+from state_backend.state.plan_state_schemas import plan_states
 from state_backend.values.errors import StateSchemaError
 from state_backend.values.records import SchemaVersion, StateDescriptor
 

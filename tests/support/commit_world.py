@@ -497,7 +497,7 @@ def check_summaries(history: History) -> None:
         if told is None or told.kept is None or told.replaced_outputs is None:
             continue
         whole = [history.commit(k) for k in history.retained(n)]
-        mine = [(k.id, k.kind, k.interval, k.attempt, k.base_id, k.vouched, k.digest) for k in told.kept]
+        mine = [(k.id, k.kind, k.interval, k.attempt, k.base_id, k.quarantine_allowed, k.digest) for k in told.kept]
         theirs = [
             (r.id, c.kind, c.interval, c.attempt, c.base_id, c.permissions.allow_quarantined, c.digest)
             for r in whole
@@ -505,7 +505,9 @@ def check_summaries(history: History) -> None:
         ]
         must(mine == theirs, "a summary says what is retained", n)
         ever = [c.content.interval.end_ms for c in history.commits(n + 1)]
-        must(not ever or told.reach_ms == max(ever), "a summary knows how far commits reach", n, told.reach_ms)
+        must(
+            not ever or told.latest_end_ms == max(ever), "a summary knows how far commits reach", n, told.latest_end_ms
+        )
         current = {r.id for r in history.outputs(n + 1).values()}
         near = [c.id for c in history.commits(n + 1) if c.content.kind == "interval"]
         near = [c for c in near if c in history.retained(n) or c in told.dropping]

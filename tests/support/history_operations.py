@@ -18,7 +18,7 @@ from cairn import testing
 from cairn.operations import restore_savepoint as restoring
 from cairn.operations import take_savepoint as taking
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.export import REPORT, export_state
+from cairn.operations.export_state import REPORT, export_state
 from cairn.operations.plan_interval import Attempt
 from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import finish_commit

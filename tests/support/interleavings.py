@@ -36,7 +36,7 @@ import google_crc32c
 
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import append_record as appending
-from state_backend.checkpoint import clean_up as cleaning
+from state_backend.checkpoint import clean_up_dropped as cleaning
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import dropped_checkpoint as dropping
 from state_backend.checkpoint import fresh_listing as listing

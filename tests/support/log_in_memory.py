@@ -133,7 +133,7 @@ class RecordsInMemory(RecordReader):
             superseded=tuple(Superseded(id=c.id, by=by) for c in commits if (by := self._superseding(c, commits))),
             levels=tuple(sorted({paths.settled_level(interval_of(e)) for e in commits})),
             kept=tuple(kept_of(e) for n in sorted(retained) if isinstance(e := self._entries.get(n), Record)),
-            reach_ms=max((interval_of(e).end_ms for e in commits), default=Summary().reach_ms),
+            latest_end_ms=max((interval_of(e).end_ms for e in commits), default=Summary().latest_end_ms),
             replaced_outputs=tuple(
                 n
                 for n in sorted(retained | dropping)

@@ -10,8 +10,9 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from state_backend.adapters import local_storage
-from state_backend.checkpoint import clean_up, sweep
+from state_backend.checkpoint import clean_up_dropped as clean_up
 from state_backend.checkpoint import decide_commit as commit
+from state_backend.checkpoint import sweep
 from state_backend.values.handles import FileInfo
 
 TIME_NS = time.time_ns  # the clock as it is, before a process skews it

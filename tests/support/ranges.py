@@ -19,7 +19,7 @@ def made(pipeline: Pipeline, root: Path) -> list[Any]:
             *(
                 record.content.states,
                 record.content.source_position,
-                record.content.made_of,
+                record.content.input_hash,
                 record.content.permissions,
             ),
             [(o.handle.size_bytes, o.handle.crc32c, o.rows, o.late) for o in record.content.outputs],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cairn.command.airflow_rest import AirflowRest, RestError
-from cairn.spark.local_secret import kept_secret
+from cairn.spark.local_server_secret import kept_secret
 from local_stack.airflow_server import AirflowServer
 from tests.support.layout import REPOSITORY
 

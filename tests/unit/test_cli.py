@@ -338,7 +338,7 @@ def test_it_needs_neither_spark_nor_airflow() -> None:
 def test_what_is_sound_is_found_sound(root: Path) -> None:
     for fast, entries in ((False, 8), (True, None)):
         found = answer(root, "verify", *(["--fast"] if fast else []))
-        assert (found["success"], found["newest_sound"], found["findings"]) == (True, 7, [])
+        assert (found["success"], found["newest_intact"], found["findings"]) == (True, 7, [])
         assert [(c["id"], c["entries"], c["findings"]) for c in found["checkpoints"]] == [
             (n, entries, []) for n in (3, 4, 5, 7)
         ]
@@ -394,7 +394,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: 
     damaged = {c["id"] for c in found["checkpoints"] if c["findings"]}
     assert damaged == ({4, 5} if kind == "sst" else {4})
     assert all(STATE[kind] in f for c in found["checkpoints"] for f in c["findings"])
-    assert (found["findings"], found["newest_sound"]) == ([], 7)
+    assert (found["findings"], found["newest_intact"]) == ([], 7)
     if damage is not flip or kind == "manifest":  # of local files no checksum is known without reading them
         check_found(root, STATE[kind], "--fast")
 
@@ -403,7 +403,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named(root: Path, kind: str, damage: 
 def test_damaged_output_that_outlived_its_checkpoint_is_named(root: Path, damage: Callable[[Path], None]) -> None:
     damage(root / PIPELINE / OUTPUT_OF_A_DROPPED)
     found = check_found(root, OUTPUT_OF_A_DROPPED)
-    assert (len(found["findings"]), found["newest_sound"]) == (1, 7)
+    assert (len(found["findings"]), found["newest_intact"]) == (1, 7)
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty, remove])
@@ -414,7 +414,7 @@ def test_a_damaged_record_is_named_and_nothing_is_vouched_for(
     path = paths.record(RECORDS[kind])
     damage(root / PIPELINE / path)
     found = check_found(root, path, "--fast")
-    assert (found["checkpoints"], found["newest_sound"]) == ([], None)
+    assert (found["checkpoints"], found["newest_intact"]) == ([], None)
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty])

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from state_backend.checkpoint import append_record as appending
-from state_backend.checkpoint import clean_up as cleaning
+from state_backend.checkpoint import clean_up_dropped as cleaning
 from state_backend.checkpoint import coordinator as coordinating
 from state_backend.checkpoint import decide_commit as committing
 from state_backend.checkpoint import leases as leasing
@@ -22,7 +22,7 @@ from state_backend.checkpoint import record_reader as readers
 from state_backend.checkpoint import settled_files as settling
 from state_backend.checkpoint import summary as summaries
 from state_backend.checkpoint import sweep as sweeping
-from state_backend.checkpoint.clean_up import Needed, files_of
+from state_backend.checkpoint.clean_up_dropped import Needed, files_of
 from state_backend.checkpoint.coordinator import Coordinator
 from state_backend.checkpoint.leases import plan_leases
 from state_backend.checkpoint.log import Log
@@ -418,7 +418,7 @@ def what_marks_mean_for_the_retained_is_not_carried_on() -> Iterator[None]:
 @bug("two that remember")
 def a_re_run_brings_back_how_far_commits_reach() -> Iterator[None]:
     def only_its_own(summary: Any, new: Record) -> Any:
-        return replace(summary, reach_ms=new.interval.end_ms) if isinstance(new, Record) else summary
+        return replace(summary, latest_end_ms=new.interval.end_ms) if isinstance(new, Record) else summary
 
     with _summaries(only_its_own):
         yield

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from state_backend.checkpoint.clean_up import tombstone_of
+from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.decide_commit import Adopted, AlreadyCommitted, Create, plan_commit
 from state_backend.checkpoint.log import Entry, Log
 from state_backend.values.errors import BaseMoved, CorruptRecord, Fenced, Swept

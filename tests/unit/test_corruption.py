@@ -37,7 +37,7 @@ from state_backend.checkpoint.trials import (
     write_trial,
 )
 from state_backend.formats import paths
-from state_backend.inspection.verify import offering_sound, verify_pipeline
+from state_backend.inspection.verify import offering_intact, verify_pipeline
 from state_backend.shard.manifest import manifest_of
 from state_backend.values.errors import CairnError, CorruptFile, CorruptRecord, StateUnusable, UsageError
 from state_backend.values.records import Claim
@@ -300,7 +300,7 @@ def test_an_output_that_a_re_run_took_away_is_no_damage(root: Path) -> None:
 def refused(root: Path) -> str:
     made = RealPipeline(root, policy=KeepLast(6))
     base = read_log(made.storage).entries[5]
-    with pytest.raises(CorruptFile) as raised, offering_sound(made.storage, base):  # type: ignore[arg-type]
+    with pytest.raises(CorruptFile) as raised, offering_intact(made.storage, base):  # type: ignore[arg-type]
         process(root)
     return str(raised.value)
 

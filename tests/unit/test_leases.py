@@ -15,8 +15,8 @@ from uuid import UUID
 import pytest
 
 from cairn.data_sources.keyed_state import KeyedState
-from cairn.operations import export as exporting
-from cairn.operations.export import export_state
+from cairn.operations import export_state as exporting
+from cairn.operations.export_state import export_state
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.memory_storage import MemoryStorage
 from state_backend.checkpoint import leases as leasing
@@ -158,7 +158,9 @@ def test_an_export_that_takes_longer_than_retention(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(exporting, "_export_shard", slow)
     assert sum(f.rows for f in export_state(source, str(tmp_path / "out"))) == 2
     assert pipeline.coordinator.clean_up().shrunk == (1,)
-    monkeypatch.setattr("cairn.operations.export.StateSource.held", lambda self, what: holding(pipeline.storage, 0, ""))
+    monkeypatch.setattr(
+        "cairn.operations.export_state.StateSource.held", lambda self, what: holding(pipeline.storage, 0, "")
+    )
     source = StateSource.of_record(str(pipeline.root / PIPELINE), pipeline.coordinator.record(4))
 
     def slower(source: StateSource, states: Any, to: str, shard: int) -> Any:

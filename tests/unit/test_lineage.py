@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from state_backend.checkpoint.clean_up import tombstone_of
+from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.dropped_checkpoint import explain_drop
 from state_backend.checkpoint.lineage import plan_base, reproduces, stale_marks
 from state_backend.checkpoint.log import Log

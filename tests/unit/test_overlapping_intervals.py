@@ -12,7 +12,7 @@ import pytest
 
 from cairn.pipeline import Pipeline
 from state_backend.checkpoint import lineage
-from state_backend.checkpoint.clean_up import tombstone_of
+from state_backend.checkpoint.clean_up_dropped import tombstone_of
 from state_backend.checkpoint.lineage import overlapping_outputs
 from state_backend.checkpoint.rewind import rewind
 from state_backend.checkpoint.sweep import sweep
@@ -270,7 +270,7 @@ def test_sound_before_asks_for_state_only() -> None:
     damaged = content(halves(3)[1], "x")
     sound = VerifiedCheckpoint(id=2, entries=0, findings=())
     with mock.patch.object(verify, "_checkpoint", lambda *_: sound):
-        found = verify.sound_before(folder.storage, damaged)
+        found = verify.intact_before(folder.storage, damaged)
     assert found is not None and found.id == 2
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cairn_operators import backfill_pipeline, restore_pipeline, stateful_pipeline
-from cairn_operators.parse_time import check_pipeline_and_root
+from cairn_operators.check_dag_arguments import check_pipeline_and_root
 from state_backend.adapters.open_storage import open_storage
 from state_backend.values.errors import UsageError
 

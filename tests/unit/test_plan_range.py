@@ -37,7 +37,7 @@ from tests.support.log_in_memory import log_in_memory
 DAY = timedelta(days=1)
 BEGINNING = Interval(START, START + timedelta(milliseconds=1))
 OTHERS, MINE = run("other"), run("mine", clear_number=2, try_number=1)
-THERE = Result(id=7, attempt="a", run=OTHERS, made_of="m", dropped=False, spoilt=None)
+THERE = Result(id=7, attempt="a", run=OTHERS, input_hash="m", dropped=False, spoilt=None)
 SPOILT = replace(THERE, spoilt="checkpoint 9 made it stale")
 BY_ME = replace(THERE, run=MINE)
 EARLIER_CLEAR = replace(THERE, run=run("mine", clear_number=1))
@@ -70,7 +70,7 @@ def test_what_the_log_alone_decides(there: Result | None, expected: tuple[type, 
     ],
 )
 def test_only_equal_code_and_input_stay(recorded: str | None, now: str | None, said: str | None) -> None:
-    decision = plan_by_input(replace(THERE, made_of=recorded), now)
+    decision = plan_by_input(replace(THERE, input_hash=recorded), now)
     if said is None:
         assert decision == Keep(checkpoint=7, why="the same code made it from the same input")
     else:
@@ -90,11 +90,11 @@ def days(folder: Folder, *numbers: int) -> dict[int, str | None]:
 def test_what_a_rerun_makes_stale_does_not_count_also_when_it_was_dropped(kept: int) -> None:
     folder = Folder(policy=KeepLast(kept))
     for n in range(1, 6):
-        folder.run(day(n), f"a{n}", made_of=f"m{n}")
+        folder.run(day(n), f"a{n}", input_hash=f"m{n}")
         folder.coordinator.clean_up()
     assert days(folder, 1, 2, 3, 4, 5, 6) == dict.fromkeys(range(1, 6))
     results = results_of(folder.coordinator.log(), [day(n) for n in range(1, 7)], BEGINNING)
-    assert [(r.id, r.made_of) for r in results.values()] == [(n, f"m{n}") for n in range(1, 6)]
+    assert [(r.id, r.input_hash) for r in results.values()] == [(n, f"m{n}") for n in range(1, 6)]
     assert [r.dropped for r in results.values()] == [n <= 5 - kept for n in range(1, 6)]
 
     # Day 1 starts from nothing, so that it can be run again however much was dropped.

@@ -14,7 +14,7 @@ from state_backend.shard.snapshot import (
     INLINE_FILE_BYTES,
     plan_snapshot,
 )
-from state_backend.state.plan_states import plan_states
+from state_backend.state.plan_state_schemas import plan_states
 from state_backend.values.errors import InvariantViolated, StateUnusable, UsageError
 from state_backend.values.handles import Handle
 from state_backend.values.key_groups import KeyGroupRange, check_parallelism, check_whole, range_of, shard_of

@@ -271,7 +271,7 @@ def test_another_run_of_a_committed_day_finds_it(tmp_path: Path) -> None:
 
 def test_the_mode_is_no_part_of_what_a_result_is_made_of(tmp_path: Path) -> None:
     first, again = run_alone(tmp_path / "a", day(0)), run_alone(tmp_path / "b", day(0), mode="full")
-    assert first.content.made_of == again.content.made_of is not None
+    assert first.content.input_hash == again.content.input_hash is not None
 
 
 def test_the_phases_of_an_interval_cover_all_that_it_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from state_backend.formats.row_columns import RowColumns
 from state_backend.formats.schema_evolution import EvolvingRowCodec, compare_schemas, row_reader
 from state_backend.formats.types import parse_struct
 from state_backend.state.expiry import expire
-from state_backend.state.plan_states import StatePlan, plan_states
+from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.state.shard_state import ShardState
 from state_backend.state.state_variables import ListState, MapState, ValueState
 from state_backend.values.errors import CorruptFile, StateSchemaError, UnsupportedFormat

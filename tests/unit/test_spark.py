@@ -25,7 +25,7 @@ from cairn.operations.read_source import input_errors, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.spark import session as spark_session
 from cairn.spark.first_cause import first_cause
-from cairn.spark.local_secret import find_secret, kept_secret, new_secret
+from cairn.spark.local_server_secret import find_secret, kept_secret, new_secret
 from cairn.spark.session import (
     _properties,
     _session_url,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from cairn.command.cli import app
 from cairn.operations.coordinator_of import coordinator_of
-from cairn.operations.export import export_state
+from cairn.operations.export_state import export_state
 from state_backend.inspection import state_diff
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import EntryChange, diff_states, merged, plan_groups

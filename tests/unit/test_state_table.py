@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from cairn.data_sources.state_selection import ReadPlan, parse_keys, parse_numbers, plan_read
-from cairn.operations.export import export_state
+from cairn.operations.export_state import export_state
 from cairn.operations.validate import validate_checkpoint
 from cairn.pipeline import Pipeline
 from state_backend.adapters.rocks import EngineOptions, RocksStore
@@ -31,7 +31,7 @@ from state_backend.inspection.checkpoint_names import find_state
 from state_backend.inspection.describe import plain
 from state_backend.inspection.state_diff import manifests_of
 from state_backend.inspection.state_table import Part, StateSource, needed_for, read_table, table_schema
-from state_backend.inspection.verify import offering_sound
+from state_backend.inspection.verify import offering_intact
 from state_backend.state import layout
 from state_backend.state.canonical_columns import StateRows
 from state_backend.state.entries import decode_entry
@@ -141,7 +141,7 @@ def test_a_checkpoint_that_retention_drops_while_it_is_read(tmp_path: Path) -> N
         rows(source, state, tmp_path)
     with pytest.raises(CheckpointDropped, match=again):
         manifests_of(source, pipeline.storage)
-    with pytest.raises(CheckpointDropped, match=again), offering_sound(pipeline.storage, record):
+    with pytest.raises(CheckpointDropped, match=again), offering_intact(pipeline.storage, record):
         assert damaged is not None
         pipeline.storage.download(damaged, tmp_path / "manifest")
     with pytest.raises(CheckpointDropped, match=again):

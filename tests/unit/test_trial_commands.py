@@ -114,7 +114,7 @@ def test_a_list_names_the_code_and_where_it_changed(tmp_path: Path) -> None:
         ({"digest": 1}, "its state has digest 0000000000000001"),
         ({"digest": 1, "source_position": {"rows": "other"}}, "The input is another"),
         ({"digest": 1, "code_hash": "f" * 64}, "The code is another"),
-        ({"digest": 1, "made_of": None}, "A setting of the pipeline or of the Spark session"),
+        ({"digest": 1, "input_hash": None}, "A setting of the pipeline or of the Spark session"),
         ({"digest": 1, "source_position": {}}, "The input is another"),
         ({"outputs": ()}, "its output (0 rows) are others than the trial's"),
         ({"digest": 1}, "depend on something else, as on a clock or on chance"),

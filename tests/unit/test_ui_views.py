@@ -17,8 +17,7 @@ from cairn_ui import checkpoint_list as history
 from cairn_ui import data_docs as docs
 from cairn_ui import find_pipelines as found
 from cairn_ui import human_units as words
-from cairn_ui import lineage, trends
-from cairn_ui import pipeline_overview as glance
+from cairn_ui import lineage, pipeline_overview, trends
 from cairn_ui import render_template as pages
 from cairn_ui.checkpoint_detail import comparison_of, detail_of, fields_of, manifests_of
 from cairn_ui.find_pipelines import PipelineRef
@@ -187,19 +186,19 @@ def schedule(**changes: Any) -> Schedule:
     ],
 )
 def test_lateness(furthest: datetime | None, plan: Schedule | None, now: datetime, said: str | None) -> None:
-    chip = glance.lateness(furthest, plan, now)
+    chip = pipeline_overview.lateness(furthest, plan, now)
     assert (chip.text if chip else None) == said
 
 
 def test_the_list_and_the_overview_agree_about_lateness(rides: Reading) -> None:
     """Day 9 is quarantined: the list counted its checkpoint and said "on time", the overview said "late"."""
-    looked = glance.glance(RIDES, Look(reading=rides), schedule(), None, None, NOW)
-    shown = glance.overview(RIDES, rides, schedule(), None, {}, {}, NOW)
+    looked = pipeline_overview.overview_row(RIDES, Look(reading=rides), schedule(), None, None, NOW)
+    shown = pipeline_overview.overview(RIDES, rides, schedule(), None, {}, {}, NOW)
     assert looked.due == shown.due and shown.due is not None and shown.due.text == "late by 30 min"
 
 
 def test_health_tells_the_worst_first(rides: Reading) -> None:
-    assert [c.text for c in glance.health_of(rides)] == [
+    assert [c.text for c in pipeline_overview.health_of(rides)] == [
         "next can't start",
         "1 quarantined",
         "1 stale",
@@ -207,12 +206,12 @@ def test_health_tells_the_worst_first(rides: Reading) -> None:
     ]
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
-    assert [c.text for c in glance.health_of(read(folder))] == ["sound"]
+    assert [c.text for c in pipeline_overview.health_of(read(folder))] == ["sound"]
 
 
 def test_the_overview_says_what_the_next_interval_would_do(rides: Reading) -> None:
     savepoint = {"checkpoint": 3, "savepoint": "file:///s/3"}
-    shown = glance.overview(
+    shown = pipeline_overview.overview(
         RIDES, rides, schedule(), savepoint, {13: round(NOW.timestamp() * 1000) - 90_000}, {14: "d.html"}, NOW
     )
     assert shown.next.headline and "checkpoint 12, which ends where it starts, is stale" in shown.next.headline
@@ -234,14 +233,14 @@ def test_who_has_to_be_looked_at_stands_first(rides: Reading) -> None:
     looks = {"well": Look(reading=read(folder)), "bad": Look(reading=rides), "away": Look(reading=None, problem="away")}
     looks["a-template"] = Look(reading=None, problem="a template")
     refs = {name: PipelineRef(name=name, root="{{ x }}" if name == "a-template" else "memory://ui") for name in looks}
-    rows = [glance.glance(refs[name], look, None, None, None, NOW) for name, look in looks.items()]
-    assert [row.ref.name for row in glance.worst_first(rows)] == ["away", "bad", "a-template", "well"]
+    rows = [pipeline_overview.overview_row(refs[name], look, None, None, None, NOW) for name, look in looks.items()]
+    assert [row.ref.name for row in pipeline_overview.worst_first(rows)] == ["away", "bad", "a-template", "well"]
 
 
 def test_a_healthy_next_interval_names_its_base() -> None:
     folder = MemoryStorage("memory://ui/clicks")
     steady(folder, 3)
-    shown = glance.next_of(RIDES, read(folder))
+    shown = pipeline_overview.next_of(RIDES, read(folder))
     assert (shown.base, shown.headline, shown.command) == (3, None, None)
 
 

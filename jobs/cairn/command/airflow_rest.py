@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cairn.spark.local_secret import LOOPBACK, find_secret
+from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 from state_backend.values.intervals import format_instant
 

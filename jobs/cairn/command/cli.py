@@ -26,7 +26,7 @@ from cairn.command.backfill import backfill
 from cairn.command.estimate import estimate_
 from cairn.command.run import run
 from cairn.command.spark_server import spark
-from cairn.operations.export import export_state
+from cairn.operations.export_state import export_state
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.adapters.work_folders import work_folder
 from state_backend.checkpoint.coordinator import Coordinator
@@ -388,7 +388,7 @@ def verify(
         + (" as far as metadata tell" if fast else f", {sum(c.entries for c in sound):,} entries walked")
     )
     if not found.success:
-        newest = found.newest_sound
+        newest = found.newest_intact
         _print(
             f"the newest sound one is checkpoint {newest}" if newest is not None else "none of them can be vouched for"
         )
@@ -550,7 +550,7 @@ def _verification(found: Verification, fast: bool) -> dict[str, Any]:
     return {
         "success": found.success,
         "fast": fast,
-        "newest_sound": found.newest_sound,
+        "newest_intact": found.newest_intact,
         "findings": list(found.findings),
         "unknown": list(found.unknown),
         "checkpoints": [

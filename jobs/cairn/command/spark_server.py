@@ -22,7 +22,7 @@ from typing import Annotated
 
 import typer
 
-from cairn.spark.local_secret import kept_secret, new_secret
+from cairn.spark.local_server_secret import kept_secret, new_secret
 from state_backend.values.errors import StorageUnavailable, UsageError
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"

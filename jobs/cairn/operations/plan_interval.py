@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from cairn.operations.plan_reuse import ResultInputs, made_of, options_of, source_hash
+from cairn.operations.plan_reuse import ResultInputs, input_hash, options_of, source_hash
 from cairn.operations.read_source import arrow_schema_json, check_types, read_source
 from cairn.pipeline import Interval, Pipeline
 from cairn.processors.output_schema import recorded_schema
@@ -36,7 +36,7 @@ from state_backend.checkpoint.output_schemas import check_output_schema
 from state_backend.formats.types import DataType as KeyType
 from state_backend.formats.types import names_and_types, parse_struct, with_nulls_of
 from state_backend.ports.storage import Storage
-from state_backend.state.plan_states import StatePlan, plan_states
+from state_backend.state.plan_state_schemas import StatePlan, plan_states
 from state_backend.values.errors import CairnError, ProcessorError, SourceError, UsageError
 from state_backend.values.intervals import format_instant, from_ms, to_ms
 from state_backend.values.records import (
@@ -102,7 +102,7 @@ class Declared:
     event_time: EventTime | None
     processor: ShippedProcessor
     states: StatePlan
-    made_of: str | None
+    input_hash: str | None
     code_version: str | None
 
 
@@ -154,7 +154,7 @@ def ask_pipeline(
         event_time=event_time,
         processor=processor,
         states=states,
-        made_of=_made_of(
+        input_hash=_input_hash(
             spark, pipeline, attempt.interval, rows, position, processor.code_hash, attempt.permissions, output_schema
         ),
         code_version=code_version(pipeline),
@@ -203,7 +203,7 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
         changelog=pipeline.changelog,
         retention=pipeline.retention_of(attempt.interval),
         plan_us=0,
-        made_of=declared.made_of,
+        input_hash=declared.input_hash,
         code_version=declared.code_version,
     )
     options = options_of(job, tuple(declared.inputs.order_by), source_hash(pipeline.source), runtime_version())
@@ -213,16 +213,16 @@ def plan_interval(pipeline: Pipeline, root: str, attempt: Attempt, begun: Begun,
 def would_be_made_of(
     spark: SparkSession, pipeline: Pipeline, interval: Interval, read: Read, permissions: Permissions
 ) -> str | None:
-    """What `Content.made_of` would be of a result that was computed now; None: it can't be told.
+    """What `Content.input_hash` would be of a result that was computed now; None: it can't be told.
 
     Raises: UsageError for a processor that can't be hashed or sent, or an output schema that can't be parsed.
     """
     code_hash = ship_processor(pipeline.processor, pipeline.name).code_hash
     output_schema = _output_schema(spark, pipeline)
-    return _made_of(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
+    return _input_hash(spark, pipeline, interval, read.rows, read.position, code_hash, permissions, output_schema)
 
 
-def _made_of(
+def _input_hash(
     spark: SparkSession,
     pipeline: Pipeline,
     interval: Interval,
@@ -247,7 +247,7 @@ def _made_of(
         runtime=runtime_version(),
         permissions=permissions,
     )
-    return made_of(pipeline, inputs)
+    return input_hash(pipeline, inputs)
 
 
 def check_fits(

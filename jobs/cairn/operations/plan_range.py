@@ -59,12 +59,12 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
     return AskSource()
 
 
-def plan_by_input(there: Result, made_of: str | None) -> Keep | Compute:
-    """What to do with an interval that has a result that counts. ``made_of``: what a new one would be made of."""
-    if there.made_of is None or made_of is None:
-        untold = "the source records no position" if made_of is None else "the source recorded none then"
+def plan_by_input(there: Result, input_hash: str | None) -> Keep | Compute:
+    """What to do with an interval that has a result that counts. ``input_hash``: what a new one would be made of."""
+    if there.input_hash is None or input_hash is None:
+        untold = "the source records no position" if input_hash is None else "the source recorded none then"
         return Compute(why=f"whether checkpoint {there.id} had the same code and input can't be told: {untold}")
-    if there.made_of != made_of:
+    if there.input_hash != input_hash:
         return Compute(why=f"checkpoint {there.id} was made by other code, with other settings or from other input")
     return Keep(checkpoint=there.id, why="the same code made it from the same input")
 

@@ -147,7 +147,7 @@ class ResultInputs:
     permissions: Permissions
 
 
-def made_of(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
+def input_hash(pipeline: Pipeline, inputs: ResultInputs) -> str | None:
     """Hash everything but the base that decides the result of an interval. The checkpoint's form (mode, retention) does not count.
 
     Returns:

@@ -22,7 +22,7 @@ from cairn.spark.session import check_running, use_this_python
 from state_backend.adapters.open_storage import join_url, open_storage
 from state_backend.checkpoint.coordinator import Begun, Coordinator
 from state_backend.checkpoint.prepare_content import ShardAck, mismatches_in_words
-from state_backend.inspection.verify import offering_sound
+from state_backend.inspection.verify import offering_intact
 from state_backend.values.errors import StateUnusable
 from state_backend.values.intervals import to_ms
 from state_backend.values.phases import in_words
@@ -78,7 +78,7 @@ def process_interval(
                 return reused
         if on_begin is not None:
             on_begin(plan.options)
-        with offering_sound(open_storage(join_url(root, pipeline.name)), begun.base):
+        with offering_intact(open_storage(join_url(root, pipeline.name)), begun.base):
             return _compute(spark, plan, coordinator, on_shards or _on_spark, started_ns)
 
 

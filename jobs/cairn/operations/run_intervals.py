@@ -198,7 +198,7 @@ def committed_alike(
     None for a run that was cleared: it computes again on purpose. Raises: SourceError, as `read_source`.
     """
     there = None if run.clear_number else _results(pipeline, root, [interval]).get(interval)
-    if there is None or there.made_of is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
+    if there is None or there.input_hash is None or not isinstance(keep_or_compute(there, "changed", run), AskSource):
         return None, None
     with in_zone_of(spark, pipeline.time_zone):
         rows, position = read_source(spark, pipeline, interval)

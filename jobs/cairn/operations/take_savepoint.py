@@ -16,7 +16,7 @@ from state_backend.checkpoint.leases import holding
 from state_backend.checkpoint.lineage import is_superseded
 from state_backend.checkpoint.savepoints import read_savepoint, remove_leftovers
 from state_backend.formats import paths
-from state_backend.inspection.verify import offering_sound
+from state_backend.inspection.verify import offering_intact
 from state_backend.ports.storage import Storage
 from state_backend.values.errors import AlreadyExists, CorruptFile, StateUnusable, UsageError
 from state_backend.values.records import Record, RunRef, Savepoint
@@ -63,7 +63,7 @@ def take_savepoint(
     )
     try:
         owner = open_storage(pipeline_root)
-        with holding(owner, record.id, "a savepoint"), offering_sound(owner, record):
+        with holding(owner, record.id, "a savepoint"), offering_intact(owner, record):
             job.finish(run_on_shards(spark, job))
     except AlreadyExists:  # another try of this call was faster
         if (taken := _taken(destination, record, format)) is not None:

@@ -107,7 +107,7 @@ class IntervalJob:
     changelog: ChangelogOptions
     retention: RetentionPolicy
     plan_us: int
-    made_of: str | None = None
+    input_hash: str | None = None
     code_version: str | None = None
 
     @property
@@ -386,7 +386,7 @@ class IntervalJob:
             worker_pids=(),
             retention=self.retention,
             output_schema=recorded_schema(self.output_schema),
-            made_of=self.made_of,
+            input_hash=self.input_hash,
             code_version=self.code_version,
         )
         return prepare(open_storage(self.root), made, acks, h0=self.h0, base=self.base, coordinator=coordinator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
-from cairn.spark.local_secret import LOOPBACK
+from cairn.spark.local_server_secret import LOOPBACK
 
 
 class ConnectChannel(DefaultChannelBuilder):  # type: ignore[misc]  # PySpark is not type-checked here

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
-from cairn.spark.local_secret import LOOPBACK, find_secret
+from cairn.spark.local_server_secret import LOOPBACK, find_secret
 from state_backend.values.errors import CairnError, StorageUnavailable, UsageError
 
 if TYPE_CHECKING:

@@ -174,7 +174,7 @@ def _cause(tried: Content | None, content: Content) -> str:
         return "The source records no position, so that it can't be told whether the input is the same"
     if tried.code_hash != content.code_hash:
         return "The code is another"
-    if tried.made_of != content.made_of:
+    if tried.input_hash != content.input_hash:
         return "A setting of the pipeline or of the Spark session, or what its source declares, is another"
     return "Code, settings and input are the same: the processor's results depend on something else, as on a clock or on chance"
 

@@ -16,7 +16,7 @@ from functools import partial
 from state_backend.checkpoint.append_record import create_settled
 from state_backend.checkpoint.fresh_listing import listed_files
 from state_backend.checkpoint.leases import delete_lease, plan_leases
-from state_backend.checkpoint.log import Log, descriptors_hash, interval_of, vouched_base_of
+from state_backend.checkpoint.log import Log, base_with_shared_marks, descriptors_hash, interval_of
 from state_backend.checkpoint.parallel import at_once
 from state_backend.checkpoint.record_reader import Fact, RecordReader, read_settled
 from state_backend.checkpoint.summary import is_replaced
@@ -224,7 +224,7 @@ def tombstone_of(record: Record) -> Tombstone:
         interval=content.interval,
         run=content.run,
         attempt=content.attempt,
-        base_id=vouched_base_of(record),
+        base_id=base_with_shared_marks(record),
         digest=content.digest,
         watermark_ms=content.time.watermark_ms,
         late_watermark_ms=content.time.late_watermark_ms,
@@ -232,5 +232,5 @@ def tombstone_of(record: Record) -> Tombstone:
         reproduces=record.reproduces,
         outputs=content.outputs,
         replace_overlapping=content.permissions.replace_overlapping,
-        made_of=content.made_of,
+        input_hash=content.input_hash,
     )
