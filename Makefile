@@ -18,7 +18,7 @@ endif
 endif
 endif
 
-.PHONY: help setup java demo bench soak test test-fast lint ui spark wheel clean clean-all
+.PHONY: help setup java demo bench soak test test-fast lint docs docs-serve ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -72,6 +72,12 @@ lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 
+docs: setup  ## the docs site in site/: open site/index.html
+	@$(VENV)/bin/zensical build --clean --strict
+
+docs-serve: setup  ## the docs site on http://127.0.0.1:8000, built again when a page changes, until Ctrl-C (DOCS_PORT=8000)
+	@$(VENV)/bin/zensical serve --dev-addr 127.0.0.1:$(or $(DOCS_PORT),8000)
+
 ui: setup  ## Airflow with its UI on http://127.0.0.1:8080, until Ctrl-C (PORT=8080)
 	@umask 077 && PORT=$(PORT) $(PYTHON) -m local_stack.ui
 
@@ -84,7 +90,7 @@ wheel: setup  ## dist/cairn_state-….whl, to install on other hosts
 	@rm -rf build *.egg-info
 
 clean:  ## removes what set-up, demo and tests make again; your state and Airflow's database stay
-	@rm -rf $(VENV) dist logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) dist site logs data/demo data/soak data/flights data/weather .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
 	@rmdir data 2>/dev/null || true  # only if it is empty
 	@left="$$(ls -d $(KEPT_BY_CLEAN) 2>/dev/null | tr '\n' ' ')"; test -z "$$left" || echo "kept: $${left}('make clean-all' removes these too)"
 
