@@ -18,7 +18,7 @@ endif
 endif
 endif
 
-.PHONY: help setup java demo bench soak test test-fast lint docs docs-serve ui spark wheel clean clean-all
+.PHONY: help setup java demo bench soak test-fast test test-all lint docs docs-serve ui spark wheel clean clean-all
 
 # A user's state, and Airflow's runs and connections: nothing can make these again.
 KEPT_BY_CLEAN := data airflow.db* airflow.postgres* .airflow-database .jwt-secret .fernet-key simple_auth_manager_passwords.json.generated
@@ -60,11 +60,17 @@ bench: setup  ## ours beside Spark's own state; benchmarks/out/report.json and a
 soak: setup  ## weeks of flights, disturbed every few days, against pandas (DAYS=60 SEED=1)
 	@$(PYTHON) -m tests.soak
 
-test: setup  ## all tests
-	@$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+PYTEST := $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-fast: setup  ## the tests that need neither Spark nor Airflow
-	@$(PYTHON) -m pytest -m "not spark and not airflow" $(PYTEST_ARGS)
+test-fast: setup  ## the tests that need neither Spark nor Airflow, with few examples
+	@CAIRN_TESTS=fast $(PYTEST) $(PYTEST_ARGS)
+
+test: setup  ## each rule once, end to end
+	@CAIRN_TESTS=ci $(PYTEST) $(PYTEST_ARGS)
+
+# A second run of the same commit goes on where the first one stopped.
+test-all: setup  ## all tests, long ones too; run again, it leaves out tests that passed on this commit
+	@CAIRN_TESTS=all CAIRN_PASSED=$(CURDIR)/.cache/passed $(PYTEST) $(PYTEST_ARGS)
 
 lint: setup  ## style, types, and which floor may import which
 	@$(VENV)/bin/ruff check .

@@ -23,6 +23,7 @@ from tests.support.messages import (
     sites,
     write_made,
 )
+from tests.support.tiers import ALL, choose_tests, missing_software, remember_errors, remember_passed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,22 +44,33 @@ def pytest_testnodedown(node: Any) -> None:
     OF_WORKERS.extend(from_plain(getattr(node, "workeroutput", {}).get("errors_made", [])))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the tier leaves out, and in `make test-all` what passed before on this commit."""
+    choose_tests(config, items)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    remember_passed(report)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A whole run says which errors that a user can meet it did not meet. With CAIRN_LONG=1 it fails by that; without, some long tests
+    """A whole run says which errors that a user can meet it did not meet. With CAIRN_TESTS=all it fails by that; without, some long tests
     are left out."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["errors_made"] = as_plain(MADE.made)
         return
-    made = [*MADE.made, *OF_WORKERS]
+    made = remember_errors([*MADE.made, *OF_WORKERS])
     if path := os.environ.get("CAIRN_MESSAGES"):
         write_made(made, Path(path))
     if is_whole_run(session.config, exitstatus) and (without := missing(provoked(made, sites()), sites())):
         session.config.stash[WITHOUT] = without
-        if os.environ.get("CAIRN_LONG"):
+        if ALL:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in missing_software():
+        terminalreporter.write_line(line)
     without = config.stash.get(WITHOUT, [])
     for site in without:
         terminalreporter.write_line(f"{site}\n    {site.template.replace(chr(10), chr(10) + '    ')}")

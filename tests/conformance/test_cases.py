@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -80,7 +79,13 @@ CASES = {
 LONG = {"row-keys", "row-outputs", "row-initial", "pandas-initial", "pandas-deleting", "pandas-equal"}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if os.environ.get("CAIRN_LONG") or name not in LONG])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long("two queries of Spark for each case")) if name in LONG else name
+        for name in CASES
+    ],
+)
 def test_a_case(spark: SparkSession, tmp_path: Path, name: str) -> None:
     both = run_both(spark, CASES[name], tmp_path)
     assert all(both.spark.outputs), "Spark put nothing out"

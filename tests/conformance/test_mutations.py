@@ -1,22 +1,22 @@
 """Generated processors that change all that they yielded, stored, read or received, under Spark and here: no difference.
 
-A sample of 75 programs; with CAIRN_LONG=1 all 2,000: ``CAIRN_LONG=1 pytest tests/conformance/test_mutations.py``.
+A sample of 75 programs; with CAIRN_TESTS=all all 2,000: ``CAIRN_TESTS=all pytest tests/conformance/test_mutations.py``.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conformance.mutations import run_columns, run_query
+from tests.support.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LONG = bool(os.environ.get("CAIRN_LONG"))
+LONG = ALL
 # 1,600 programs in eight queries, four of each API, and 400 of the vectorised API.
 PROGRAMS, SEEDS, COLUMNS = (200, range(4), range(400)) if LONG else (30, range(1), range(15))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -190,20 +189,21 @@ def under_transform_with_state(spark: SparkSession, folder: Path) -> Both:
     return Both(case=case, spark=theirs, cairn=ours, records=records, root=folder / "root", files=files)
 
 
-if os.environ.get("CAIRN_LONG"):
+@pytest.mark.long("minutes: Spark's own streaming queries")
+@pytest.mark.spark
+def test_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None:
+    """The adapter gives under Spark's ``transformWithStateInPandas`` what it gives here."""
+    assert under_transform_with_state(spark, tmp_path).differences() == []
 
-    @pytest.mark.spark
-    def test_under_transform_with_state(spark: SparkSession, tmp_path: Path) -> None:
-        """The adapter gives under Spark's ``transformWithStateInPandas`` what it gives here."""
-        assert under_transform_with_state(spark, tmp_path).differences() == []
 
-    @pytest.mark.spark
-    def test_without_timeouts(spark: SparkSession, tmp_path: Path) -> None:
-        batches: list[Rows] = [
-            rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")),
-            rows((1, "state.get")),
-        ]
-        check(*run(spark, case_of(untimed, batches), "NoTimeout", tmp_path / "untimed"), set())
+@pytest.mark.long("minutes: Spark's own streaming queries")
+@pytest.mark.spark
+def test_without_timeouts(spark: SparkSession, tmp_path: Path) -> None:
+    batches: list[Rows] = [
+        rows((1, UPDATE), (1, SOON), (2, "state.setTimeoutTimestamp(5)")),
+        rows((1, "state.get")),
+    ]
+    check(*run(spark, case_of(untimed, batches), "NoTimeout", tmp_path / "untimed"), set())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -28,13 +27,14 @@ from tests.conformance.shapes import (
 )
 from tests.support.both_engines import Both, run_both
 from tests.support.spark_streaming import Case
+from tests.support.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
-LONG = bool(os.environ.get("CAIRN_LONG"))
+LONG = ALL
 MUXES: dict[tuple[str, str], type[Mux]] = {
     ("row", "processing"): Mux,
     ("pandas", "processing"): MuxFrames,

@@ -14,13 +14,14 @@ import pytest
 from state_backend.values import errors
 from tests.conformance.generator import ZONES
 from tests.conformance.hosts import run_hours
+from tests.support.tiers import ALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
-LONG = bool(os.environ.get("CAIRN_LONG"))
+LONG = ALL
 # (first seed, seeds, zone of the session, TZ; None: not set). Few in the suite: each starts a Spark of its own.
 PROGRAMS: list[tuple[int, int, str, str | None]] = [(0, 2, "America/New_York", "America/New_York")]
 if LONG:

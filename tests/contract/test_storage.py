@@ -73,7 +73,10 @@ def server() -> Iterator[GcsServer]:
         yield server
 
 
-@pytest.fixture(params=[memory, memory_below, local, gcs, faultless])
+GCS = pytest.param(gcs, marks=pytest.mark.gcs)
+
+
+@pytest.fixture(params=[memory, memory_below, local, GCS, faultless])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     make: Callable[[Path], Storage] = request.param
     return make(tmp_path / "storage")
@@ -259,7 +262,7 @@ def test_upload_and_download_are_inverse(storage: Storage, tmp_path: Path, size_
 
 
 @pytest.mark.parametrize("size_bytes", [0, 2 * CHUNK_BYTES + 1])
-@pytest.mark.parametrize("from_", [memory_below, local, gcs, faultless])
+@pytest.mark.parametrize("from_", [memory_below, local, GCS, faultless])
 def test_a_copy_does_not_depend_on_its_source(
     storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage], size_bytes: int
 ) -> None:
@@ -307,7 +310,7 @@ def test_no_clock_of_a_host_dates_a_file(
         assert info is not None and abs(info.modified_ms - now_s() * 1000) < 60_000
 
 
-@pytest.mark.parametrize("from_", [memory_below, local, gcs])
+@pytest.mark.parametrize("from_", [memory_below, local, GCS])
 def test_a_damaged_file_is_not_copied(storage: Storage, tmp_path: Path, from_: Callable[[Path], Storage]) -> None:
     source = from_(tmp_path / "source")
     handle = changed(source.create("a", b"something else"), crc32c=google_crc32c.value(b"what was acked"))

@@ -37,6 +37,7 @@ from tests.oracles.aircraft import expected, row_order
 from tests.support.checkpoints import day as tally_day
 from tests.support.reading import read_output, read_state
 from tests.support.tally import Tally, day_of
+from tests.support.tiers import ALL
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
@@ -493,8 +494,8 @@ def tally(airflow: AirflowServer, data: Path) -> Callable[[str], Tally]:
     return lambda name: Tally(airflow.client, data / "tally", name)
 
 
-# Ten days take two to three times as long and show the same: for `CAIRN_LONG=1`.
-DAYS = 10 if os.environ.get("CAIRN_LONG") else 5
+# Ten days take two to three times as long and show the same: for `CAIRN_TESTS=all`.
+DAYS = 10 if ALL else 5
 
 
 def test_days_in_order_with_a_failing_try_interrupted_and_continued(tally: Callable[[str], Tally]) -> None:
@@ -678,7 +679,7 @@ def states_of(days: Tally, run: str) -> dict[str, str]:
 
 def test_backfills_in_numbers_are_whole_while_the_scheduler_runs(airflow: AirflowServer) -> None:
     """Hourly ones, several at a time, each DAG's next one while the one before still counts: none is refused, none lacks a run."""
-    dags, rounds = (20, 5) if os.environ.get("CAIRN_LONG") else (3, 2)
+    dags, rounds = (20, 5) if ALL else (3, 2)
     hours = [f"2024-01-01T{hour:02}:00:00+00:00" for hour in range(24)]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**airflow.env, "PATH": path, "CAIRN_AIRFLOW": airflow.client.url}

@@ -105,7 +105,7 @@ for n in range(int(sys.argv[3])):
     scope="module",
     params=[
         "cold",
-        pytest.param("warm", marks=pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="needs CAIRN_LONG=1")),
+        pytest.param("warm", marks=pytest.mark.long("the same kills with warm drivers")),
     ],
 )
 def drivers(request: pytest.FixtureRequest) -> str:

@@ -1,9 +1,9 @@
 """Two Celery workers under a real Airflow, each with its own name and TMPDIR, and the kills of tests/integration/test_airflow_kills.py: of a
 task's process, of its supervisor, of a whole worker. The broker is a PostgreSQL. One day of a pipeline per kill, drivers with a local
-master; at the end state and outputs are those of a run that nobody disturbed. Only with CAIRN_LONG=1: seven
+master; at the end state and outputs are those of a run that nobody disturbed. Only with CAIRN_TESTS=all: seven
 minutes on two cores, and Celery is installed.
 
-    CAIRN_LONG=1 pytest tests/integration/test_celery.py
+    CAIRN_TESTS=all pytest tests/integration/test_celery.py
 """
 
 from __future__ import annotations
@@ -148,55 +148,60 @@ def alive(pid: int) -> bool:
     return False
 
 
-if os.environ.get("CAIRN_LONG"):
+@pytest.mark.long("seven minutes: installs Celery and Redis")
+def test_kill_9_of_the_task_process(stack: Stack) -> None:
+    """The kernel ends the driver with it."""
+    day, driver = stack.day(), stack.driver()
+    os.kill(parent_of(driver), signal.SIGKILL)
+    wait_until(lambda: not alive(driver), 20, "the driver is gone too")
+    day.let_go()
+    day.succeed()
+    assert len(day.tries()) == 2
 
-    def test_kill_9_of_the_task_process(stack: Stack) -> None:
-        """The kernel ends the driver with it."""
-        day, driver = stack.day(), stack.driver()
-        os.kill(parent_of(driver), signal.SIGKILL)
-        wait_until(lambda: not alive(driver), 20, "the driver is gone too")
-        day.let_go()
-        day.succeed()
-        assert len(day.tries()) == 2
 
-    def test_kill_9_of_the_supervisor(stack: Stack) -> None:
-        """A process of Celery's pool. The task sees that it is gone and stops its driver."""
-        day, driver = stack.day(), stack.driver()
-        os.kill(parent_of(parent_of(driver)), signal.SIGKILL)
-        wait_until(lambda: not alive(driver), 20, "the driver is gone")
-        day.let_go()
-        day.succeed()
-        assert len(day.tries()) == 2
+@pytest.mark.long("seven minutes: installs Celery and Redis")
+def test_kill_9_of_the_supervisor(stack: Stack) -> None:
+    """A process of Celery's pool. The task sees that it is gone and stops its driver."""
+    day, driver = stack.day(), stack.driver()
+    os.kill(parent_of(parent_of(driver)), signal.SIGKILL)
+    wait_until(lambda: not alive(driver), 20, "the driver is gone")
+    day.let_go()
+    day.succeed()
+    assert len(day.tries()) == 2
 
-    def test_kill_9_of_a_whole_worker(stack: Stack) -> None:
-        """As if its host were gone, with the copies that it had: the other one makes the retry, from the storage."""
+
+@pytest.mark.long("seven minutes: installs Celery and Redis")
+def test_kill_9_of_a_whole_worker(stack: Stack) -> None:
+    """As if its host were gone, with the copies that it had: the other one makes the retry, from the storage."""
+    day = stack.day()
+    lost = stack.worker_of(day)
+    lost.kill()
+    day.let_go()
+    day.succeed()
+    assert len(day.tries()) == 2
+    assert {lost.name, stack.worker_of(day, 2).name} == set(NAMES)
+    lost.start()
+    wait_until(lost.is_ready, 120, f"{lost.name} is back")
+
+
+@pytest.mark.long("seven minutes: installs Celery and Redis")
+def test_nothing_is_other_and_nothing_is_left(stack: Stack) -> None:
+    """A day on each worker first: whoever works on a host removes what killed tasks left there."""
+    for worker in stack.workers.values():
+        for other in stack.workers.values():
+            if other is not worker:
+                other.kill()
         day = stack.day()
-        lost = stack.worker_of(day)
-        lost.kill()
         day.let_go()
         day.succeed()
-        assert len(day.tries()) == 2
-        assert {lost.name, stack.worker_of(day, 2).name} == set(NAMES)
-        lost.start()
-        wait_until(lost.is_ready, 120, f"{lost.name} is back")
-
-    def test_nothing_is_other_and_nothing_is_left(stack: Stack) -> None:
-        """A day on each worker first: whoever works on a host removes what killed tasks left there."""
-        for worker in stack.workers.values():
-            for other in stack.workers.values():
-                if other is not worker:
-                    other.kill()
-            day = stack.day()
-            day.let_go()
-            day.succeed()
-            assert stack.worker_of(day) is worker
-            assert [f for work in worker.temp.glob("cairn-work-*") for f in work.iterdir()] == []
-            for other in stack.workers.values():
-                if other is not worker:
-                    other.start()
-                    wait_until(other.is_ready, 120, f"{other.name} is back")
-        assert len(stack.days.log().completed()) == 5
-        stack.days.assert_undisturbed()
-        storage = open_storage(f"{stack.days.root}/sums")
-        sweep(storage, "sums", now_ms=FAR_MS)
-        assert unnamed_files(storage, stack.days.log()) == set()
+        assert stack.worker_of(day) is worker
+        assert [f for work in worker.temp.glob("cairn-work-*") for f in work.iterdir()] == []
+        for other in stack.workers.values():
+            if other is not worker:
+                other.start()
+                wait_until(other.is_ready, 120, f"{other.name} is back")
+    assert len(stack.days.log().completed()) == 5
+    stack.days.assert_undisturbed()
+    storage = open_storage(f"{stack.days.root}/sums")
+    sweep(storage, "sums", now_ms=FAR_MS)
+    assert unnamed_files(storage, stack.days.log()) == set()

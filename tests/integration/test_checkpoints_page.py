@@ -1,7 +1,7 @@
 """The checkpoints' pages in a browser, inside a real Airflow whose users have roles and whose auth manager refuses one of them a DAG. Only with
-CAIRN_LONG=1: two minutes.
+CAIRN_TESTS=all: two minutes.
 
-    CAIRN_LONG=1 pytest tests/integration/test_checkpoints_page.py
+    CAIRN_TESTS=all pytest tests/integration/test_checkpoints_page.py
 
 With CAIRN_SCREENSHOTS=docs the pictures of docs/checkpoints-page.md are made anew.
 """
@@ -34,7 +34,8 @@ from tests.support.trials import CHANGED, OLD, run, try_days
 
 pytestmark = [
     pytest.mark.airflow,
-    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="two minutes: CAIRN_LONG=1 runs it"),
+    pytest.mark.browser,
+    pytest.mark.long("two minutes"),
 ]
 RUN = quote(run_id(9), safe="")
 DAG_TAB = "/dags/rides/plugin/cairn-checkpoints-dag"

@@ -1,9 +1,9 @@
 """What happens to a cluster, under a real Airflow: one day of a pipeline per disturbance. Drivers connect to a Spark standalone cluster
 whose two hosts share nothing with them but the GCS server, and whose Python lacks Cairn. At the end state and outputs of all days are
 those of a run that nobody disturbed, and nothing is left behind. The tests build on each other; each also runs alone. Only with
-CAIRN_LONG=1: a quarter of an hour on two busy cores.
+CAIRN_TESTS=all: a quarter of an hour on two busy cores.
 
-    CAIRN_LONG=1 pytest -s tests/integration/test_cluster.py        # -s shows the table
+    CAIRN_TESTS=all pytest -s tests/integration/test_cluster.py        # -s shows the table
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.reading import unnamed_files
 from tests.support.spark_cluster import HOSTS, Cluster, Seen, cluster_in, seen_in
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.cluster, pytest.mark.gcs]
 
 ROOT = Path(__file__).resolve().parents[2]
 DAYS = 12  # more than there are tests
@@ -174,140 +174,160 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         shutil.rmtree(database, ignore_errors=True)
 
 
-if os.environ.get("CAIRN_LONG"):
-    FIRST, SECOND = HOSTS
+FIRST, SECOND = HOSTS
 
-    def test_nobody_disturbs(stack: Stack) -> None:
-        """Executors that lack Cairn get it from the driver, and both hosts work."""
-        day = stack.day("plain")
-        day.let_go()
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_nobody_disturbs(stack: Stack) -> None:
+    """Executors that lack Cairn get it from the driver, and both hosts work."""
+    day = stack.day("plain")
+    day.let_go()
+    day.succeed()
+    assert {t.host for t in day.shard_tries()} == set(HOSTS)
+    stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", day)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_a_host_is_lost(stack: Stack) -> None:
+    """kill -9 of its Spark worker and of all that this one started."""
+    day = stack.day("plain")
+    lost = [t for t in day.shard_tries() if t.host == FIRST]
+    assert lost, "no shard was there, so this shows nothing"
+    stack.cluster.kill_host(FIRST)
+    day.let_go()
+    day.succeed()
+    again = [t for t in day.shard_tries() if t.number > 0 or t.host == SECOND]
+    assert {t.shard for t in lost} <= {t.shard for t in again}
+    removed = stack.seen().removed
+    assert removed
+    stack.note("worker killed", f"{len(lost)} shards run again on {SECOND}; {removed[0]}", day)
+    stack.cluster.start_worker(FIRST)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_an_executor_is_killed(stack: Stack) -> None:
+    day = stack.day("plain")
+    lost = [t for t in day.shard_tries() if t.host == SECOND]
+    assert lost, "no shard was there, so this shows nothing"
+    stack.cluster.kill_executor(SECOND)
+    day.let_go()
+    day.succeed()
+    removed = stack.seen().removed
+    assert removed
+    stack.note("executor killed", f"{len(lost)} shards run again; {removed[0]}", day)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_the_driver_is_killed(stack: Stack) -> None:
+    """Of the Spark application; its executors end with it, and Airflow's retry starts another one."""
+    day = stack.day("plain")
+    (driver,) = day.drivers()
+    os.kill(driver, signal.SIGKILL)
+    day.let_go()
+    day.succeed()
+    assert len(day.tries()) == 2
+    assert "the Spark driver was killed (SIGKILL)" in day.log_of_try(1)
+    stack.note("driver killed", "another application", day)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_a_slow_shard_is_copied(stack: Stack) -> None:
+    """The slow one would wait for minutes; its copy on the other host does not, and is the one that counts."""
+    day = stack.day("speculation", held="0")
+    day.succeed()
+    assert day.hold.exists(), "the slow one was let go, so this shows nothing"
+    first, copy = (t for t in day.shard_tries() if t.shard == 0)
+    assert first.host != copy.host
+    seen = stack.seen()
+    assert seen.copies >= 1
+    stack.note("speculation", f"shard 0 on {first.host}, copied to {copy.host}; {', '.join(seen.failures)}", day)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_executors_come_and_go(stack: Stack) -> None:
+    """Dynamic allocation begins with one executor, adds another while shards wait, and takes the idle one away while a shard is at
+    work."""
+    day = stack.day("dynamic", held="0")
+    (working,) = {t.host for t in day.shard_tries() if t.shard == 0}
+    (idle,) = set(HOSTS) - {working}
+    wait_until(lambda: not stack.cluster.executors(idle), 120, "the idle executor goes")
+    day.let_go()
+    day.succeed()
+    seen = stack.seen()
+    assert len(seen.added) >= 2 and seen.removed
+    stack.note("dynamic allocation", f"{len(seen.added)} executors added, {len(seen.removed)} removed", day)
+
+
+# Those below on a Connect server of the cluster, whose executors live longer than a day.
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_a_host_is_decommissioned(stack: Stack) -> None:
+    """As a provider takes a host back: it is announced, nothing more is started there, and then the host is gone, with a shard at
+    work. (Without the second part Spark lets the shard end there.)"""
+    stack.connect_server()
+    day = stack.day("connect")
+    lost = [t for t in day.shard_tries() if t.host == FIRST]
+    assert lost, "no shard was there, so this shows nothing"
+    stack.cluster.decommission(FIRST)
+    stack.cluster.kill_host(FIRST)
+    day.let_go()
+    day.succeed()
+    assert {t.host for t in day.shard_tries() if t.shard == lost[0].shard} == {FIRST, SECOND}
+    removed = stack.seen().removed
+    assert removed
+    stack.note("decommission", f"{len(lost)} shards run again; {removed[0]}", day)
+    stack.cluster.start_worker(FIRST)
+
+
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_a_disk_is_full(stack: Stack) -> None:
+    """That of the second host's TMPDIR. Shards fail there, and run on the first."""
+    if not stack.small_disk:
+        pytest.skip("this user may not mount a tmpfs")
+    stack.connect_server()
+    ballast = stack.cluster.temp[SECOND] / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    try:
+        day = stack.day("connect", held="")
         day.succeed()
-        assert {t.host for t in day.shard_tries()} == set(HOSTS)
-        stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", day)
+    finally:
+        ballast.unlink()
+    failures = stack.seen().failures
+    assert failures and len(day.tries()) == 1
+    stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
 
-    def test_a_host_is_lost(stack: Stack) -> None:
-        """kill -9 of its Spark worker and of all that this one started."""
-        day = stack.day("plain")
-        lost = [t for t in day.shard_tries() if t.host == FIRST]
-        assert lost, "no shard was there, so this shows nothing"
-        stack.cluster.kill_host(FIRST)
-        day.let_go()
-        day.succeed()
-        again = [t for t in day.shard_tries() if t.number > 0 or t.host == SECOND]
-        assert {t.shard for t in lost} <= {t.shard for t in again}
-        removed = stack.seen().removed
-        assert removed
-        stack.note("worker killed", f"{len(lost)} shards run again on {SECOND}; {removed[0]}", day)
-        stack.cluster.start_worker(FIRST)
 
-    def test_an_executor_is_killed(stack: Stack) -> None:
-        day = stack.day("plain")
-        lost = [t for t in day.shard_tries() if t.host == SECOND]
-        assert lost, "no shard was there, so this shows nothing"
-        stack.cluster.kill_executor(SECOND)
-        day.let_go()
-        day.succeed()
-        removed = stack.seen().removed
-        assert removed
-        stack.note("executor killed", f"{len(lost)} shards run again; {removed[0]}", day)
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_the_connect_server_is_killed(stack: Stack) -> None:
+    stack.connect_server()
+    day = stack.day("connect")
+    stack.connect.kill()
+    stack.connect.start()
+    day.let_go()
+    stack.connect.wait_until_ready(240)
+    day.succeed()
+    assert "lost its Spark Connect server" in day.log_of_try(1)
+    stack.connect.stop()
+    stack.connect_runs = False
+    stack.note("Connect server killed", "another server", day)
 
-    def test_the_driver_is_killed(stack: Stack) -> None:
-        """Of the Spark application; its executors end with it, and Airflow's retry starts another one."""
-        day = stack.day("plain")
-        (driver,) = day.drivers()
-        os.kill(driver, signal.SIGKILL)
-        day.let_go()
-        day.succeed()
-        assert len(day.tries()) == 2
-        assert "the Spark driver was killed (SIGKILL)" in day.log_of_try(1)
-        stack.note("driver killed", "another application", day)
 
-    def test_a_slow_shard_is_copied(stack: Stack) -> None:
-        """The slow one would wait for minutes; its copy on the other host does not, and is the one that counts."""
-        day = stack.day("speculation", held="0")
-        day.succeed()
-        assert day.hold.exists(), "the slow one was let go, so this shows nothing"
-        first, copy = (t for t in day.shard_tries() if t.shard == 0)
-        assert first.host != copy.host
-        seen = stack.seen()
-        assert seen.copies >= 1
-        stack.note("speculation", f"shard 0 on {first.host}, copied to {copy.host}; {', '.join(seen.failures)}", day)
-
-    def test_executors_come_and_go(stack: Stack) -> None:
-        """Dynamic allocation begins with one executor, adds another while shards wait, and takes the idle one away while a shard is at
-        work."""
-        day = stack.day("dynamic", held="0")
-        (working,) = {t.host for t in day.shard_tries() if t.shard == 0}
-        (idle,) = set(HOSTS) - {working}
-        wait_until(lambda: not stack.cluster.executors(idle), 120, "the idle executor goes")
-        day.let_go()
-        day.succeed()
-        seen = stack.seen()
-        assert len(seen.added) >= 2 and seen.removed
-        stack.note("dynamic allocation", f"{len(seen.added)} executors added, {len(seen.removed)} removed", day)
-
-    # Those below on a Connect server of the cluster, whose executors live longer than a day.
-
-    def test_a_host_is_decommissioned(stack: Stack) -> None:
-        """As a provider takes a host back: it is announced, nothing more is started there, and then the host is gone, with a shard at
-        work. (Without the second part Spark lets the shard end there.)"""
-        stack.connect_server()
-        day = stack.day("connect")
-        lost = [t for t in day.shard_tries() if t.host == FIRST]
-        assert lost, "no shard was there, so this shows nothing"
-        stack.cluster.decommission(FIRST)
-        stack.cluster.kill_host(FIRST)
-        day.let_go()
-        day.succeed()
-        assert {t.host for t in day.shard_tries() if t.shard == lost[0].shard} == {FIRST, SECOND}
-        removed = stack.seen().removed
-        assert removed
-        stack.note("decommission", f"{len(lost)} shards run again; {removed[0]}", day)
-        stack.cluster.start_worker(FIRST)
-
-    def test_a_disk_is_full(stack: Stack) -> None:
-        """That of the second host's TMPDIR. Shards fail there, and run on the first."""
-        if not stack.small_disk:
-            pytest.skip("this user may not mount a tmpfs")
-        stack.connect_server()
-        ballast = stack.cluster.temp[SECOND] / "ballast"
-        with ballast.open("wb", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(b"\0" * 4096)
-        try:
-            day = stack.day("connect", held="")
-            day.succeed()
-        finally:
-            ballast.unlink()
-        failures = stack.seen().failures
-        assert failures and len(day.tries()) == 1
-        stack.note("full disk", f"{len(failures)} tasks failed: {', '.join(sorted(set(failures)))}", day)
-
-    def test_the_connect_server_is_killed(stack: Stack) -> None:
-        stack.connect_server()
-        day = stack.day("connect")
-        stack.connect.kill()
-        stack.connect.start()
-        day.let_go()
-        stack.connect.wait_until_ready(240)
-        day.succeed()
-        assert "lost its Spark Connect server" in day.log_of_try(1)
-        stack.connect.stop()
-        stack.connect_runs = False
-        stack.note("Connect server killed", "another server", day)
-
-    def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:
-        stack.connect.stop()
-        last = stack.day("plain")  # whoever works on a host removes what killed tasks left there
-        last.let_go()
-        last.succeed()
-        stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", last)
-        for host in HOSTS:
-            wait_until(lambda host=host: not stack.cluster.executors(host), 30, "executors end")  # type: ignore[misc]
-            wait_until(lambda host=host: not stack.cluster.python_workers(host), 30, "Python workers end")  # type: ignore[misc]
-            assert [f for work in stack.cluster.temp[host].glob("cairn-work-*") for f in work.iterdir()] == []
-        assert [f for f in (stack.days.folder / "memory").rglob("*") if f.is_file()] == []
-        storage = open_storage(f"{stack.days.root}/sums")
-        sweep(storage, "sums", now_ms=FAR_MS)
-        assert unnamed_files(storage, stack.days.log()) == set()
-        assert verify_pipeline(storage, work=tmp_path).success
+@pytest.mark.long("a quarter of an hour: a Spark cluster of processes")
+def test_nothing_is_other_and_nothing_is_left(stack: Stack, tmp_path: Path) -> None:
+    stack.connect.stop()
+    last = stack.day("plain")  # whoever works on a host removes what killed tasks left there
+    last.let_go()
+    last.succeed()
+    stack.note("none", f"executors on {' and '.join(sorted(stack.seen().added))}", last)
+    for host in HOSTS:
+        wait_until(lambda host=host: not stack.cluster.executors(host), 30, "executors end")  # type: ignore[misc]
+        wait_until(lambda host=host: not stack.cluster.python_workers(host), 30, "Python workers end")  # type: ignore[misc]
+        assert [f for work in stack.cluster.temp[host].glob("cairn-work-*") for f in work.iterdir()] == []
+    assert [f for f in (stack.days.folder / "memory").rglob("*") if f.is_file()] == []
+    storage = open_storage(f"{stack.days.root}/sums")
+    sweep(storage, "sums", now_ms=FAR_MS)
+    assert unnamed_files(storage, stack.days.log()) == set()
+    assert verify_pipeline(storage, work=tmp_path).success

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from tests.support.shown_airflow import shown_airflow
 
 pytestmark = [
     pytest.mark.airflow,
-    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="starts Airflow and a browser: CAIRN_LONG=1 runs it"),
+    pytest.mark.browser,
+    pytest.mark.long("starts Airflow and a browser"),
 ]
 
 

@@ -1,12 +1,11 @@
 """Who sees which pipeline under Airflow's FAB auth manager, with users, roles, and roles of some DAGs only. A real API server and its database; no
-browser. Only with CAIRN_LONG=1: FAB is installed.
+browser. Only with CAIRN_TESTS=all: FAB is installed.
 
-    CAIRN_LONG=1 pytest tests/integration/test_fab.py
+    CAIRN_TESTS=all pytest tests/integration/test_fab.py
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +16,7 @@ from tests.support.shown_airflow import SET_UP, ShownAirflow, shown_airflow
 
 pytestmark = [
     pytest.mark.airflow,
-    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="installs FAB: CAIRN_LONG=1 runs it"),
+    pytest.mark.long("installs FAB"),
 ]
 
 ROLES = {"ada": "Admin", "vera": "Viewer", "riku": "Riders", "pia": "Public"}

@@ -1,7 +1,7 @@
 """What docs/first-pipeline.md leaves to its reader, from a fresh clone: set-up, the demo, and a new pipeline's 72 hours in Airflow. Only
-with CAIRN_LONG=1: half an hour on two cores.
+with CAIRN_TESTS=all: half an hour on two cores.
 
-    CAIRN_LONG=1 pytest tests/integration/test_first_hour.py
+    CAIRN_TESTS=all pytest tests/integration/test_first_hour.py
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.browser import browser, log_in, wait_for
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import in_docs, run_printed
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.browser]
 
 HOURS, GAP, START = 72, timedelta(minutes=30), datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -104,75 +104,72 @@ def started(clone: Path, *command: str, **variables: str) -> Iterator[list[str]]
         assert any("is stopped" in line for line in said())
 
 
-if os.environ.get("CAIRN_LONG"):
+@pytest.mark.long("half an hour: clones, sets up, starts Airflow and a browser")
+def test_the_first_pipeline_in_airflow(clone: Path) -> None:
+    """As the page prints it; but another Airflow may be running on this machine, so that its port is a free one."""
+    (backfill,) = (text for text, pages in in_docs().items() if text.startswith("cairn backfill --dag clicks"))
+    run_printed("cairn new clicks --schedule hourly --key user --api row --yes", clone)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = subprocess.run(["make", "ui", f"PORT={port}"], cwd=clone, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and f"port {port} is taken; another one: make ui PORT=8081" in refused.stderr
 
-    def test_the_first_pipeline_in_airflow(clone: Path) -> None:
-        """As the page prints it; but another Airflow may be running on this machine, so that its port is a free one."""
-        (backfill,) = (text for text, pages in in_docs().items() if text.startswith("cairn backfill --dag clicks"))
-        run_printed("cairn new clicks --schedule hourly --key user --api row --yes", clone)
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = taken.getsockname()[1]
-            refused = subprocess.run(
-                ["make", "ui", f"PORT={port}"], cwd=clone, capture_output=True, text=True, check=False
-            )
-        assert refused.returncode != 0 and f"port {port} is taken; another one: make ui PORT=8081" in refused.stderr
-
-        with started(clone, "make", "spark", f"SPARK_PORT={free_port()}") as spark_lines:
-            (connection,) = (line for line in spark_lines if line.startswith("For Airflow:"))
-            variables = dict([connection.partition("export ")[2].strip().replace("'", "").split("=", 1)])
-            port = free_port()
-            with started(clone, "make", "ui", f"PORT={port}", **variables) as ui_lines:
-                (address,) = (line.split("CAIRN_AIRFLOW=")[1] for line in ui_lines if "CAIRN_AIRFLOW=" in line)
-                (listing,) = (m[0] for line in ui_lines if (m := re.search(r"AIRFLOW_HOME=.*airflow dags list$", line)))
-                assert "clicks" in run_printed(listing, clone)
-                run_printed(backfill, clone, CAIRN_AIRFLOW=address)
-                client = AirflowClient(address)
-                runs = [run["dag_run_id"] for run in client.dag_runs("clicks") if run["run_type"] == "backfill"]
-                assert len(runs) == HOURS
-                assert set(client.wait_for_runs("clicks", runs, timeout_s=3600).values()) == {"success"}
-
-        root = f"file://{clone}/data/state"
-        log = read_log(open_storage(f"{root}/clicks"))
-        assert status_of(log, "clicks", open_storage(f"{root}/clicks")).well
-        rows = pa.concat_tables(pq.read_table(file) for file in output_files(root, "clicks")).to_pylist()
-        made = sorted((row["user"], row["started_at"], row["ended_at"], row["events"]) for row in rows)
-        assert len(made) > 1000 and made == sessions_that_ended(clone)
-
-    def test_the_demo_ends_well(clone: Path) -> None:
-        """Of three days instead of fourteen."""
-        said = run_printed("make demo", clone, DAYS="3")
-        (data,) = re.findall(r"CAIRN_DATA=\$PWD/(\S+) make ui", said)
-        made = read_log(open_storage(f"file://{clone}/{data}/state/aircraft")).completed()
-        days = sorted({record.content.interval.start.day for record in made})
-        assert days == [1, 2, 3] and "Airflow and Spark are stopped" in said
-
-        # Its last line, in another port; then the checkpoints of these days in the browser.
+    with started(clone, "make", "spark", f"SPARK_PORT={free_port()}") as spark_lines:
+        (connection,) = (line for line in spark_lines if line.startswith("For Airflow:"))
+        variables = dict([connection.partition("export ")[2].strip().replace("'", "").split("=", 1)])
         port = free_port()
-        with started(clone, "make", "ui", f"PORT={port}", CAIRN_DATA=str(clone / data)) as lines, browser() as chrome:
-            (address,) = (line.split("CAIRN_AIRFLOW=")[1] for line in lines if "CAIRN_AIRFLOW=" in line)
-            log_in(chrome, address, AirflowClient(address).token())
+        with started(clone, "make", "ui", f"PORT={port}", **variables) as ui_lines:
+            (address,) = (line.split("CAIRN_AIRFLOW=")[1] for line in ui_lines if "CAIRN_AIRFLOW=" in line)
+            (listing,) = (m[0] for line in ui_lines if (m := re.search(r"AIRFLOW_HOME=.*airflow dags list$", line)))
+            assert "clicks" in run_printed(listing, clone)
+            run_printed(backfill, clone, CAIRN_AIRFLOW=address)
+            client = AirflowClient(address)
+            runs = [run["dag_run_id"] for run in client.dag_runs("clicks") if run["run_type"] == "backfill"]
+            assert len(runs) == HOURS
+            assert set(client.wait_for_runs("clicks", runs, timeout_s=3600).values()) == {"success"}
 
-            def page(path: str) -> str:
-                chrome.switch_to.default_content()
-                chrome.get(f"{address}{path}")
-                chrome.switch_to.frame(wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "iframe"), 60))
-                return str(wait_for(lambda: chrome.find_element(By.ID, "page").text))
+    root = f"file://{clone}/data/state"
+    log = read_log(open_storage(f"{root}/clicks"))
+    assert status_of(log, "clicks", open_storage(f"{root}/clicks")).well
+    rows = pa.concat_tables(pq.read_table(file) for file in output_files(root, "clicks")).to_pylist()
+    made = sorted((row["user"], row["started_at"], row["ended_at"], row["events"]) for row in rows)
+    assert len(made) > 1000 and made == sessions_that_ended(clone)
 
-            listed = page("/plugin/cairn-checkpoints")
-            row = chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=aircraft]").text
-            newest = made[-1]
-            assert "sound" in row and f"{newest.content.totals.keys:,}" in row, listed
-            tab = "/dags/aircraft/plugin/cairn-checkpoints-dag"
-            for view in ("Overview", "History", "Lineage", "Trends"):
-                page(tab)
-                chrome.find_element(By.LINK_TEXT, view).click()
-                shown = wait_for(
-                    lambda: (text := chrome.find_element(By.ID, "page").text) and "2013-01-0" in text and text
-                )
-                assert "not answered" not in shown, view
+
+@pytest.mark.long("half an hour: clones, sets up, starts Airflow and a browser")
+def test_the_demo_ends_well(clone: Path) -> None:
+    """Of three days instead of fourteen."""
+    said = run_printed("make demo", clone, DAYS="3")
+    (data,) = re.findall(r"CAIRN_DATA=\$PWD/(\S+) make ui", said)
+    made = read_log(open_storage(f"file://{clone}/{data}/state/aircraft")).completed()
+    days = sorted({record.content.interval.start.day for record in made})
+    assert days == [1, 2, 3] and "Airflow and Spark are stopped" in said
+
+    # Its last line, in another port; then the checkpoints of these days in the browser.
+    port = free_port()
+    with started(clone, "make", "ui", f"PORT={port}", CAIRN_DATA=str(clone / data)) as lines, browser() as chrome:
+        (address,) = (line.split("CAIRN_AIRFLOW=")[1] for line in lines if "CAIRN_AIRFLOW=" in line)
+        log_in(chrome, address, AirflowClient(address).token())
+
+        def page(path: str) -> str:
+            chrome.switch_to.default_content()
+            chrome.get(f"{address}{path}")
+            chrome.switch_to.frame(wait_for(lambda: chrome.find_element(By.CSS_SELECTOR, "iframe"), 60))
+            return str(wait_for(lambda: chrome.find_element(By.ID, "page").text))
+
+        listed = page("/plugin/cairn-checkpoints")
+        row = chrome.find_element(By.CSS_SELECTOR, "tr[data-pipeline=aircraft]").text
+        newest = made[-1]
+        assert "sound" in row and f"{newest.content.totals.keys:,}" in row, listed
+        tab = "/dags/aircraft/plugin/cairn-checkpoints-dag"
+        for view in ("Overview", "History", "Lineage", "Trends"):
             page(tab)
-            chrome.find_element(By.LINK_TEXT, "History").click()
-            ids = wait_for(lambda: [link.text for link in chrome.find_elements(By.CSS_SELECTOR, "tbody th a")])
-            assert str(newest.id) in ids, ids
+            chrome.find_element(By.LINK_TEXT, view).click()
+            shown = wait_for(lambda: (text := chrome.find_element(By.ID, "page").text) and "2013-01-0" in text and text)
+            assert "not answered" not in shown, view
+        page(tab)
+        chrome.find_element(By.LINK_TEXT, "History").click()
+        ids = wait_for(lambda: [link.text for link in chrome.find_elements(By.CSS_SELECTOR, "tbody th a")])
+        assert str(newest.id) in ids, ids

@@ -47,6 +47,8 @@ from tests.support.gcs_server import BUCKET, GcsServer, gcs_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.gcs
+
 STEP_BYTES = 256 * 1024
 HURRY = Patience(deadline_s=1.2, request_s=0.2, first_delay_s=0.01, longest_delay_s=0.05)
 FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in ("401", "403"))

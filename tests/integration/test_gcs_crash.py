@@ -11,9 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.support.crash_matrix import OPERATIONS
 from tests.support.gcs_crash import play
 from tests.support.gcs_server import gcs_server
+
+pytestmark = pytest.mark.gcs
 
 NAMES = tuple(o.name for o in OPERATIONS)
 

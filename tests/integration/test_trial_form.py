@@ -1,5 +1,5 @@
 """`trial_pipeline` under a real scheduler, triggerer and Spark Connect server: the form, the question in Required Actions, and what an answer
-does. The tests build on each other. Only with CAIRN_LONG=1: four minutes."""
+does. The tests build on each other. Only with CAIRN_TESTS=all: four minutes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.airflow,
+    pytest.mark.browser,
     pytest.mark.spark,
-    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="minutes; CAIRN_LONG=1 runs it"),
+    pytest.mark.long("minutes"),
 ]
 NEXT, PAST, NO = DEPLOY
 NAME, FORM = "aircraft", "aircraft_try"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="minutes; CAIRN_LONG=1 runs it"),
+    pytest.mark.long("minutes"),
 ]
 DAYS, BEGIN = 12, 4
 KEY = ["kind", "tailnum", "row_number"]

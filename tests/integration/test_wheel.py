@@ -1,7 +1,7 @@
 """The wheel in a blank virtual environment and a blank AIRFLOW_HOME outside of this repository: three days with what Airflow itself
-ships as defaults. Only with CAIRN_LONG=1: each Python takes minutes, and has its packages installed.
+ships as defaults. Only with CAIRN_TESTS=all: each Python takes minutes, and has its packages installed.
 
-    CAIRN_LONG=1 pytest tests/integration/test_wheel.py            # every Python of CAIRN_PYTHONS, or 3.11 to 3.13 as far as here
+    CAIRN_TESTS=all pytest tests/integration/test_wheel.py            # every Python of CAIRN_PYTHONS, or 3.11 to 3.13 as far as here
 """
 
 from __future__ import annotations
@@ -70,59 +70,58 @@ def ran(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
     return done.stdout
 
 
-if os.environ.get("CAIRN_LONG"):
+@pytest.mark.long("minutes: installs the wheel for each Python")
+@pytest.mark.airflow
+@pytest.mark.spark
+@pytest.mark.parametrize("python", pythons())
+def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str) -> None:
+    venv, home = tmp_path / "a venv", tmp_path / "a home"
+    uv = str(Path(sys.executable).with_name("uv"))
+    ran(
+        uv,
+        "build",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "-o",
+        tmp_path,
+        ROOT,
+        cwd=tmp_path,
+    )
+    (wheel,) = tmp_path.glob("cairn_state-*.whl")
+    ran(python, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    wanted = f"cairn-state[airflow,spark] @ {wheel.as_uri()}"
+    ran(uv, "pip", "install", "-q", "--python", venv / "bin/python", wanted, cwd=tmp_path)
 
-    @pytest.mark.airflow
-    @pytest.mark.spark
-    @pytest.mark.parametrize("python", pythons())
-    def test_three_days_of_the_wheel_in_a_blank_airflow(tmp_path: Path, python: str) -> None:
-        venv, home = tmp_path / "a venv", tmp_path / "a home"
-        uv = str(Path(sys.executable).with_name("uv"))
-        ran(
-            uv,
-            "build",
-            "--wheel",
-            "--no-build-isolation",
-            "--python",
-            sys.executable,
-            "-o",
-            tmp_path,
-            ROOT,
-            cwd=tmp_path,
-        )
-        (wheel,) = tmp_path.glob("cairn_state-*.whl")
-        ran(python, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
-        wanted = f"cairn-state[airflow,spark] @ {wheel.as_uri()}"
-        ran(uv, "pip", "install", "-q", "--python", venv / "bin/python", wanted, cwd=tmp_path)
+    (home / "dags").mkdir(parents=True)
+    (home / "dags/sums_pipeline.py").write_text(PIPELINE)
+    (home / "dags/sums.py").write_text(DAG.format(root=str(tmp_path / "state")))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "CAIRN", "PYTHON"))}
+    env |= {
+        "AIRFLOW_HOME": str(home),
+        "PATH": f"{venv / 'bin'}:{env['PATH']}",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    }
+    airflow = venv / "bin/airflow"
+    ran(airflow, "db", "migrate", cwd=tmp_path, env=env)
+    assert "cairn" in ran(airflow, "providers", "list", cwd=tmp_path, env=env)
+    ran(airflow, "connections", "add", "cairn_spark", "--conn-type", "spark", "--conn-host", "local[1]",
+        cwd=tmp_path, env=env)  # fmt: skip
+    with sqlite3.connect(home / "airflow.db") as database:
+        assert database.execute("SELECT conn_type FROM connection WHERE conn_id = 'cairn_spark'").fetchall() == [
+            ("spark",)
+        ]
+    for day in (2, 3, 4):  # by hand: of the day that ended last
+        ran(airflow, "dags", "test", "sums", f"2024-01-0{day}", cwd=tmp_path, env=env)
 
-        (home / "dags").mkdir(parents=True)
-        (home / "dags/sums_pipeline.py").write_text(PIPELINE)
-        (home / "dags/sums.py").write_text(DAG.format(root=str(tmp_path / "state")))
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "CAIRN", "PYTHON"))}
-        env |= {
-            "AIRFLOW_HOME": str(home),
-            "PATH": f"{venv / 'bin'}:{env['PATH']}",
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        }
-        airflow = venv / "bin/airflow"
-        ran(airflow, "db", "migrate", cwd=tmp_path, env=env)
-        assert "cairn" in ran(airflow, "providers", "list", cwd=tmp_path, env=env)
-        ran(airflow, "connections", "add", "cairn_spark", "--conn-type", "spark", "--conn-host", "local[1]",
-            cwd=tmp_path, env=env)  # fmt: skip
-        with sqlite3.connect(home / "airflow.db") as database:
-            assert database.execute("SELECT conn_type FROM connection WHERE conn_id = 'cairn_spark'").fetchall() == [
-                ("spark",)
-            ]
-        for day in (2, 3, 4):  # by hand: of the day that ended last
-            ran(airflow, "dags", "test", "sums", f"2024-01-0{day}", cwd=tmp_path, env=env)
-
-        read = (
-            "import json, sys; from state_backend.adapters.open_storage import open_storage;"
-            "from state_backend.checkpoint.log import read_log;"
-            "print(json.dumps([[r.id, str(r.content.interval), r.content.totals.entries] for r in "
-            "read_log(open_storage(sys.argv[1])).completed()]))"
-        )
-        records = json.loads(ran(venv / "bin/python", "-c", read, tmp_path / "state/sums", cwd=tmp_path, env=env))
-        assert [(number, entries) for number, _, entries in records] == [(1, 2), (2, 2), (3, 2)]
-        shown = ran(venv / "bin/cairn", "export", str(tmp_path / "state"), "sums", "--help", cwd=tmp_path, env=env)
-        assert "Usage" in shown
+    read = (
+        "import json, sys; from state_backend.adapters.open_storage import open_storage;"
+        "from state_backend.checkpoint.log import read_log;"
+        "print(json.dumps([[r.id, str(r.content.interval), r.content.totals.entries] for r in "
+        "read_log(open_storage(sys.argv[1])).completed()]))"
+    )
+    records = json.loads(ran(venv / "bin/python", "-c", read, tmp_path / "state/sums", cwd=tmp_path, env=env))
+    assert [(number, entries) for number, _, entries in records] == [(1, 2), (2, 2), (3, 2)]
+    shown = ran(venv / "bin/cairn", "export", str(tmp_path / "state"), "sums", "--help", cwd=tmp_path, env=env)
+    assert "Usage" in shown

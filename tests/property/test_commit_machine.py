@@ -955,12 +955,12 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
 
 # Which takes many histories to be met, since a process that makes fewer calls dies at others. Of the clock the explorer tells at once.
 RARE = {"what was replaced counts again": 250, "a sweep goes by the clock of its host": 40}
-FAST = [
-    mistake for mistake in MISTAKES if mistake not in RARE or os.environ.get("CAIRN_LONG")
-]  # the others take minutes
 
 
-@pytest.mark.parametrize("mistake", FAST)
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(m, marks=pytest.mark.long("minutes: it is rarely met")) if m in RARE else m for m in MISTAKES],
+)
 def test_the_model_finds_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead = MISTAKES[mistake]
     monkeypatch.setattr(where, name, instead)

@@ -1,9 +1,8 @@
 """A week of intervals of five minutes, and what goes wrong in a week: what is left is the state of an undisturbed week, and of files
-exactly what the log names. 40 intervals; with CAIRN_LONG=1 the whole week of 2,016."""
+exactly what the log names. 40 intervals; with CAIRN_TESTS=all the whole week of 2,016."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ from tests.support.checkpoints import PIPELINE, START
 from tests.support.faulty_storage import Fault, FaultyStorage, StopHere, lost_answer_at, stop_at
 from tests.support.reading import unnamed_files
 from tests.support.real_shards import RealPipeline
+from tests.support.tiers import ALL
 
-WEEK = 2016 if os.environ.get("CAIRN_LONG") else 40
+WEEK = 2016 if ALL else 40
 A_DAY = 288 if WEEK == 2016 else 20
 KEYS = [f"key-{n}" for n in range(40)]
 FAR_MS = 4_102_444_800_000  # the year 2100: what nobody needs is old

@@ -18,8 +18,9 @@ import pytest
 
 from tests.support.layout import REPOSITORY
 from tests.support.planted_faults import PLANTED
+from tests.support.tiers import ALL
 
-LONG = bool(os.environ.get("CAIRN_LONG"))
+LONG = ALL
 # First seed and number of histories, each in a process of its own.
 PARTS = [(first, 50) for first in range(1000, 1300, 50)] if LONG else [(1, 2)]
 OPERATIONS = 40 if LONG else 16
@@ -48,7 +49,7 @@ OPERATIONS_DONE = {
 }
 
 
-@pytest.mark.skipif(not LONG, reason="minutes; CAIRN_LONG=1 runs it")
+@pytest.mark.long("minutes")
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(tmp_path: Path, fault: str) -> None:
     reports = histories(tmp_path, 2000, MOST_UNTIL_FOUND, "--plant", fault, "--until-found")

@@ -23,8 +23,9 @@ from state_backend.checkpoint.sweep import sweep
 from tests.support.counting import day
 from tests.support.layout import REPOSITORY
 from tests.support.range_driver import pipeline, run_days
+from tests.support.tiers import ALL
 
-LONG = bool(os.environ.get("CAIRN_LONG"))
+LONG = ALL
 DAYS, KILLS = (12, 40) if LONG else (3, 2)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 _TASK = re.compile(r"((?:part|late|shared/…)[-/]\d+)-\d+")
@@ -105,7 +106,7 @@ def check_as_undisturbed(root: Path, undisturbed: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.skipif(not LONG, reason="minutes; CAIRN_LONG=1 runs it")
+@pytest.mark.long("minutes")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_range_on_spark_that_is_killed_comes_to_the_same(undisturbed: Path, tmp_path: Path, seed: int) -> None:
     """kill -9 of the driver, of the Spark server, and of one of its Python workers, in turns, a random time after a try began. What a

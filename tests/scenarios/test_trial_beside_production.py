@@ -112,7 +112,7 @@ def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.skipif(not os.environ.get("CAIRN_LONG"), reason="minutes; CAIRN_LONG=1 runs it")
+@pytest.mark.long("minutes")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_neither_changes_the_other_at_size(sized: Path, tmp_path: Path, seed: int) -> None:
     """Production is killed, cleared, run on and swept while a trial of its 30 days is killed and goes on. Whenever production rests, no byte of

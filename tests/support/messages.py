@@ -1,6 +1,6 @@
 """Every error that the code can raise, with what the tests made it say.
 
-A run of the whole suite names each place where an error is made that no test reached, and fails by it with CAIRN_LONG=1
+A run of the whole suite names each place where an error is made that no test reached, and fails by it with CAIRN_TESTS=all
 (`tests/conftest.py`). So who adds an error adds a test that meets it
 as a user would. What no test of this process can see is in ``UNSEEN``, each with its reason.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -169,10 +168,13 @@ def test_many_timers_of_one_key_cost_no_more_than_of_many(tmp_path: Path) -> Non
     assert state.key_group_states() == ()
 
 
-LARGE = [(1_000, 400_000, "value", 600 * MIB)]
-if os.environ.get("CAIRN_LONG"):  # minutes, and gigabytes on disk
-    LARGE += [(75, 30_000_000, "value", 1024 * MIB), (10_000, 250_000, "value", 1024 * MIB)]
-    LARGE += [(2_500, 1_000_000, "map", 1024 * MIB)]
+GIGABYTES = pytest.mark.long("minutes, and gigabytes on disk")
+LARGE = [
+    (1_000, 400_000, "value", 600 * MIB),
+    pytest.param(75, 30_000_000, "value", 1024 * MIB, marks=GIGABYTES),
+    pytest.param(10_000, 250_000, "value", 1024 * MIB, marks=GIGABYTES),
+    pytest.param(2_500, 1_000_000, "map", 1024 * MIB, marks=GIGABYTES),
+]
 
 
 @pytest.mark.parametrize(("keys", "value_bytes", "kind", "most_bytes"), LARGE)

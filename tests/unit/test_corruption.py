@@ -499,7 +499,7 @@ def test_nothing_changes_behind_a_link_in_the_place_of_a_folder(
     assert check_links(tried, tmp_path, LINKED, shards=False) == []
 
 
-@pytest.mark.skipif("CAIRN_LONG" not in os.environ, reason="CAIRN_LONG=1: three minutes")
+@pytest.mark.long("three minutes")
 def test_nothing_changes_behind_any_link_when_intervals_run(tried: Path, tmp_path: Path) -> None:
     """Every kind of folder and file, and with shards, which restore and upload."""
     assert len(by_kind(tried)) > 80

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from datetime import timedelta
@@ -234,7 +233,7 @@ def test_a_lost_or_damaged_file_is_named_or_harmless(original: Path, tmp_path: P
         assert harm(original, tmp_path / damage.__name__, file, damage, whole) == "", damage.__name__
 
 
-@pytest.mark.skipif("CAIRN_LONG" not in os.environ, reason="CAIRN_LONG=1: five minutes")
+@pytest.mark.long("five minutes")
 def test_every_file_in_every_way(original: Path, tmp_path: Path, whole: Any) -> None:
     """Prints what it counted."""
     files = files_by_kind(original)

@@ -3,7 +3,6 @@ The cost model says the same of each."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -53,10 +52,13 @@ KIND = {
     "stat": "look",
     "delete": "delete",
 }
-LONG = [(2, 60), (16, 30)] if os.environ.get("CAIRN_LONG") else []
+MINUTES = pytest.mark.long("minutes")
 
 
-@pytest.mark.parametrize(("shards", "intervals"), [(2, 7), (4, 7), (16, 2), *LONG])
+@pytest.mark.parametrize(
+    ("shards", "intervals"),
+    [(2, 7), (4, 7), (16, 2), pytest.param(2, 60, marks=MINUTES), pytest.param(16, 30, marks=MINUTES)],
+)
 def test_an_interval_asks_as_much_at_any_age(shards: int, intervals: int) -> None:
     """Nothing is asked by retained checkpoint, or by interval that there was. From the fifth on one checkpoint is dropped each time."""
     storage = MemoryStorage()

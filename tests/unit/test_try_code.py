@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -324,7 +323,7 @@ def test_what_a_removed_trial_still_writes_goes_with_it_or_with_a_sweep(
     assert check_removed_at(production, tmp_path, monkeypatch, removed)
 
 
-@pytest.mark.skipif("CAIRN_LONG" not in os.environ, reason="CAIRN_LONG=1: half a minute")
+@pytest.mark.long("half a minute")
 def test_a_trial_is_removed_before_each_of_its_writes(
     production: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,105 @@
+"""The tier of tests that runs: `fast`, `ci` or `all` in the variable CAIRN_TESTS; `ci` without it.
+
+`fast` leaves out tests that need Spark, Airflow, a browser, a cluster or a storage server. `ci` leaves out tests that are marked `long`.
+Some tests run fewer examples in `fast` and `ci`: they ask `ALL` or `at_tier`.
+
+`make test-all` runs in parts: CAIRN_PASSED names a folder, where each run notes the tests that passed on this commit. A later run of the
+same commit leaves these tests out. With uncommitted changes nothing is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.support.messages import Made, as_plain, from_plain
+
+T = TypeVar("T")
+
+NAMES = ("fast", "ci", "all")
+TIER = os.environ.get("CAIRN_TESTS") or "ci"
+if TIER not in NAMES:
+    raise SystemExit(f"CAIRN_TESTS is {TIER!r}; use one of {', '.join(NAMES)}")
+ALL = TIER == "all"
+# What a marker's tests need beside Python's packages: a program, and the command that installs it.
+SOFTWARE = {
+    "spark": ("java", "make java"),
+    "airflow": ("java", "make java"),
+    "browser": ("chromium", "apt-get install chromium chromium-driver"),
+}
+NOT_FAST = ("spark", "airflow", "browser", "cluster", "gcs")
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def at_tier(*, fast: T, ci: T, all: T) -> T:
+    """Return the value of the tier that runs."""
+    return {"fast": fast, "ci": ci, "all": all}[TIER]
+
+
+def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of other tiers, and tests that passed before on this commit."""
+    if TIER == "fast":
+        left_out = [item for item in items if any(item.get_closest_marker(name) for name in NOT_FAST)]
+        items[:] = [item for item in items if item not in {*left_out}]
+        config.hook.pytest_deselected(items=left_out)
+    if not ALL:
+        for item in items:
+            if long := item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason=f"long ({long.args[0]}): make test-all runs it"))
+    elif passed := {*_noted(".passed")}:
+        done = [item for item in items if item.nodeid in passed]
+        items[:] = [item for item in items if item.nodeid not in passed]
+        config.hook.pytest_deselected(items=done)
+
+
+def remember_passed(report: pytest.TestReport) -> None:
+    """Note a test that passed on this commit. Workers leave the notes to the process that started them."""
+    if report.when == "call" and report.passed and "PYTEST_XDIST_WORKER" not in os.environ:
+        _note(".passed", [report.nodeid])
+
+
+def remember_errors(made: Sequence[Made]) -> list[Made]:
+    """Note the errors that this run made, and return them with those of earlier runs on this commit."""
+    _note(".errors", [json.dumps(one) for one in as_plain(made)])
+    return [*made, *from_plain(json.loads(line) for line in _noted(".errors"))]
+
+
+def missing_software() -> list[str]:
+    """Return a line for each program that is not here, with the tests that need it and the command that installs it."""
+    lines = []
+    for program, command in {*SOFTWARE.values()}:
+        if shutil.which(program) is None and not (program == "java" and "JAVA_HOME" in os.environ):
+            needed = " and ".join(sorted(marker for marker, (name, _) in SOFTWARE.items() if name == program))
+            lines.append(f"{program} is missing: tests marked {needed} can't run. To install it: {command}")
+    return sorted(lines)
+
+
+@cache
+def _notes() -> Path | None:
+    """Return the path of this commit's notes without suffix; None if nothing is noted."""
+    folder = os.environ.get("CAIRN_PASSED")
+    git = ["git", "-C", str(REPOSITORY)]
+    if not folder or subprocess.run([*git, "status", "--porcelain"], capture_output=True, check=True).stdout:
+        return None
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    return Path(folder) / commit
+
+
+def _note(suffix: str, lines: Sequence[str]) -> None:
+    if (notes := _notes()) is not None:
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with notes.with_name(notes.name + suffix).open("a") as out:
+            out.writelines(f"{line}\n" for line in lines)
+
+
+def _noted(suffix: str) -> list[str]:
+    file = None if (notes := _notes()) is None else notes.with_name(notes.name + suffix)
+    return file.read_text().splitlines() if file is not None and file.exists() else []
