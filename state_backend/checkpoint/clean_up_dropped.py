@@ -188,7 +188,7 @@ def _state_files(content: Content, storage: Storage, *, gone_before: bool = Fals
 
 
 def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
-    """Return the files that the manifests of these checkpoints name. A manifest that several checkpoints share is read once."""
+    """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once."""
     refs = [(ref, c) for c in contents for ref in c.shards]
     # An inline manifest costs no read. Two records with the same manifest file may differ in the segments added since.
     distinct = {

@@ -3,7 +3,7 @@
 A process that stops during one of these steps leaves:
 
     begin       nothing
-    prepare     files that no record names, which a sweep deletes later; attempts/<uuid>/prepared.json, whole or not at all
+    prepare     files that no record names, which a sweep deletes later; prepared.json is there whole or not at all
     commit      before the record is created: the same files. Afterwards: the checkpoint, its output and its retention
     publish     the sink hook ran, but its mark is missing: the hook runs again, with the same checkpoint id
     clean up    some files of a dropped checkpoint are deleted, its record is still whole: the next clean-up continues.
@@ -222,8 +222,8 @@ class Coordinator:
             attempt: Uuid of the attempt.
 
         Raises:
-            UsageError: This pipeline starts at or after the restored state, has another recorded start, or has state by
-                another key.
+            UsageError: This pipeline does not start before the end of the content's interval, has another recorded
+                start, or has state by another key.
         """
         log = self.log()
         self._check_start(log, pipeline_start_ms)
@@ -598,7 +598,7 @@ class Coordinator:
         )
 
     def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
-        """Return True if the commit is of this interval, False if it is of an interval that replaced this interval's output."""
+        """Return True if the commit is of this interval, False if its interval replaced this interval's output."""
         entry = log.entries[checkpoint_id]
         return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
 

@@ -15,7 +15,7 @@ _NAMED = 10
 
 
 def explain_drop(log: Log, checkpoint_id: int) -> str | None:
-    """Return a message that retention dropped the checkpoint, with the usable checkpoints; None if it was not dropped."""
+    """Return a message that retention dropped the checkpoint, naming the usable ones; None if it was not dropped."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord) or checkpoint_id in log.retained:
         return None

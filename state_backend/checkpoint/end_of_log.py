@@ -14,7 +14,11 @@ from state_backend.ports.storage import Storage
 
 
 def last_marked(listed: Iterable[str]) -> tuple[int, str]:
-    """Return the highest checkpoint id that a mark among these paths names, and the mark's path; `(0, "")` without a mark."""
+    """Return the highest checkpoint id that a mark among these paths names, and the mark's path.
+
+    Returns:
+        `(0, "")` if no path is a mark.
+    """
     return max(((paths.marked_id(path) or 0, path) for path in listed), default=(0, ""))
 
 

@@ -86,7 +86,7 @@ def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombst
 
 
 def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
-    """Return True if the commit made the interval's result stale. A commit that reproduced its state made nothing stale."""
+    """Return True if the commit made the interval's result stale. A commit that reproduces its state makes none so."""
     if kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
         return False
     return makes_stale(interval_of(commit), interval)
