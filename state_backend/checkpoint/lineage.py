@@ -112,7 +112,7 @@ def _check_start_and_output(
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
-    """Return the other intervals that overlap this interval and have current output, each with its output's id, by time.
+    """Return the other intervals that overlap this interval and have current output, with the output's ids, by time.
 
     An interval whose output has no rows has output too.
     """

@@ -100,7 +100,7 @@ class Log:
 
     @property
     def newest(self) -> Record | None:
-        """The retained checkpoint with the highest id: the newest record, or the last record before a sweep's record."""
+        """The retained checkpoint with the highest id: the newest record, or the last record before a sweep record."""
         entry = self.entry(max(self.retained, default=0))
         return entry if isinstance(entry, Record) else None
 

@@ -283,7 +283,7 @@ def _totals(acks: Sequence[ShardAck], outputs: Sequence[OutputFile], states: Seq
 
 
 def slowest(acks: Sequence[ShardAck]) -> dict[str, int]:
-    """Return the microseconds of each phase on the slowest shard, which the other shards' tasks do not delay.
+    """Return the microseconds of each phase on the slowest shard.
 
     Shards run in parallel, so the slowest shard determines the job's duration.
     """

@@ -141,9 +141,9 @@ def rewind(
     permissions: Permissions = Permissions(),  # noqa: B008
     agreed: frozenset[int] | None = None,
 ) -> CommitResult:
-    """Make checkpoint `target` the state at its interval's end again, so that later checkpoints become stale. Copy no file.
+    """Make checkpoint `target` the state at its interval's end again. Later checkpoints become stale.
 
-    The caller publishes and cleans up as after any commit.
+    The rewind copies no file. The caller publishes and cleans up as after any commit.
 
     Args:
         coordinator: Coordinator of the pipeline.
@@ -295,7 +295,10 @@ def as_restored(
     permissions: Permissions,
     shards: tuple[ShardRef, ...],
 ) -> Content:
-    """Return the content of a `restore` record: state, time and source position of `content`, without counts of an interval."""
+    """Return the content of a `restore` record that has the state, time and source position of `content`.
+
+    Counts and output of the interval are left out.
+    """
     totals = replace(
         content.totals,
         input_rows=0,

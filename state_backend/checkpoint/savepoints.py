@@ -1,11 +1,11 @@
-"""Read, claim and delete savepoints. At most one pipeline claims a savepoint, and the pipeline that claimed it deletes it.
+"""Read, claim and delete savepoints. At most one pipeline claims a savepoint, and only that pipeline deletes it.
 
-A claim is the file `claimed.json` in the savepoint's folder. A restore with claim creates the file before it does
-anything else. A restore that stops after one of these steps leaves:
+A claim is the file `claimed.json` in the savepoint's folder. A restore that claims a savepoint creates the file before
+it does anything else. A restore that stops after one of these steps leaves:
 
     claimed       no other pipeline restores the savepoint; the same pipeline may try again
-    committed     the pipeline has files of its own and no longer needs the savepoint; a repeated call deletes the savepoint
-    deleting      savepoint.json is deleted first, so that the folder is no longer a savepoint; a repeated call deletes the rest
+    committed     the pipeline has its own files and no longer needs the savepoint; a repeated call deletes it
+    deleting      savepoint.json is deleted first: the folder is no longer a savepoint. A repeated call deletes the rest
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
 def release_claim(storage: Storage, attempt: str) -> None:
     """Delete the claim of an attempt that can never be committed. A claim of another attempt stays.
 
-    If the deletion fails, no error is raised: the owner's next claim replaces this claim.
+    If the storage is unavailable, the function raises no error: the owner's next claim replaces this claim.
     """
     with suppress(PreconditionFailed, RetryableError):
         info, claim = storage.stat(paths.CLAIM), read_claim(storage)
@@ -162,7 +162,10 @@ def release_claim(storage: Storage, attempt: str) -> None:
 
 
 def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:
-    """Delete the files of a claimed savepoint, and return how many existed. `claimed.json` stays and names the new owner."""
+    """Delete the files of a claimed savepoint, and return how many existed.
+
+    `claimed.json` stays, to name the pipeline that has the state now.
+    """
     manifests = [manifest_of(ref, storage) for ref in savepoint.content.shards]
     handles = [f.handle for f in savepoint.files] + [f.handle for m in manifests for f in m.files]
     handles += [ref.manifest for ref in savepoint.content.shards if ref.manifest is not None]
