@@ -2,7 +2,7 @@
 
 A process that stops after one of these steps leaves:
 
-    settle      files in settled/ that repeat facts of the newest record; readers ignore these until a next record exists
+    settle      files in settled/ that repeat facts of the newest record; readers ignore them until a next record exists
     create      the next record, with the summary of all earlier records
     note head   HEAD.json may name an earlier record; readers then look for later records by name
 
@@ -81,7 +81,7 @@ def note_head(storage: Storage, log: Log, head_id: int) -> None:
 
 
 def settle(storage: Storage, log: Log) -> None:
-    """Write the settled files of the newest record."""
+    """Write the files in `settled/` that repeat the facts of the newest record."""
     if not log.head_id:
         return
     head = log.entries[log.head_id]
@@ -89,7 +89,7 @@ def settle(storage: Storage, log: Log) -> None:
 
 
 def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -> None:
-    """Write the settled files that do not exist yet, and note their names where a listing may be old."""
+    """Write those of the files in `settled/` that do not exist yet, and note their names where a listing may be old."""
     noted: dict[str, set[str]] = {}
     for file in settled if lists_late(storage) else ():
         if isinstance(file, Settled):
@@ -100,7 +100,7 @@ def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
-    """Write a settled file if it does not exist yet.
+    """Write a file in `settled/` if it does not exist yet.
 
     Raises:
         UnknownOutcome: The storage did not report whether it wrote the file, and the file is not visible.
@@ -116,7 +116,7 @@ def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
 
 
 def settled_path(file: Settled | AttemptEnd) -> str:
-    """Return the path of a settled file."""
+    """Return the path of a file in `settled/`."""
     if isinstance(file, AttemptEnd):
         return paths.attempt_end(file.attempt)
     return paths.settled(file.interval, file.id, file.kind)
@@ -158,7 +158,7 @@ def _published(storage: Storage, log: Log) -> set[Unpublished]:
 
 
 def _done(storage: Storage, log: Log) -> set[int]:
-    """Return the dropping ids that are tombstones by now and have no files left to delete."""
+    """Return the ids in `Summary.dropping` that are tombstones by now and have no files left to delete."""
     dropping = log.summary.dropping
     if len(dropping) <= FEW:
         return set()

@@ -82,8 +82,8 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     if not log.summary.dropping:
         return CleanUp(deleted_files=0, shrunk=())
     needed, log = needed_by_retained(storage, log, read)
-    # List the leases only after reading the log: a reader checks that its checkpoint is retained after writing the lease.
-    # So a lease that this listing misses is on a checkpoint that the reader will see as dropped.
+    # List the leases only after reading the log: a reader first writes its lease, then checks that its checkpoint is
+    # retained. So a reader whose lease is missing from this listing sees that its checkpoint is dropped.
     leased, ended = leased_checkpoints(storage, log)
     for lease in ended:
         with suppress(PreconditionFailed):  # the reader renewed the lease after the listing
@@ -100,7 +100,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
         assert info is not None  # no record is ever deleted, so an id of the log has a file
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
-            continue  # The sink hook still needs the whole record; a clean-up after the publication shrinks it.
+            continue  # the sink hook still needs the whole record; a clean-up after the publication shrinks it
         if checkpoint_id in leased:
             continue  # a later clean-up deletes the files, when the lease is over
         deleted += _collect(storage, log, entry, needed)

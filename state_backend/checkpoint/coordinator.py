@@ -152,7 +152,7 @@ class Coordinator:
         remembers: bool = False,
     ) -> None:
         self._storage = storage
-        # Every writer has a coordinator, so this check stops invalid names: their records could be written but not read.
+        # Every writer has a coordinator, so this check stops invalid names, whose records could not be read back.
         self._pipeline = paths.check_name(pipeline)
         self._policy = policy
         self._remembers = remembers
@@ -222,8 +222,8 @@ class Coordinator:
             attempt: Uuid of the attempt.
 
         Raises:
-            UsageError: This pipeline does not start before the end of the content's interval, has another recorded
-                start, or has state by another key.
+            UsageError: The pipeline's start is not before the end of the content's interval, differs from the recorded
+                start, or the pipeline has state by another key.
         """
         log = self.log()
         self._check_start(log, pipeline_start_ms)
@@ -375,7 +375,7 @@ class Coordinator:
         verified, known_id = False, prepared.h0
         for tried in range(_COMMIT_ROUNDS):
             if tried:
-                # The first round uses the log that `commit` read. If another writer has committed since, the create fails.
+                # The first round uses the log that `commit` read. If another writer committed since, `append` fails.
                 log = self._newest(log)
             if log.head_id < known_id:
                 log = read_on(self._storage, log)
@@ -404,7 +404,7 @@ class Coordinator:
                 record = append(self._storage, log, decision.record)
             except (AlreadyExists, UnknownOutcome) as error:
                 # Another writer has the id, or the storage did not report the outcome: the next round reads the log.
-                # If no record has this id, the unreported create may still take effect, so no round can decide.
+                # If no record has this id, the unreported create may still take effect, so raise the error.
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
                     raise
                 known_id = decision.record.id
@@ -470,7 +470,7 @@ class Coordinator:
         folders = Counter(handle.path.rpartition("/")[0] for handle in written)
         listed = [folder for folder, files in folders.items() if files > _FEW_FILES]
         there = {info.path: info for folder in listed for info in self._storage.list(f"{folder}/")}
-        # Look up by name: files of folders that were not listed, and files that an old listing of a network disk misses.
+        # Look up by name: files of unlisted folders, and files that an old listing of a network disk misses.
         missing = [handle.path for handle in written if handle.path not in there]
         there |= {info.path: info for info in at_once(self._storage.stat, missing) if info is not None}
         for handle in written:
@@ -598,7 +598,10 @@ class Coordinator:
         )
 
     def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
-        """Return True if the commit is of this interval, False if its interval replaced this interval's output."""
+        """Return True if the commit is of this interval.
+
+        False means that the commit is of an overlapping interval, and replaced this interval's output.
+        """
         entry = log.entries[checkpoint_id]
         return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
 

@@ -177,7 +177,7 @@ def _check_base(log: Log, prepared: Prepared) -> None:
     if content.kind == "restore" and content.base_id is None:
         return  # a restore from a savepoint has no base in this log
     if content.kind != "interval":
-        # The base of a rewind or consolidation is the checkpoint that it restores or rewrites, at the end of its interval.
+        # The base of a rewind or a consolidation is the checkpoint that it restores or rewrites.
         allowed = content.permissions
         if content.base_id is None or (
             log.quarantine_above(content.base_id) is not None and not allowed.allow_quarantined

@@ -95,7 +95,7 @@ def _noted(storage: Storage, path: str) -> set[str]:
         return {*record_codec.decode(storage.read(path), path, Names).names}
     except NotFound:
         return set()
-    except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like another format
-        # Most noted files are old enough for listings to show them, and the next writer writes the names file again.
+    except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like an unknown format
+        # Listings show most of the noted files by now, and the next writer writes the file of names again.
         logger.warning("%s: %s; the folder is listed without it", storage.url, error)
         return set()

@@ -57,7 +57,7 @@ def choose_base(
     Raises:
         UsageError: The interval begins before the pipeline's start; or current output of an interval with other
             boundaries overlaps it, and `replace_overlapping` is not given.
-        StateGapError: No checkpoint ends where the interval starts.
+        StateGapError: No checkpoint ends where the interval starts; with `allow_gap`, no checkpoint ends before it.
         StaleStateError: All checkpoints that end there are stale.
         StateUnusable: All checkpoints that end there are quarantined, or descend from a quarantined checkpoint.
     """

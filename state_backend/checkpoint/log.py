@@ -276,7 +276,7 @@ class Log:
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
-        """Return the facts of every commit, also of dropped commits. All settled files are listed."""
+        """Return what every commit did, also dropped commits: `Fact`s from a listing of `settled/commits/`."""
         return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
@@ -351,7 +351,7 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
         if kind_of(entry) != "interval":
             continue
         if replaces_overlapping(entry):
-            # An interval that overlaps `interval` starts less than the length of the longest interval before `interval`.
+            # An interval that starts `longest` or more before `interval` can't overlap it: the search skips these.
             first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
             behind = bisect_right(in_order, interval.end, key=lambda i: i.start)
             for other in in_order[first:behind]:
@@ -602,7 +602,7 @@ def _read_hint(storage: Storage) -> int:
     """
     try:
         return record_codec.decode(storage.read(paths.HEAD), paths.HEAD, Head).id
-    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit may look like another format
+    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit may look like an unknown format
         return 0
 
 

@@ -20,7 +20,7 @@ def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     every = list(items)
     if len(every) < 2:
         return [work(item) for item in every]
-    # Handing one item to a thread costs as much as a small read from a disk, so each thread takes several of many items.
+    # Handing an item to a thread costs as much as a small read from a disk, so a thread takes several items at once.
     size = max(1, len(every) // (8 * PARALLELISM))
     parts = [every[n : n + size] for n in range(0, len(every), size)]
     with ThreadPoolExecutor(min(PARALLELISM, len(parts)), thread_name_prefix="cairn-log") as pool:

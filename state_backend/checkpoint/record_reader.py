@@ -47,7 +47,7 @@ class Fact(NamedTuple):
 
 
 class RecordReader(Mapping[int, Entry]):
-    """The entries of the log from id 1 to `head_id`, each read on first use, and the settled files about them.
+    """The entries of the log from id 1 to `head_id`, each read on first use, and the files in `settled/` about them.
 
     Args:
         storage: Storage of the pipeline's folder.
@@ -146,7 +146,7 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def lists_late(self) -> bool:
-        """True if a listing of settled files may miss files that were created some seconds ago."""
+        """True if a listing of `settled/` may miss files that were created some seconds ago."""
         return lists_late(self._storage)
 
     def over(self, storage: Storage) -> RecordReader:
@@ -182,7 +182,9 @@ class RecordReader(Mapping[int, Entry]):
     # --- what is settled -----------------------------------------------------------------------------------------------------
 
     def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
-        """Return the facts of ids below the newest whose interval overlaps this interval, from the settled files.
+        """Return the facts of ids below the newest whose interval overlaps this interval.
+
+        The facts come from the names of the files in `settled/commits/`.
 
         Args:
             interval: The interval; None for the facts of all intervals.
@@ -198,7 +200,7 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """Return the output files of a commit below the newest, from its settled file.
+        """Return the output files of a commit below the newest, from its file in `settled/commits/`.
 
         Raises:
             StorageUnavailable: A later commit replaced the output, and the files are deleted.
@@ -212,13 +214,13 @@ class RecordReader(Mapping[int, Entry]):
         return found.outputs
 
     def ended(self, attempt: str) -> int | None:
-        """Return the id of the commit or sweep that ended an attempt; None if no settled file says it."""
+        """Return the id of the commit or sweep that ended an attempt; None without a file in `settled/attempts/`."""
         if attempt not in self._ends:
             self._ends[attempt] = self._read_end(attempt)
         return self._ends[attempt]
 
     def all_ended(self, asked: Collection[str]) -> set[str]:
-        """Return every attempt whose end is settled, from a listing.
+        """Return every attempt that has a file in `settled/attempts/`, from a listing.
 
         Args:
             asked: Attempts that are looked up by name if an old listing may miss them.
@@ -258,7 +260,7 @@ def sweep_command(storage: Storage) -> str:
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
-    """Read the settled file of a fact.
+    """Read the file in `settled/commits/` about a fact.
 
     Raises:
         CorruptRecord: The file is missing, can't be decoded, or differs from its name.

@@ -45,7 +45,7 @@ def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
     if fact.kind == "interval" and not isinstance(entry, SweepRecord):
         outputs = outputs_of(entry)
         if fact.id not in current and isinstance(entry, Tombstone):
-            # If the id is in `dropping`, a clean-up still has to delete its output files; else they are deleted already.
+            # If the id is in `dropping`, a clean-up still has to delete the output files; else they are deleted.
             collected = fact.id not in log.summary.dropping
             outputs = () if collected else outputs
     return Settled(
@@ -67,7 +67,7 @@ def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str,
     """
     planned, there = plan_settled(log), {*listed}
     missing = [path for path in planned if path not in there]
-    # A listing on a network disk may be some seconds old, so a file counts as lost only if a look-up by its name finds nothing.
+    # A listing on a network disk may be some seconds old, so a file counts as lost only if a look-up by name fails.
     found = at_once(storage.stat, missing)
     return {path: planned[path] for path, info in zip(missing, found, strict=True) if info is None}
 

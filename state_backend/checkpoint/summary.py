@@ -33,7 +33,7 @@ def next_summary(
         log: The log that `new` follows.
         new: The record without its summary.
         published: The unpublished intervals whose published mark exists by now.
-        done: The dropping ids that are tombstones without files by now.
+        done: The ids in `Summary.dropping` that are tombstones without files by now.
     """
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
@@ -73,7 +73,10 @@ def next_summary(
 
 
 def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
-    """Return True if a retained or dropping commit made output that is no longer current."""
+    """Return True if the commit's output is no longer current.
+
+    The commit must be retained or in `Summary.dropping`. Of a sweep's record the result is False.
+    """
     return (
         kind_of(entry) == "interval" and entry.id in log.summary.replaced_outputs
         if not isinstance(entry, SweepRecord)

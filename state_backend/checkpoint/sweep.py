@@ -143,7 +143,7 @@ def plan_sweep(
                 unknown.append(file.path)
             continue
         lease = paths.leased_id(file.path)
-        if lease is not None:  # a clean-up without dropped checkpoints leaves ended leases to the sweep
+        if lease is not None:  # a clean-up deletes ended leases only if checkpoints were dropped
             if file.modified_ms + lease[1] * 1000 < oldest_ms:
                 delete.append(file)
             continue
@@ -195,7 +195,7 @@ def sweep(
 
 
 def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedelta, dry_run: bool) -> SweepResult:
-    # Rebuild before deleting: without its settled file, an interval seems to have no output, and its files look like orphans.
+    # Rebuild lost settled files before deleting: without its settled file, an interval's output looks like an orphan.
     rebuilt = rebuild_settled(storage, dry_run=dry_run)
     if dry_run and rebuilt:
         unknown = tuple(info.path for info in storage.list("") if paths.kind_of(info.path) is None)
@@ -232,13 +232,13 @@ def _agreed_plan(
             needed = _needed(log, storage)
         except (NotFound, StorageUnavailable) as error:
             if read_log(storage, log).head_id != log.head_id:
-                continue  # a commit dropped the checkpoint or replaced the output meanwhile, and a clean-up deleted the files
+                continue  # a newer commit dropped the checkpoint or replaced the output, and its clean-up deleted files
             if isinstance(error, StorageUnavailable):
                 raise
             raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
-            # This is reached too if an earlier round's create succeeded without a report: then the log has this sweep's record.
+            # If the create of an earlier round succeeded without a report, record `told` is this sweep's own.
             mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
@@ -251,7 +251,7 @@ def _agreed_plan(
             record = append(storage, log, record)
         except (AlreadyExists, UnknownOutcome) as error:
             # Another writer has the id, or the storage did not report the outcome: the next round reads the log.
-            # If no record has this id, the unreported create may still take effect, so no round can decide.
+            # If no record has this id, the unreported create may still take effect, so raise the error.
             if isinstance(error, UnknownOutcome) and storage.stat(paths.record(record.id)) is None:
                 raise
             known_id = record.id

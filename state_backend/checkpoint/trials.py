@@ -5,8 +5,8 @@ A trial that stops during one of these steps leaves:
     trials/<name>.json     no other file yet; a sweep removes the trial when its time is over
     fork, intervals        the files of a pipeline, all below roots/<name>
     removal                the rest of roots/<name>; the record is deleted last, so that the next removal finds the rest
-    after the removal      files of a trial that still runs: it stops before its next commit and removes them. If it dies
-                           first, the next sweep finds roots/<name> without a record, and removes this root
+    after the removal      files of a trial that still runs: it stops before its next commit and removes them.
+                           If it dies first, the next sweep finds roots/<name> without a record, and removes it
 
 Production's folder is only read, except for a lease while its files are linked.
 """
@@ -197,7 +197,7 @@ def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = F
 def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run: bool = False) -> list[Removed]:
     """Remove the pipeline's trials whose time is over, and files that removed trials wrote after their removal.
 
-    If the folder of trials lies behind a symbolic link, the function logs a warning and removes nothing behind the link.
+    If a folder of trials lies behind a symbolic link, the function logs a warning and removes nothing behind the link.
 
     Args:
         root: URL of production's root.

@@ -87,7 +87,7 @@ class Storage(Protocol):
     def download(self, handle: Handle, destination: Path) -> None:
         """Copy a file to a local path, replacing a local file there.
 
-        The local file appears only after the method has checked its size and crc32c. The method creates missing parent folders.
+        The local file appears only after its size and crc32c were checked. Missing parent folders are created.
         It does not sync the local file to disk, since local copies are only a cache.
 
         Raises:
