@@ -1,5 +1,5 @@
-"""Keyed state, snapshots, restore, checkpoint lifecycle and storage. Knows neither Spark nor Airflow.
+"""Keyed state, snapshots, restore, checkpoint lifecycle and storage, without Spark or Airflow.
 
-The floors, each importing only from those above it: values, formats, ports, adapters, state, snapshot and restore,
-checkpoint.
+The layers, lowest first: `values`, `formats`, `ports`, `adapters`, `state`, `shard`, `checkpoint`, `inspection`. A
+layer imports only from the layers before it in this list.
 """

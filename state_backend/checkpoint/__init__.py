@@ -1,1 +1,1 @@
-"""The checkpoint lifecycle: what the log says, what may be committed, what is kept, and the shell that does it."""
+"""The checkpoint lifecycle: read the log, decide commits and retention, and create and delete the files."""

@@ -1,12 +1,15 @@
-"""The one place that creates the next record of the log. What is on disk if we stop, line by line:
+"""Create the next record of the log; no other module creates records.
 
-    settle      files in settled/ that say of the newest record what it says itself; nobody asks them before there is a next one
-    create      the next record, with the summary of all below it
-    note head   HEAD.json is behind; a reader looks for the records after it by their names
+A process that stops after one of these steps leaves:
 
-Settling comes before the create, so that whoever sees a record finds everything of the ids below it by name. Equal records give equal
-files: two writers do each other no harm. The summary is told by the very log that the record follows; if another took the id
-meanwhile, everything is looked at again.
+    settle      files in settled/ that repeat facts of the newest record; readers ignore them until a next record exists
+    create      the next record, with the summary of all earlier records
+    note head   HEAD.json may name an earlier record; readers then look for later records by name
+
+`append` settles before it creates the record. So every reader who sees a record also finds the settled files of all
+earlier records by name. Equal records give equal settled files, so two writers at the same time do no harm. The summary
+is computed from the log that the new record follows. If another writer took the id meanwhile, the caller reads the log
+again and computes a new summary.
 """
 
 from __future__ import annotations
@@ -43,10 +46,11 @@ request an id. None: publishing and clean-up, which look at each that was taken 
 
 
 def append(storage: Storage, log: Log, entry: E) -> E:
-    """Creates the next record, if its id is still free: ``entry`` as decided over ``log``, with its summary. Returns
-    what was written.
+    """Create the record `entry`, which was decided over `log`, with its summary, and return it as written.
 
-    Raises: AlreadyExists if the id is taken; UnknownOutcome if that can't be told.
+    Raises:
+        AlreadyExists: Another writer has created a record with this id.
+        UnknownOutcome: The storage did not report whether it wrote the record.
     """
     settle(storage, log)
     summary = next_summary(log, entry, published=_published(storage, log), done=_done(storage, log))
@@ -57,7 +61,11 @@ def append(storage: Storage, log: Log, entry: E) -> E:
 
 
 def note_head(storage: Storage, log: Log, head_id: int) -> None:
-    """Brings ``HEAD.json`` forward to an id that is there. If another writer is faster, its id is as good."""
+    """Write the id of an existing record to `HEAD.json`, if the log was read with a lower id there.
+
+    If another writer changes `HEAD.json` at the same time, that writer's id is as useful, so the function ignores the
+    conflict.
+    """
     if log.hint >= head_id:
         return
     data = record_codec.encode(Head(id=head_id))
@@ -73,7 +81,7 @@ def note_head(storage: Storage, log: Log, head_id: int) -> None:
 
 
 def settle(storage: Storage, log: Log) -> None:
-    """Write the settled files of the newest record."""
+    """Write the files in `settled/` that repeat the facts of the newest record."""
     if not log.head_id:
         return
     head = log.entries[log.head_id]
@@ -81,7 +89,7 @@ def settle(storage: Storage, log: Log) -> None:
 
 
 def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -> None:
-    """Writes the files that nobody has written, and notes their names where a listing may be old."""
+    """Write those of the files in `settled/` that do not exist yet, and note their names where a listing may be old."""
     noted: dict[str, set[str]] = {}
     for file in settled if lists_late(storage) else ():
         if isinstance(file, Settled):
@@ -92,7 +100,11 @@ def write_settled(storage: Storage, settled: Collection[Settled | AttemptEnd]) -
 
 
 def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
-    """Writes the file, if nobody has. Raises: UnknownOutcome if it can't be told whether it is there."""
+    """Write a file in `settled/` if it does not exist yet.
+
+    Raises:
+        UnknownOutcome: The storage did not report whether it wrote the file, and the file is not visible.
+    """
     path = settled_path(file)
     try:
         storage.create(path, record_codec.encode(file))
@@ -104,7 +116,7 @@ def create_settled(storage: Storage, file: Settled | AttemptEnd) -> None:
 
 
 def settled_path(file: Settled | AttemptEnd) -> str:
-    """The path of a settled file."""
+    """Return the path of a file in `settled/`."""
     if isinstance(file, AttemptEnd):
         return paths.attempt_end(file.attempt)
     return paths.settled(file.interval, file.id, file.kind)
@@ -122,7 +134,10 @@ def _settled_of(record: Record) -> Iterator[Settled]:
 
 
 def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[AttemptEnd]:
-    """The ends of attempts whose ``prepared.json`` may be gone."""
+    """Yield how attempts ended: those that a sweep abandoned, and those whose commit is a tombstone.
+
+    A sweep or a clean-up may have deleted the `prepared.json` of these attempts.
+    """
     for entry in entries:
         if isinstance(entry, SweepRecord):
             yield from (AttemptEnd(attempt=attempt, id=entry.id) for attempt in entry.abandoned)
@@ -134,7 +149,7 @@ def ends_of(entries: Iterable[Record | SweepRecord | Tombstone]) -> Iterator[Att
 
 
 def _published(storage: Storage, log: Log) -> set[Unpublished]:
-    """What of the unpublished has its mark by now."""
+    """Return the unpublished intervals of the summary whose published mark exists by now."""
     waiting = log.summary.unpublished
     if len(waiting) <= FEW:
         return set()
@@ -143,13 +158,13 @@ def _published(storage: Storage, log: Log) -> set[Unpublished]:
 
 
 def _done(storage: Storage, log: Log) -> set[int]:
-    """What of the dropping ids is a tombstone by now, and keeps no file that nobody needs."""
+    """Return the ids in `Summary.dropping` that are tombstones by now and have no files left to delete."""
     dropping = log.summary.dropping
     if len(dropping) <= FEW:
         return set()
 
     def is_done(checkpoint_id: int) -> bool:
-        entry = log.entries.find(checkpoint_id)  # a tombstone never changes, a record may be one by now
+        entry = log.entries.find(checkpoint_id)  # a remembered record may have become a tombstone meanwhile
         entry = entry if isinstance(entry, Tombstone) else log.entries.fresh(checkpoint_id)
         return isinstance(entry, Tombstone) and is_collected(storage, log, entry)
 
@@ -157,7 +172,10 @@ def _done(storage: Storage, log: Log) -> set[int]:
 
 
 def is_collected(storage: Storage, log: Log, entry: Tombstone) -> bool:
-    """Whether the output of a dropped commit is current, or deleted, or was never there."""
+    """Return True if no clean-up has to delete output of this dropped commit.
+
+    The output is still current, or it is deleted already, or the commit made no output.
+    """
     if not is_replaced(log, entry):
         return True
     settled = read_settled(storage, Fact(entry.interval, entry.id, "interval"))

@@ -1,8 +1,9 @@
-"""Deletes what a dropped checkpoint leaves: files that no retained checkpoint, no current output and no reader needs.
+"""Delete the files of dropped checkpoints that no retained checkpoint, no current output and no lease needs.
 
-Records that are no longer retained stay whole until their files are gone; then they become tombstones. What is on disk if this stops:
-some files of a dropped checkpoint are gone, its record is still whole, and the next clean-up goes on. Nobody restores it meanwhile, since
-what the newest record does not retain no later one does.
+A dropped checkpoint's record stays whole until the files are deleted; then the record becomes a tombstone. If a
+clean-up stops half-way, some files of a dropped checkpoint are deleted and its record is still whole; the next clean-up
+continues. No reader restores such a checkpoint: once the newest record does not retain a checkpoint, no later record
+retains it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ logger = logging.getLogger("cairn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanUp:
-    """What a clean-up removed; ``shrunk`` are the ids that became tombstones."""
+    """The result of a clean-up.
+
+    Attributes:
+        deleted_files: How many files the clean-up deleted.
+        shrunk: The ids of the records that the clean-up turned into tombstones.
+    """
 
     deleted_files: int
     shrunk: tuple[int, ...]
@@ -40,13 +46,18 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """Files that stay: these ``paths``, and every state file that one of these ``attempts`` wrote."""
+    """The files that a clean-up must keep.
+
+    Attributes:
+        paths: Paths of single files.
+        attempts: Attempts whose state files under `shared/` all stay.
+    """
 
     paths: set[str]
     attempts: frozenset[str]
 
     def others(self, files: Iterable[str]) -> set[str]:
-        """Those of the files that may go."""
+        """Return the files that may be deleted."""
         return {p for p in files if p not in self.paths and not self._is_state_of(p)}
 
     def _is_state_of(self, path: str) -> bool:
@@ -54,18 +65,28 @@ class Needed:
 
 
 def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
-    """Deletes the files and shrinks the records. Continues what others began, and does nothing that a concurrent commit could miss.
-    ``read``: the log as it is then, given the one that was read.
+    """Delete the files of dropped checkpoints, and turn their records into tombstones.
 
-    Raises: CorruptFile if a manifest that says what is needed can't be read: nothing is deleted.
+    A clean-up continues the work of an earlier clean-up that stopped. It is safe beside commits: an id that the newest
+    record does not retain never comes back.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        log: The log that names the dropped checkpoints.
+        read: Reads the log again, given the log that was read last.
+
+    Raises:
+        CorruptFile: A manifest of a retained checkpoint can't be read, so the needed files are unknown; nothing is
+            deleted.
     """
     if not log.summary.dropping:
         return CleanUp(deleted_files=0, shrunk=())
     needed, log = needed_by_retained(storage, log, read)
-    # After the log was read: whoever holds a lease made sure, with the lease there, that the checkpoint was still retained.
+    # List the leases only after reading the log: a reader first writes its lease, then checks that its checkpoint is
+    # retained. So a reader whose lease is missing from this listing sees that its checkpoint is dropped.
     leased, ended = leased_checkpoints(storage, log)
     for lease in ended:
-        with suppress(PreconditionFailed):  # renewed at the last moment; its holder may find files gone all the same
+        with suppress(PreconditionFailed):  # the reader renewed the lease after the listing
             if not lease.behind_link:
                 delete_lease(storage, lease.path, lease.generation)
     for record in leased.values():
@@ -74,19 +95,17 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
     unpublished = {u.id for u in waiting if storage.stat(paths.published(u.interval, u.id)) is None}
     deleted, shrunk = 0, []
     for checkpoint_id in log.summary.dropping:
-        # Before the deletes: the generation says that it is still what was judged.
+        # Take the generation before deleting files: the tombstone may replace only the record that was checked here.
         info = storage.stat(paths.record(checkpoint_id))
         entry = RecordReader(storage, checkpoint_id).fresh(checkpoint_id)
-        assert (
-            info is not None
-        )  # an entry that was read after the look was there when it was looked for: ids are never given twice
+        assert info is not None  # no record is ever deleted, so an id of the log has a file
         if isinstance(entry, SweepRecord) or (isinstance(entry, Record) and checkpoint_id in unpublished):
-            continue  # its sink hook needs the whole record; whoever publishes it cleans up after
+            continue  # the sink hook still needs the whole record; a clean-up after the publication shrinks it
         if checkpoint_id in leased:
-            continue  # a later clean-up finds it again
+            continue  # a later clean-up deletes the files, when the lease is over
         deleted += _collect(storage, log, entry, needed)
         if isinstance(entry, Record):
-            with suppress(PreconditionFailed):  # somebody else shrank it
+            with suppress(PreconditionFailed):  # another clean-up shrank the record
                 tombstone = record_codec.encode(tombstone_of(entry))
                 storage.replace(paths.record(entry.id), tombstone, generation=info.generation)
                 shrunk.append(entry.id)
@@ -94,7 +113,7 @@ def clean_up(storage: Storage, log: Log, read: Callable[[Log], Log]) -> CleanUp:
 
 
 def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], list[FileInfo]]:
-    """The dropped checkpoints that somebody still reads, by id, and the leases that have ended."""
+    """Return the dropped checkpoints that a lease protects and whose records are whole, by id, and the ended leases."""
     leases = listed_files(storage, paths.LEASES)
     head = storage.stat(paths.record(log.head_id)) if leases else None
     found, ended = plan_leases(leases, head.modified_ms if head is not None else 0)
@@ -103,8 +122,14 @@ def leased_checkpoints(storage: Storage, log: Log) -> tuple[dict[int, Record], l
 
 
 def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -> tuple[Needed, Log]:
-    """What the retained checkpoints need, and the log that says so: a newer one than ``log`` if a commit dropped a checkpoint
-    meanwhile and its manifest is gone."""
+    """Return the files that the retained checkpoints need, and the log that this answer is based on.
+
+    If a manifest is missing because a newer commit dropped its checkpoint, the function reads the log again and returns
+    the newer log.
+
+    Raises:
+        CorruptFile: A manifest of a retained checkpoint can't be read.
+    """
     while True:
         try:
             return _needed(storage, log), log
@@ -116,8 +141,12 @@ def needed_by_retained(storage: Storage, log: Log, read: Callable[[Log], Log]) -
 
 
 def _needed(storage: Storage, log: Log) -> Needed:
-    """Of an interval whose base is retained neither record nor manifest is read: it wrote each of its files itself, manifests too, or
-    has it from its base. What it wrote itself, whoever has it has it from there."""
+    """Return the needed files, reading few records and manifests.
+
+    An interval whose base is retained takes each state file from its base or wrote the file itself. So all state files
+    of its attempt stay, and its record and manifests need not be read. The other retained checkpoints are read, with
+    their manifests.
+    """
     intervals = [k for k in log.kept if k.kind == "interval" and k.base_id in log.retained]
     inner = {k.id for k in intervals}
     log.entries.load(k.id for k in log.kept if k.id not in inner)
@@ -128,7 +157,7 @@ def _needed(storage: Storage, log: Log) -> Needed:
 
 
 def _named(ref: ShardRef) -> Iterable[Handle]:
-    """What a record itself names of a shard's files."""
+    """Yield the files of a shard that the record names itself: its manifest, and the segments added since."""
     if ref.manifest is not None:
         yield ref.manifest
     if ref.changes is not None:
@@ -136,11 +165,17 @@ def _named(ref: ShardRef) -> Iterable[Handle]:
 
 
 def files_of(content: Content, storage: Storage, *, gone_before: bool = False) -> Iterable[Handle]:
-    """State files, manifests and outputs of a checkpoint. ``gone_before``: as a clean-up that stopped may have left it,
-    which may have taken a manifest, after all that it names; one that is damaged there hides nothing that anybody
-    needs, only what the sweeper finds.
+    """Yield the state files, manifests and outputs of a checkpoint.
 
-    Raises: CorruptFile if a manifest can't be read, since it hides what is needed, unless ``gone_before``.
+    Args:
+        content: The content of the checkpoint's record.
+        storage: Storage of the pipeline's folder.
+        gone_before: Skip manifests that are missing or damaged, for a dropped checkpoint. An earlier clean-up may have
+            deleted such a manifest, after all files that it names. Files that only a damaged manifest names are left to
+            the sweep.
+
+    Raises:
+        CorruptFile: A manifest can't be read, and `gone_before` is False.
     """
     yield from _state_files(content, storage, gone_before=gone_before)
     yield from (o.handle for o in content.outputs)
@@ -153,9 +188,9 @@ def _state_files(content: Content, storage: Storage, *, gone_before: bool = Fals
 
 
 def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_before: bool = False) -> list[Handle]:
-    """What the manifests of these checkpoints name. One that several share is read once."""
+    """Return the files that the checkpoints' manifests name. A manifest that several checkpoints share is read once."""
     refs = [(ref, c) for c in contents for ref in c.shards]
-    # An inline one is no read. Of one that lies in a file, a record may say that it has other segments since.
+    # An inline manifest costs no read. Two records with the same manifest file may differ in the segments added since.
     distinct = {
         n if ref.manifest is None else (ref.manifest, ref.changes and ref.changes.segments): (ref, c)
         for n, (ref, c) in enumerate(refs)
@@ -176,8 +211,11 @@ def _manifests_files(contents: Iterable[Content], storage: Storage, *, gone_befo
 
 
 def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Needed) -> int:
-    """Deletes the files of a commit that nobody needs; how many. How its attempt ended is written first, since its
-    ``prepared.json`` goes, which leads there otherwise."""
+    """Delete the files of a dropped commit that are not needed, and return how many were deleted.
+
+    The function first writes how the commit's attempt ended: `prepared.json` is deleted too, and a late retry then
+    learns from the settled file that the attempt was committed.
+    """
     doomed: set[str] = set()
     if isinstance(entry, Record):
         create_settled(storage, AttemptEnd(attempt=entry.content.attempt, id=entry.id))
@@ -190,14 +228,17 @@ def _collect(storage: Storage, log: Log, entry: Record | Tombstone, needed: Need
         doomed |= {o.handle.path for o in settled.outputs}
     deleted = delete_files(storage, needed.others(doomed))
     if settled is not None and info is not None and settled.outputs:
-        with suppress(PreconditionFailed):  # somebody else did
+        with suppress(PreconditionFailed):  # another clean-up marked the output as deleted
             collected = replace(settled, outputs=(), collected=True)
             storage.replace(path, record_codec.encode(collected), generation=info.generation)
     return deleted
 
 
 def delete_files(storage: Storage, doomed: set[str]) -> int:
-    """Deletes files, many at a time; how many were there. Manifests go last: they name the others, should this stop half-way."""
+    """Delete files, and return how many existed.
+
+    Manifests are deleted last: they name the other files, which the next clean-up must find if this clean-up stops.
+    """
     manifests = {path for path in doomed if path.endswith(".manifest")}
     if isinstance(storage, DeletesMany):
         return storage.delete_many([*sorted(doomed - manifests), *sorted(manifests)])
@@ -206,8 +247,10 @@ def delete_files(storage: Storage, doomed: set[str]) -> int:
 
 
 def delete_file(storage: Storage, path: str, *, generation: int | None = None) -> bool:
-    """As `Storage.delete`, but a file behind a symbolic link stays, with a warning: somebody moved it out of the root, and the clean-up
-    of all other files must go on."""
+    """Delete a file as `Storage.delete` does, but keep a file behind a symbolic link and log a warning.
+
+    The link shows that a person moved the folder out of the root. An error would stop the clean-up of all other files.
+    """
     try:
         return storage.delete(path, generation=generation)
     except BehindLink as error:
@@ -216,7 +259,7 @@ def delete_file(storage: Storage, path: str, *, generation: int | None = None) -
 
 
 def tombstone_of(record: Record) -> Tombstone:
-    """What stays of a record that is no longer retained."""
+    """Return the tombstone that replaces a dropped checkpoint's record."""
     content = record.content
     return Tombstone(
         id=record.id,

@@ -1,13 +1,13 @@
-"""The shell around the decisions: begin, prepare, commit, publish, clean up.
+"""Begin, prepare, commit, publish and clean up: reads and writes around the decisions of the other modules.
 
-What is on disk if we stop, line by line:
+A process that stops during one of these steps leaves:
 
     begin       nothing
-    prepare     attempts/<uuid>/prepared.json, whole or not at all; before it, files that no record names (for the sweeper)
-    commit      up to the create: as before. After it: the checkpoint, its output and what is retained, all in that record
-    publish     the hook ran, but its mark is missing: it runs again, with the same checkpoint id
-    clean up    files of a dropped checkpoint are gone, its record is still whole: the next one deletes what is left and
-                shrinks it. It is no longer retained, so nobody restores it meanwhile
+    prepare     files that no record names, which a sweep deletes later; prepared.json is there whole or not at all
+    commit      before the record is created: the same files. Afterwards: the checkpoint, its output and its retention
+    publish     the sink hook ran, but its mark is missing: the hook runs again, with the same checkpoint id
+    clean up    some files of a dropped checkpoint are deleted, its record is still whole: the next clean-up continues.
+                No reader restores the checkpoint meanwhile, since the newest record does not retain it
 """
 
 from __future__ import annotations
@@ -91,8 +91,14 @@ _FEW_DROPPED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """An attempt: the highest id when it began, and the checkpoint that it starts from (None: empty state). ``output``: the
-    newest output schema."""
+    """The start of an attempt: the end of the log, and the base.
+
+    Attributes:
+        attempt: Uuid of the attempt.
+        h0: The highest id in the log at begin; 0 for an empty log.
+        base: Record of the checkpoint that the attempt starts from; None for empty state.
+        output: The newest output schema; None if no interval was committed, or for a restore.
+    """
 
     attempt: str
     h0: int
@@ -102,8 +108,14 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The checkpoint that counts for the attempt. ``adopted``: it is another try's, with the same base. ``record`` is None
-    if retention dropped it since."""
+    """The checkpoint that counts for an attempt.
+
+    Attributes:
+        id: Id of the checkpoint.
+        record: Record of the checkpoint; None if retention has dropped the checkpoint since.
+        outcome: `committed` by this call; `already` by an earlier call; `adopted`: another try of the same run
+            committed the interval from the same base.
+    """
 
     id: int
     record: Record | None
@@ -111,7 +123,7 @@ class CommitResult:
 
 
 class _HookRaised(Exception):
-    """The user's hook did, and not the storage."""
+    """The user's sink hook raised an exception, which `error` holds."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -119,13 +131,16 @@ class _HookRaised(Exception):
 
 
 class Coordinator:
-    """Checkpoints of one pipeline, over the storage of its own folder. Any number of processes may use one pipeline at a time.
+    """The checkpoints of one pipeline. Any number of processes may work on one pipeline at the same time.
 
-    policy: None for the one that the pipeline's records say.
-    remembers: each call takes over from the last one the records that are retained still, and reads only what is new. For a process
-        that makes several calls: a retained record is never changed, so it is read once. What this process has prepared or committed
-        itself it does not read again: publishing and cleaning up after a commit go by the log as that commit left it, as if this
-        process had read it then and been slow since. Without it nothing is kept between calls.
+    Args:
+        storage: Storage of the pipeline's folder.
+        pipeline: Name of the pipeline.
+        policy: The retention policy of commits; None for the policy that the pipeline's records name.
+        remembers: Keep between calls what this process has read and written; for a process that makes several calls. A
+            retained record never changes, so it is read only once. The process does not read its own `prepared.json`
+            and record again. Publishing and clean-up use the log as the commit left it, and ignore what other processes
+            have written since.
     """
 
     def __init__(
@@ -137,7 +152,7 @@ class Coordinator:
         remembers: bool = False,
     ) -> None:
         self._storage = storage
-        # Here, since every writer has a coordinator: a record with another name could be written and never read.
+        # Every writer has a coordinator, so this check stops invalid names, whose records could not be read back.
         self._pipeline = paths.check_name(pipeline)
         self._policy = policy
         self._remembers = remembers
@@ -156,14 +171,18 @@ class Coordinator:
         return self._pipeline
 
     def log(self, before: Log | None = None) -> Log:
-        """The log as it is now. ``before``: what the same call has read already."""
+        """Read the log as it is now.
+
+        Args:
+            before: A log that was read earlier. Its records that are still retained are not read again.
+        """
         log = read_log(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
         return log
 
     def _newest(self, before: Log | None = None) -> Log:
-        """As ``log``, without the records that are retained besides the newest."""
+        """Read the log as `log` does, but of the retained records only the newest one."""
         log = read_newest(self._storage, self._last if before is None else before)
         if self._remembers:
             self._last = log
@@ -172,10 +191,12 @@ class Coordinator:
     def begin(
         self, interval: Interval, *, run: RunRef, permissions: Permissions, pipeline_start_ms: int, attempt: str
     ) -> Begun:
-        """Picks the base. Nothing durable.
+        """Choose the checkpoint that an interval starts from. The method writes nothing.
 
-        Raises: as ``plan_base``; UsageError if ``start`` is not the recorded one; CorruptRecord for a log that can't be read, or that
-        marks of a later checkpoint show to have lost its end.
+        Raises:
+            UsageError: The pipeline's start differs from the recorded start, or `choose_base` refuses the interval.
+            StateUnusable: No usable checkpoint ends where the interval starts, as `choose_base` says.
+            CorruptRecord: The log can't be read, or marks of a later checkpoint show that the newest record is lost.
         """
         log = self._newest()
         for tried in range(_READ_ROUNDS):
@@ -185,7 +206,7 @@ class Coordinator:
                 base = log.whole(chosen.id) if chosen is not None else None
                 break
             except (StateUnusable, CorruptRecord):
-                # A commit may have mended the one, or dropped the checkpoint whose record is the other.
+                # A newer commit may have filled the gap (StateUnusable), or dropped the chosen base (CorruptRecord).
                 further = read_on(self._storage, log)
                 if further is log or tried == _READ_ROUNDS - 1:
                     raise
@@ -193,10 +214,16 @@ class Coordinator:
         return Begun(attempt=attempt, h0=log.head_id, base=base, output=output_so_far(log))
 
     def begin_restore(self, content: Content, *, pipeline_start_ms: int, attempt: str) -> Begun:
-        """Begins to restore state with this content, a savepoint's or another pipeline's, as that at its interval's end. Nothing
-        durable.
+        """Begin an attempt that restores `content` as the state at the end of its interval. The method writes nothing.
 
-        Raises: UsageError if no interval of this pipeline could start from it, or if the pipeline has state by another key.
+        Args:
+            content: Content of a savepoint, or of another pipeline's checkpoint.
+            pipeline_start_ms: Start of this pipeline, in milliseconds since the epoch.
+            attempt: Uuid of the attempt.
+
+        Raises:
+            UsageError: The pipeline's start is not before the end of the content's interval, differs from the recorded
+                start, or the pipeline has state by another key.
         """
         log = self.log()
         self._check_start(log, pipeline_start_ms)
@@ -225,9 +252,18 @@ class Coordinator:
                 )
 
     def prepare(self, prepared: Prepared) -> Prepared:
-        """Records that all shards have acked; returns what ``load_prepared`` would. Again with the same content is fine."""
+        """Write `prepared.json`, which says that all shards of the attempt have acknowledged.
+
+        A second call with equal content changes nothing.
+
+        Returns:
+            The prepared attempt as `load_prepared` would return it.
+
+        Raises:
+            StorageUnavailable: The file exists with other content, so two drivers use one attempt.
+        """
         path, data = paths.prepared(prepared.content.attempt), record_codec.encode(prepared)
-        # Of values: gzip's bytes depend on the zlib of the host, and JSON has no tuples.
+        # Compare decoded values, not bytes: gzip's bytes depend on the host's zlib, and JSON has no tuples.
         recorded = record_codec.decode(data, path, Prepared)
         try:
             self._storage.create(path, data)
@@ -242,7 +278,12 @@ class Coordinator:
         return recorded
 
     def load_prepared(self, attempt: str) -> Prepared:
-        """What an attempt prepared. Raises: StateUnusable if it never got there."""
+        """Read the `prepared.json` of an attempt.
+
+        Raises:
+            StateUnusable: The attempt has no `prepared.json`.
+            CorruptRecord: The file can't be decoded, or names another attempt.
+        """
         path = paths.prepared(attempt)
         try:
             data = self._storage.read(path)
@@ -260,36 +301,52 @@ class Coordinator:
         )
 
     def prepared(self) -> list[Prepared]:
-        """What lies prepared and is not committed: of attempts under way, and of some that were lost or refused.
+        """Return the prepared attempts that are not committed: some still run, others were lost or refused.
 
-        Raises: CorruptRecord naming a ``prepared.json`` that can't be decoded. What else lies beside it is not read.
+        Other files in the folders of attempts are not read.
+
+        Raises:
+            CorruptRecord: A `prepared.json`, which the message names, can't be decoded.
         """
         listed, log = list(self._storage.list(paths.ATTEMPTS)), self.log()
         found = []
         for info in listed:
             attempt = paths.attempt_of(info.path)
             if attempt is not None and info.path == paths.prepared(attempt) and log.of_attempt(attempt) is None:
-                with suppress(NotFound):  # fenced or swept meanwhile
+                with suppress(NotFound):  # another process deleted the file after the listing
                     found.append(record_codec.decode(self._storage.read(info.path), info.path, Prepared))
         return found
 
     def is_prepared(self, attempt: str) -> bool:
-        """True if all shards of the attempt have acked, and nobody fenced or swept it since."""
+        """Return True if the attempt's `prepared.json` exists.
+
+        The file exists once all shards have acknowledged, until another process fences or sweeps the attempt or drops
+        its checkpoint.
+        """
         return self._storage.stat(paths.prepared(attempt)) is not None
 
     def is_refused(self, attempt: str) -> bool:
-        """True if validation refused the attempt: its commit would raise ValidationRefused."""
+        """Return True if validation refused the attempt, so that `commit` raises `ValidationRefused`."""
         return self._storage.stat(paths.refused(attempt)) is not None
 
     # --- commit --------------------------------------------------------------------------------------------------------------
 
     def commit(self, attempt: str) -> CommitResult:
-        """Makes a prepared attempt the newest checkpoint, once.
+        """Commit a prepared attempt as the newest checkpoint. A repeated call returns the same checkpoint.
 
-        Raises: Fenced after deleting the attempt's own files; BaseMoved, Swept; CorruptFile naming a new file that is not
-        there as it was acked; ValidationRefused; UnknownOutcome if it can't tell. Only Fenced deletes anything.
+        Raises:
+            Fenced: Another attempt committed this interval, or one that overlaps it, first. The files of this attempt
+                are deleted; no other error deletes files.
+            BaseMoved: The attempt's base is no longer the checkpoint that the interval starts from.
+            Swept: A sweep abandoned the attempt.
+            StateUnusable: The attempt has no `prepared.json`.
+            CorruptFile: A new file is missing, or differs from what its shard acknowledged.
+            ValidationRefused: Validation refused the attempt.
+            UnknownOutcome: The storage did not report whether it wrote the record.
+            StorageUnavailable: Other writers took the next id again and again.
         """
-        # Before the log: who deletes it says so there first, by how this attempt ended, or by what fences it.
+        # Read `prepared.json` before the log. A process that deletes this file first writes to the log why.
+        # So if the file is missing, the log that is read afterwards says how the attempt ended.
         prepared = self._prepared if self._prepared is not None and self._prepared.content.attempt == attempt else None
         try:
             prepared = prepared or self.load_prepared(attempt)
@@ -318,7 +375,7 @@ class Coordinator:
         verified, known_id = False, prepared.h0
         for tried in range(_COMMIT_ROUNDS):
             if tried:
-                # The first try goes by what was read above: whoever came between has the id, and the create says so.
+                # The first round uses the log that `commit` read. If another writer committed since, `append` fails.
                 log = self._newest(log)
             if log.head_id < known_id:
                 log = read_on(self._storage, log)
@@ -341,12 +398,13 @@ class Coordinator:
                 except CorruptFile:
                     if self._newest(log).head_id == log.head_id:
                         raise
-                    continue  # it may be a sweep that took the file, after saying so in the log
+                    continue  # a sweep may have deleted the file, after recording it in the log
                 verified = True
             try:
                 record = append(self._storage, log, decision.record)
             except (AlreadyExists, UnknownOutcome) as error:
-                # Lost the id to another, or can't tell: the log tells, unless a refused create is still under way.
+                # Another writer has the id, or the storage did not report the outcome: the next round reads the log.
+                # If no record has this id, the unreported create may still take effect, so raise the error.
                 if isinstance(error, UnknownOutcome) and self._storage.stat(paths.record(decision.record.id)) is None:
                     raise
                 known_id = decision.record.id
@@ -359,7 +417,11 @@ class Coordinator:
         raise StorageUnavailable(f"{self._pipeline}: lost the race for the next id {_COMMIT_ROUNDS} times; try again")
 
     def _plan(self, log: Log, prepared: Prepared) -> Create | AlreadyCommitted | Adopted:
-        """The decision. What was validated is looked at only if a checkpoint would be dropped that may be the newest of them."""
+        """Decide the commit, and keep the newest validated checkpoint of each mode from being dropped.
+
+        The folder of validation marks is listed only if the commit would drop a validated checkpoint, or more than
+        `_FEW_DROPPED` checkpoints.
+        """
         decision = plan_commit(log, prepared, self._policy)
         if not isinstance(decision, Create):
             return decision
@@ -384,22 +446,31 @@ class Coordinator:
         )
 
     def _newest_validated(self, log: Log, there: Collection[str]) -> frozenset[int]:
-        """The newest usable checkpoint that was validated, of each mode. ``there``: marks that a listing may miss yet."""
+        """Return, for each validation mode, the id of the newest usable checkpoint with a mark.
+
+        Args:
+            log: The log that says which checkpoints are usable.
+            there: Paths of marks that exist, though a listing may miss them.
+        """
         listed = {*there, *(info.path for info in self._storage.list(paths.VALIDATED))}
         marks = [mark for path in listed if (mark := paths.validated_id(path))]
         usable = [(n, mode) for n, mode in marks if n in log.retained and log.quarantine_above(n) is None]
         return frozenset({mode: n for n, mode in sorted(usable)}.values())
 
     def _verify(self, prepared: Prepared) -> None:
-        """Every file that this attempt wrote is there, with the size and, where the storage keeps one, the crc32c acked. Looks at
-        them by folder, but one by one where a folder has few: an object store's listing costs what a dozen looks cost."""
+        """Raise `CorruptFile` unless every file of the attempt exists with the acknowledged size and checksum.
+
+        The checksum (crc32c) is compared only where the storage keeps one. Folders with more than `_FEW_FILES` files
+        are listed; files of other folders are looked up by name, because one listing of an object store costs as much
+        as a dozen look-ups.
+        """
         attempt, written = prepared.content.attempt, prepared.written
         if written is None:
             written = tuple(h for h in files_of(prepared.content, self._storage) if paths.attempt_of(h.path) == attempt)
         folders = Counter(handle.path.rpartition("/")[0] for handle in written)
         listed = [folder for folder, files in folders.items() if files > _FEW_FILES]
         there = {info.path: info for folder in listed for info in self._storage.list(f"{folder}/")}
-        # A network disk may list a folder as it was some seconds ago.
+        # Look up by name: files of unlisted folders, and files that an old listing of a network disk misses.
         missing = [handle.path for handle in written if handle.path not in there]
         there |= {info.path: info for info in at_once(self._storage.stat, missing) if info is not None}
         for handle in written:
@@ -416,7 +487,7 @@ class Coordinator:
                 )
 
     def _delete_own(self, log: Log, content: Content) -> None:
-        """A fenced attempt's files: by name, from its handles, and none that a record refers to."""
+        """Delete the files of a fenced attempt by name, except files that a record needs."""
         needed, log = needed_by_retained(self._storage, log, self._newest)
         for _, n in log.outputs_near(content.interval):
             entry = log.entries[n]
@@ -437,15 +508,23 @@ class Coordinator:
         only: Collection[datetime] | None = None,
         code: str = "MODULE:NAME",
     ) -> list[int]:
-        """Runs the sink hook for every newest output that has not been recorded as published; returns their ids. Where it raises, the
-        mark is missing, the others go on, and the next call runs it again.
+        """Call the sink hook for every current output without a published mark, and return the ids of the commits.
 
-        For an interval whose output another one replaced, the hook gets the record of that one as if it were the interval's own,
-        without files. Those come first, so that a sink has nothing twice.
+        If the hook raises for an interval, the interval gets no mark. The other intervals are published, and the next
+        call of `publish` runs the hook again.
 
-        in_order: nothing is published after an interval that failed. ``only``: starts of intervals; others are left as they are.
-        code: where the pipeline is, for the commands of the error.
-        Raises: SinkFailed, from the first error, when all that could be published is.
+        If a commit of an overlapping interval replaced an interval's output, the hook gets the replacing commit's
+        record with the replaced interval and without files. These calls come first, so that a sink never has the same
+        rows twice.
+
+        Args:
+            hook: The sink hook; None writes the marks without a call.
+            in_order: Publish no interval after an interval that failed.
+            only: Starts of the intervals to publish; None for all.
+            code: The pipeline's `MODULE:NAME`, for the commands in the error message.
+
+        Raises:
+            SinkFailed: The hook raised for some interval. The error is raised after all other intervals were published.
         """
         log = self._committed or self._newest()
         published: list[int] = []
@@ -468,17 +547,26 @@ class Coordinator:
         return published
 
     def unpublished(self, log: Log | None = None) -> list[tuple[Interval, int]]:
-        """The intervals whose newest output is not recorded as published, each with the commit that made it, or replaced it."""
+        """Return the intervals whose newest output has no published mark.
+
+        Returns:
+            Pairs of an interval and the id of the commit that made or replaced the interval's output.
+        """
         log = self._newest() if log is None else log
-        # What this process has just committed nobody else has published.
+        # The commit that this process has just made counts as unpublished, without a look-up of its mark.
         own = log.head_id if log is self._committed else 0
         told = [(u.interval, u.id) for u in log.summary.unpublished]
         return [(i, n) for i, n in told if n == own or self._storage.stat(paths.published(i, n)) is None]
 
     def skip_publication(self, starts: Collection[datetime]) -> list[int]:
-        """Records the output of the intervals that start then as published, without a call of the sink; the ids.
+        """Mark the outputs of the intervals with these starts as published, without a call of the sink.
 
-        Raises: UsageError for a start at which nothing waits; nothing is recorded then."""
+        Returns:
+            The ids of the commits whose output was marked.
+
+        Raises:
+            UsageError: An interval with one of these starts has no unpublished output. No mark is written then.
+        """
         waiting = self.unpublished()
         strange = {*starts} - {interval.start for interval, _ in waiting}
         if strange:
@@ -510,21 +598,27 @@ class Coordinator:
         )
 
     def _is_own(self, log: Log, interval: Interval, checkpoint_id: int) -> bool:
-        """Whether the commit is of this interval, and not of one that replaced it."""
+        """Return True if the commit is of this interval.
+
+        False means that the commit is of an overlapping interval, and replaced this interval's output.
+        """
         entry = log.entries[checkpoint_id]
         return not isinstance(entry, SweepRecord) and interval_of(entry) == interval
 
     def _publish(
         self, log: Log, interval: Interval, checkpoint_id: int, hook: Callable[[Record], None] | None
     ) -> list[int]:
-        """Runs the hook until what it ran for last is current. A newer output may have been published while this hook ran;
-        then this one has written over it, and the newer one's hook has to run again."""
+        """Call the hook for an interval until the newest output of the interval is published.
+
+        While the hook runs, another process may publish a newer output. The hook may then have overwritten the newer
+        output in the sink, so the hook runs again for the newer commit.
+        """
         published: list[int] = []
         while True:
             own = log is self._committed and checkpoint_id == log.head_id
             entry = log.entries[checkpoint_id] if own else self._fresh(checkpoint_id)
             if not isinstance(entry, Record):
-                return published  # published, dropped and shrunk by others meanwhile
+                return published  # other processes published this output and dropped the checkpoint
             if hook is not None:
                 try:
                     hook(as_published(entry, interval))
@@ -533,7 +627,7 @@ class Coordinator:
             self._mark_published(interval, checkpoint_id)
             published.append(checkpoint_id)
             if hook is None:
-                return published  # nothing was written over what a newer commit has published
+                return published  # no hook ran that could have overwritten a newer output
             later = self._newest(log)
             current = later.publication_of(interval) if later.head_id != log.head_id else checkpoint_id
             if current is None or current == checkpoint_id:
@@ -546,13 +640,12 @@ class Coordinator:
             self._storage.create(paths.published(interval, checkpoint_id), mark)
 
     def _fresh(self, checkpoint_id: int) -> Entry | None:
-        """The entry as it is now."""
         return RecordReader(self._storage, checkpoint_id).fresh(checkpoint_id)
 
     # --- clean up --------------------------------------------------------------------------------------------------------------
 
     def clean_up(self) -> CleanUp:
-        """Deletes what nobody needs any more of the records that are no longer retained (`checkpoint/clean_up_dropped.py`)."""
+        """Delete the files of dropped checkpoints that are no longer needed, as `clean_up_dropped.clean_up` does."""
         log, self._committed = self._committed or self._newest(), None
         note_head(self._storage, log, log.head_id)
         return clean_up(self._storage, log, self._newest)
@@ -560,10 +653,16 @@ class Coordinator:
     # --- reading and marking ------------------------------------------------------------------------------------------------------
 
     def record(self, which: str | int | datetime) -> Record:
-        """The completed checkpoint of an id, of an interval end (the newest), or ``"latest"``: the highest id that is
-        usable. An id may also be that of a dropped one on which somebody holds a lease.
+        """Return a completed checkpoint.
 
-        Raises: NoSuchCheckpoint, naming what there is, if that is not among it.
+        Args:
+            which: A checkpoint's id; an interval's end, for the newest usable checkpoint that ends there; or
+                `"latest"`, for the usable checkpoint with the highest id. An id may also be that of a dropped
+                checkpoint that a lease protects.
+
+        Raises:
+            NoSuchCheckpoint: No such checkpoint exists. The message lists the completed checkpoints.
+            UsageError: `which` is another text than `"latest"`.
         """
         log = self.log()
         fitting = _fitting(log, which) or _fitting(log := read_on(self._storage, log), which)
@@ -580,7 +679,7 @@ class Coordinator:
         return max(fitting, key=lambda c: c.id)
 
     def quarantine(self, checkpoint_id: int, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Marks a checkpoint as refused: neither it nor what descends from it is a base any more."""
+        """Quarantine a checkpoint: no interval starts from the checkpoint or from its descendants."""
         mark, path = Quarantine(id=checkpoint_id, reason=reason, findings=findings), paths.quarantine(checkpoint_id)
         note_names(self._storage, paths.QUARANTINE, [path.removeprefix(paths.QUARANTINE)])
         try:
@@ -589,20 +688,20 @@ class Coordinator:
             logger.info("checkpoint %d of %s is quarantined already", checkpoint_id, self._pipeline)
 
     def mark_validated(self, checkpoint_id: int, mode: ValidationMode) -> None:
-        """Marks a checkpoint as found right. Of the marked ones retention keeps the newest, of each mode."""
+        """Mark a checkpoint as validated. Retention keeps the newest usable checkpoint with a mark of each mode."""
         with suppress(AlreadyExists):
             mark = Validated(id=checkpoint_id, mode=mode)
             self._storage.create(paths.validated(checkpoint_id, mode), record_codec.encode(mark))
 
     def refuse(self, attempt: str, reason: str, findings: tuple[str, ...] = ()) -> None:
-        """Marks a prepared attempt as refused: its commit raises ValidationRefused from now on."""
+        """Mark a prepared attempt as refused: `commit` raises `ValidationRefused` for the attempt from now on."""
         with suppress(AlreadyExists):
             mark = Refused(attempt=attempt, reason=reason, findings=findings)
             self._storage.create(paths.refused(attempt), record_codec.encode(mark))
 
 
 def _fitting(log: Log, which: str | int | datetime) -> list[Record]:
-    """The completed checkpoints that ``Coordinator.record`` chooses from."""
+    """Return the completed checkpoints that fit the `which` of `Coordinator.record`."""
     completed = log.completed()
     if isinstance(which, int):
         return [c for c in completed if c.id == which]
@@ -619,7 +718,10 @@ def _already(mine: Record | Tombstone) -> CommitResult:
 
 
 def as_published(record: Record, interval: Interval) -> Record:
-    """The record as the sink hook gets it for an interval: itself, or, for one that it replaced, that interval without output."""
+    """Return the record as the sink hook gets it for an interval.
+
+    If the record's commit replaced the output of this interval, the result has this interval and no output files.
+    """
     content = record.content
     return (
         record

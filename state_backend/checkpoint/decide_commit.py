@@ -1,14 +1,20 @@
-"""The decision at the heart of a commit: may this attempt become the next record, given the log as it is now?
+"""Decide whether a prepared attempt may become the next record, given the log as it is now.
 
-Why each check is made at commit, and not only at begin:
+Other attempts commit between an attempt's begin and its commit. So a commit repeats checks of begin:
 
-- The base is planned anew: interval 3 begins on c2, interval 1 is run again and commits, and 3 would commit a dead branch.
-- So is what output the interval overlaps: an interval is run again as before, which fences nobody, and its output becomes current
-  again while one of another cut is computed.
-- Ids are never freed: a writer that paused would create a dropped id again and win on deleted files.
-- ``retained`` is part of the record: else one commit's retention could delete the base of another between check and commit.
-- Only ``Fenced`` allows an attempt to delete its own files: whoever merely does not find itself may have been committed,
-  inherited by a later checkpoint, and dropped.
+- The base is chosen again. Example: interval 3 begins on checkpoint 2, then interval 1 is run again and changes the
+  state. Without the check, interval 3 would commit a result of a stale base.
+- Overlapping output is checked again. A re-run that reproduces its state fences no attempt. Yet it makes the output of
+  its interval current again, while an interval with other boundaries may be under way.
+
+Three rules keep a late or paused writer from doing harm:
+
+- Ids are never used twice. Otherwise a paused writer could create the record of a dropped id again, which names deleted
+  files.
+- `retained` is part of the record. Otherwise one commit's retention could delete another commit's base between check
+  and commit.
+- Only `Fenced` allows an attempt to delete its own files. An attempt that does not find its own record may have been
+  committed, and a later checkpoint may share its files.
 """
 
 from __future__ import annotations
@@ -28,21 +34,21 @@ from state_backend.values.retention import RetentionPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Write this record, if its id is still free."""
+    """The decision to create this record, if its id is still free."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyCommitted:
-    """This attempt is in the log; only publishing may be left to do."""
+    """The decision that the log contains this attempt as record `id`. At most publishing is left to do."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """Another try of the same run committed the interval from the same base; a plain retry takes it for its own."""
+    """The decision to adopt checkpoint `id`, which another try of the same run committed from the same base."""
 
     id: int
 
@@ -50,10 +56,22 @@ class Adopted:
 def plan_commit(
     log: Log, prepared: Prepared, policy: RetentionPolicy | None = None, protected: frozenset[int] = frozenset()
 ) -> Create | AlreadyCommitted | Adopted:
-    """What to do next. ``policy``: None for the one that is recorded.
+    """Decide how to commit a prepared attempt.
 
-    Raises: Swept, Fenced (the caller deletes the attempt's files), BaseMoved, or CorruptRecord for a log that lost its newest record
-    since the attempt began."""
+    Args:
+        log: The log as it is now.
+        prepared: The prepared attempt.
+        policy: The retention policy; None for the recorded policy.
+        protected: Ids that retention must keep.
+
+    Raises:
+        Fenced: Another attempt committed an overlapping interval since this attempt began. The caller deletes the
+            attempt's files.
+        BaseMoved: The attempt's base was dropped, or is no longer the checkpoint that the interval starts from; or
+            another commit changed the output schema.
+        Swept: A sweep abandoned the attempt.
+        CorruptRecord: The log ends before the record at which the attempt began, so its newest record is lost.
+    """
     content = prepared.content
     if log.head_id < prepared.h0:
         raise CorruptRecord(
@@ -90,7 +108,7 @@ def plan_commit(
     )
     marks = {} if reproduced is not None else stale_marks(log, content, new_id)
     if reproduced in log.retained:
-        # What made the reproduced checkpoint stale makes its equal stale.
+        # A consolidated checkpoint inherits the stale mark of its base.
         inherited = log.retained[reproduced].stale_by if content.kind == "consolidate" else None
         if inherited is not None:
             marks[new_id] = inherited
@@ -102,14 +120,20 @@ def plan_commit(
 
 
 def _replaced(log: Log, content: Content) -> tuple[Interval, ...]:
-    """The intervals of other cuts whose output is not current any more."""
+    """Return the intervals with other boundaries whose output this commit replaces."""
     if content.kind != "interval" or not content.permissions.replace_overlapping:
         return ()
     return tuple(interval for interval, _ in overlapping_outputs(log, content.interval))
 
 
 def _with_schemas(log: Log, record: Record) -> Record:
-    """The record with all schemas of output, and its files with the number of theirs; its own is not said twice."""
+    """Return the record with all output schemas, and its output files with the number of their schema.
+
+    The content's own output schema is removed, since `output_schemas` contains it.
+
+    Raises:
+        BaseMoved: Another commit changed the output schema since the attempt began.
+    """
     content = record.content
     try:
         schemas = next_schemas(log, content)
@@ -121,18 +145,18 @@ def _with_schemas(log: Log, record: Record) -> Record:
 
 
 def _fences(entry: Record | Tombstone, content: Content) -> bool:
-    """Whether a commit since the begin shuts this attempt out."""
+    """Return True if the commit `entry`, made since this attempt began, fences the attempt."""
     interval, run = interval_of(entry), run_of(entry)
     if kind_of(entry) not in ("interval", "restore") or not interval.overlaps(content.interval):
         return False
     if entry.reproduces is not None:
         return False
-    # An earlier try of one's own run that commits late fences nobody: what came after it on purpose shall win.
+    # If an earlier try of the same run commits late, it does not fence this try: the later try shall win.
     return run.run_id != content.run.run_id or _order(run) >= _order(content.run)
 
 
 def _is_plain_retry(entry: Record | Tombstone, content: Content) -> bool:
-    """Same run, not cleared by a person since, same interval, same base: the committed result is this try's result too."""
+    """Return True if the commit `entry` is another try of the same run and clear, with the same interval and base."""
     run = run_of(entry)
     return (
         run.run_id == content.run.run_id
@@ -146,14 +170,14 @@ def _is_plain_retry(entry: Record | Tombstone, content: Content) -> bool:
 def _check_base(log: Log, prepared: Prepared) -> None:
     content = prepared.content
     if content.base_id is not None and content.base_id not in log.retained:
-        # Also if an equal one took its place: this attempt shares files that go with the dropped one.
+        # An equal checkpoint can't replace the base: this attempt shares files that are deleted with the dropped base.
         raise BaseMoved(
             f"{_who(content)}: it started from {_checkpoint(content.base_id)}, which was dropped meanwhile; run the interval again"
         )
     if content.kind == "restore" and content.base_id is None:
-        return  # from a savepoint: nothing of the log is its base
+        return  # a restore from a savepoint has no base in this log
     if content.kind != "interval":
-        # A rewind or consolidation acts on a checkpoint that it names, not on the one that its interval starts from.
+        # The base of a rewind or a consolidation is the checkpoint that it restores or rewrites.
         allowed = content.permissions
         if content.base_id is None or (
             log.quarantine_above(content.base_id) is not None and not allowed.allow_quarantined

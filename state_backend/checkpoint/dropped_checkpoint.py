@@ -1,4 +1,4 @@
-"""A checkpoint that retention drops while somebody reads it: its files are missing then, and that is no damage."""
+"""Explain missing files of a checkpoint that retention dropped during a read, since these files are no damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = 10
 
 
 def explain_drop(log: Log, checkpoint_id: int) -> str | None:
-    """One line that says that retention dropped the checkpoint, and what is there instead; None if the log does not say so."""
+    """Return a message that retention dropped the checkpoint, naming the usable ones; None if it was not dropped."""
     entry = log.entry(checkpoint_id)
     if entry is None or isinstance(entry, SweepRecord) or checkpoint_id in log.retained:
         return None
@@ -34,7 +34,16 @@ def explain_drop(log: Log, checkpoint_id: int) -> str | None:
 
 
 def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
-    """Raises: CheckpointDropped if retention dropped the checkpoint. None, 0: not a committed one, nothing is read then."""
+    """Raise `CheckpointDropped` if retention dropped the checkpoint.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        checkpoint_id: Id of the checkpoint; None or 0 for state that is no committed checkpoint. The log is not read
+            then.
+
+    Raises:
+        CheckpointDropped: Retention dropped the checkpoint.
+    """
     if checkpoint_id:
         explained = explain_drop(read_log(storage), checkpoint_id)
         if explained is not None:
@@ -43,10 +52,16 @@ def check_retained(storage: Storage, checkpoint_id: int | None) -> None:
 
 @contextmanager
 def telling_drops(storage: Storage, checkpoint_id: int | None) -> Iterator[None]:
-    """Around what reads a checkpoint. Any other error is raised as it came, also if the log can't be read. ``storage``: of the
-    pipeline's folder.
+    """Raise `CheckpointDropped` in place of a file error if retention dropped the checkpoint that the block reads.
 
-    Raises: CheckpointDropped instead of a CorruptFile or NotFound if the checkpoint was dropped since.
+    Other errors pass unchanged. If the log can't be read, the file error passes with a note.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        checkpoint_id: Id of the checkpoint that the block reads; None or 0 for state that is no committed checkpoint.
+
+    Raises:
+        CheckpointDropped: The block raised `CorruptFile` or `NotFound`, and the checkpoint is no longer retained.
     """
     try:
         yield

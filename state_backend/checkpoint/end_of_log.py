@@ -1,7 +1,8 @@
-"""Did the log lose a record? One rule for whoever reads the log, verifies it, or deletes by it.
+"""Find records that are missing from the log; readers, `cairn verify` and sweeps share this rule.
 
-A record that is lost before the end leaves a hole. The newest one leaves none, and what it replaced or made stale would count again.
-Marks of that checkpoint give it away: each is written after the record that it speaks of.
+A missing record in the middle of the log leaves a hole in the ids. If the newest record is missing, the ids have no
+hole, and results that the record replaced or made stale would count again. Marks of that checkpoint (published,
+validated, quarantined) show the loss, since a mark is written after its checkpoint's record.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from state_backend.ports.storage import Storage
 
 
 def last_marked(listed: Iterable[str]) -> tuple[int, str]:
-    """The highest checkpoint id that a mark among these paths speaks of, and the mark's path; 0 if there is no mark."""
+    """Return the highest checkpoint id that a mark among these paths names, and the mark's path.
+
+    Returns:
+        `(0, "")` if no path is a mark.
+    """
     return max(((paths.marked_id(path) or 0, path) for path in listed), default=(0, ""))
 
 
 def missing_records(storage: Storage, listed: Collection[str]) -> Iterator[str]:
-    """A sentence for each record that a listing of the log and of the marks shows to be missing.
+    """Yield a sentence for each record that is missing, according to a listing of the log and of the marks.
 
-    Each is looked for once more: a network disk may list a folder as it was some seconds ago, and a record may have been
-    created while the marks were listed.
+    Each missing record is looked up by name before it is reported: a network disk may list a folder as it was some
+    seconds ago, and a record may have been created while the marks were listed.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        listed: Paths of all records and marks.
     """
     ids = {n for path in listed if path.startswith(paths.CHECKPOINTS) and (n := paths.record_id(path)) is not None}
     last = max(ids, default=0)

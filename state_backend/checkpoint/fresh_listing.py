@@ -1,11 +1,13 @@
-"""The files of a folder on storages whose listings may be old.
+"""List the files of a folder on storages whose listings may be old.
 
-A network disk answers a listing from a cache that may be some seconds old: files that others created since are missing. A read of one
-file by its name is current. So whoever creates a file that a listing must not miss notes its name in ``settled/names/<folder>.json``
-first, or before anybody depends on the file; whoever lists the folder reads that file by its name and adds what it names.
+A network disk answers a listing from a cache that may be some seconds old, without files that other hosts have just
+created. A read of one file by its name is current. So the writer of a file that listings must not miss also writes the
+file's name to `settled/names/<folder>.json`, before any process depends on the file. A reader that lists the folder
+reads that file by its name, and adds the names in it.
 
-What is on disk if this stops: a name without a file, which readers skip or whose writer tries again; or a file without a name, which
-nobody depends on yet, and which a listing shows some seconds later. Storages whose listings are always current get no such file.
+A writer that stops half-way leaves a name without a file, or a file without a name. Readers skip a name without a file.
+No process depends on a file without a name, and listings show the file some seconds later. Storages whose listings are
+always current get no files in `settled/names/`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ _ROUNDS = 100
 
 
 def listed(storage: Storage, folder: str) -> list[str]:
-    """List the paths in a folder, and add the paths whose names are noted. Some of these files may be gone, or not written yet."""
+    """List the paths in a folder, including the paths whose names are noted.
+
+    Some of these files may be deleted, or not written yet.
+    """
     found = {info.path for info in storage.list(folder)}
     if lists_late(storage):
         found |= {folder + name for name in _noted(storage, paths.names(folder))}
@@ -43,7 +48,10 @@ def listed(storage: Storage, folder: str) -> list[str]:
 
 
 def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
-    """List the files in a folder as `listed` does, with the current `FileInfo` of each noted file, and without files that are gone."""
+    """List the files in a folder, including the files whose names are noted, without deleted files.
+
+    The `FileInfo` of each noted file is current.
+    """
     found = {info.path: info for info in storage.list(folder)}
     if lists_late(storage):
         noted = [folder + name for name in sorted(_noted(storage, paths.names(folder)))]
@@ -54,15 +62,18 @@ def listed_files(storage: Storage, folder: str) -> list[FileInfo]:
 
 
 def note_names(storage: Storage, folder: str, add: Collection[str], drop: Collection[str] = ()) -> None:
-    """Add names to the folder's file in ``settled/names/``, and drop others from it. Do nothing if listings are always current.
+    """Add names to the folder's file in `settled/names/`, and remove the names `drop` from it.
 
-    Raises: UnknownOutcome, StorageUnavailable if it can't be told whether the names are noted.
+    If the storage's listings are always current, the function does nothing.
+
+    Raises:
+        StorageUnavailable: Other processes wrote the file again and again.
     """
     if not lists_late(storage):
         return
     path = paths.names(folder)
     for _ in range(_ROUNDS):
-        info = storage.stat(path)  # before the read: a later write has another generation
+        info = storage.stat(path)  # taken before the read, so that a write in between makes `replace` fail
         known = _noted(storage, path) if info is not None else set()
         wanted = (known | {*add}) - {*drop}
         if wanted == known:
@@ -84,7 +95,7 @@ def _noted(storage: Storage, path: str) -> set[str]:
         return {*record_codec.decode(storage.read(path), path, Names).names}
     except NotFound:
         return set()
-    except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit makes another format of it too
-        # What it named a listing shows by now, and the next writer writes it anew.
+    except (CorruptRecord, UnsupportedFormat) as error:  # a flipped bit may look like an unknown format
+        # Listings show most of the noted files by now, and the next writer writes the file of names again.
         logger.warning("%s: %s; the folder is listed without it", storage.url, error)
         return set()

@@ -1,4 +1,4 @@
-"""What the log has of given intervals: which commit counts for each, whether it still does, and what it was made of."""
+"""Find which commit counts for each of some intervals, whether its result is still valid, and its input hash."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from state_backend.values.records import Record, RunRef, Tombstone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The commit ``id`` whose output of an interval is current, and the attempt that made it.
+    """The commit whose output of an interval is current.
 
-    ``spoilt``: why no interval should build on it, in words; None: it counts. ``input_hash``: as in `Content`. ``dropped``: retention has
-    let go of its state, so that its output is all that is left.
+    Attributes:
+        id: Id of the commit.
+        attempt: Uuid of the attempt that made the output.
+        run: Airflow run of the attempt.
+        input_hash: Input hash of the commit, as in `Content`.
+        dropped: Retention has dropped the checkpoint, so only its output is left.
+        spoilt: Why no interval should start from the result, as a sentence; None if the result is valid.
     """
 
     id: int
@@ -28,10 +33,15 @@ class Result:
 
 
 def results_of(log: Log, intervals: Sequence[Interval], pipeline_start: Interval) -> dict[Interval, Result]:
-    """The result of each interval that has one.
+    """Return the result of each interval that has one.
 
-    pipeline_start: an interval that begins at the pipeline's start. Of results that were dropped the log has no mark that says whether
-    they became stale: all commits after them are looked at, of any interval since the pipeline's start.
+    Dropped checkpoints have no stale marks in the log. For them, all later commits are checked, of any interval since
+    the pipeline's start.
+
+    Args:
+        log: The log of the pipeline.
+        intervals: The intervals that are asked for.
+        pipeline_start: An interval that begins at the pipeline's start.
     """
     if not intervals or not log.head_id:
         return {}
@@ -76,14 +86,17 @@ def _spoilt(log: Log, entry: Record | Tombstone, later: Sequence[Record | Tombst
 
 
 def _makes_stale(commit: Record | Tombstone, interval: Interval) -> bool:
-    """Whether a later commit made the interval's result stale. One that only reproduced what was there did not."""
+    """Return True if the commit made the interval's result stale. A commit that reproduces its state makes none so."""
     if kind_of(commit) not in ("interval", "restore") or commit.reproduces is not None:
         return False
     return makes_stale(interval_of(commit), interval)
 
 
 def spoilt_by(results: dict[Interval, Result], record: Record) -> dict[Interval, Result]:
-    """The results after one more commit: what it makes stale is spoilt. What it made itself is the caller's."""
+    """Return the results after one more commit: `spoilt` is set for each result that the commit makes stale.
+
+    The caller adds the commit's own result.
+    """
     return {
         interval: replace(result, spoilt=f"checkpoint {record.id} made it stale")
         if result.spoilt is None and _makes_stale(record, interval)

@@ -1,17 +1,22 @@
-"""Leases: who reads a checkpoint for longer than retention keeps it says so, and its files stay until the reading is over.
+"""Leases keep a dropped checkpoint's files while a long reader reads them.
 
-A lease is a file whose name says which checkpoint it is on and for how many seconds. It changes nothing that a commit decides:
-retention drops the checkpoint when it would, and only the deletion of its files waits. The order of the two sides makes that safe:
+A lease is a file whose name contains the checkpoint's id and the lease's duration in seconds. Commits ignore leases:
+retention drops the checkpoint as always, and only the deletion of its files waits. The order of the steps makes that
+safe:
 
-    reader      1. writes the lease and notes its name (``fresh_listing.py``)   2. reads the log: is the checkpoint still retained? If not, gives up
-    clean-up    1. reads the log: what was dropped?   2. lists the leases   3. deletes what no lease is on
+    reader      1. writes the lease and notes its name (`fresh_listing.py`)
+                2. reads the log, and gives up if the checkpoint is no longer retained
+    clean-up    1. reads the log: which checkpoints are dropped?
+                2. lists the leases
+                3. deletes the files of dropped checkpoints without a lease
 
-If the clean-up's listing misses the lease, then its log was read before the lease was written, and what that log calls dropped the
-reader finds dropped too.
+If the clean-up's listing misses a lease, the clean-up read the log before the reader wrote the lease. Then the reader
+sees every checkpoint as dropped that this log calls dropped.
 
-What is on disk if the reader stops: before 1 nothing, after it a lease that nobody renews. It ends when the storage has written a
-record more than ``seconds`` after it: both times are the storage's own, so that no clock of a host counts. Then a clean-up deletes
-it. A reader that could not renew in time, since its process was suspended, may find files gone: it fails as one without a lease.
+A reader that stops after writing its lease leaves a lease that is not renewed. The lease ends when the storage has
+written a record more than `seconds` after the lease. Both times come from the storage, so that hosts' clocks do not
+count. Then a clean-up deletes the lease. If a reader's process was suspended and could not renew in time, the reader
+may find files deleted. It then fails as a reader without a lease does.
 """
 
 from __future__ import annotations
@@ -46,8 +51,13 @@ _JOIN_S = 10.0
 
 
 def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[int], list[FileInfo]]:
-    """The checkpoints that somebody reads, and the leases that have ended. ``newest_record_ms``: when the storage wrote the newest
-    record, by the clock that also dates the leases, in milliseconds since the epoch."""
+    """Return the ids of checkpoints with a lease, and the leases that have ended.
+
+    Args:
+        leases: The files in `leases/`.
+        newest_record_ms: When the storage wrote the newest record, in milliseconds since the epoch, by the clock that
+            also dates the leases.
+    """
     held, ended = set(), []
     for info in leases:
         found = paths.leased_id(info.path)
@@ -62,10 +72,20 @@ def plan_leases(leases: Sequence[FileInfo], newest_record_ms: int) -> tuple[set[
 
 
 def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta = LASTS) -> str | None:
-    """Holds the files of a checkpoint for that long; the path of the lease. None where the storage takes no lease, since the reader
-    may not write there, for instance: then it reads without one.
+    """Write a lease on a checkpoint, and return the lease's path.
 
-    Raises: CheckpointDropped if it is not retained any more: there may be nothing to hold.
+    Args:
+        storage: Storage of the pipeline's folder.
+        checkpoint_id: The checkpoint to read.
+        what: The reader's purpose, for people.
+        lasts: How long the lease lasts without renewal.
+
+    Returns:
+        The path of the lease; None if the lease can't be written, for instance without write permission. The caller
+        then reads without a lease.
+
+    Raises:
+        CheckpointDropped: The checkpoint is no longer retained, so its files may be deleted already.
     """
     name, seconds = str(uuid4()), max(1, int(lasts.total_seconds()))
     path = paths.lease(checkpoint_id, seconds, name)
@@ -80,14 +100,14 @@ def take_lease(storage: Storage, checkpoint_id: int, what: str, lasts: timedelta
         return None
     try:
         check_retained(storage, checkpoint_id)
-    except CairnError:  # also if the log can't be read: nobody would renew it
+    except CairnError:  # on any error: the reader stops, so it will not renew the lease
         give_back(storage, path)
         raise
     return path
 
 
 def renew(storage: Storage, path: str) -> bool:
-    """Writes a lease once more, so that it lasts from now on. False if it is gone, since it had ended."""
+    """Write a lease again, so that it lasts from now on, and return False if the lease had ended and was deleted."""
     try:
         info = storage.stat(path)
         if info is None:
@@ -99,24 +119,31 @@ def renew(storage: Storage, path: str) -> bool:
 
 
 def give_back(storage: Storage, path: str) -> None:
-    """Ends a lease. One that can't be deleted ends by itself."""
+    """Delete a lease. If the deletion fails, the lease ends by itself later."""
     with suppress(CairnError):
         delete_lease(storage, path)
 
 
 def delete_lease(storage: Storage, path: str, generation: int | None = None) -> None:
-    """Deletes a lease, and then its noted name. Raises: as ``Storage.delete``."""
+    """Delete a lease, and then its noted name. The errors are those of `Storage.delete` and `note_names`."""
     storage.delete(path, generation=generation)
     note_names(storage, paths.LEASES, [], drop=[path.removeprefix(paths.LEASES)])
 
 
 @contextmanager
 def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: timedelta = LASTS) -> Iterator[None]:
-    """Holds a lease on a checkpoint while the block reads it. ``storage``: of the pipeline's folder. ``checkpoint_id``: None or 0 for
-    state that is no committed checkpoint; then there is nothing to hold. ``what``: for people.
+    """Hold a lease on a checkpoint while the block reads the checkpoint.
 
-    Raises: CheckpointDropped if retention dropped it before the lease was there, or in place of the CorruptFile or NotFound of
-    a file if it has dropped it by then.
+    Args:
+        storage: Storage of the pipeline's folder.
+        checkpoint_id: The checkpoint to read; None or 0 for state that is no committed checkpoint, which needs no
+            lease.
+        what: The reader's purpose, for people.
+        lasts: How long the lease lasts without renewal. A thread renews it three times as often.
+
+    Raises:
+        CheckpointDropped: Retention dropped the checkpoint before the lease was written; or the block raised
+            `CorruptFile` or `NotFound`, and the checkpoint is dropped by then.
     """
     path = take_lease(storage, checkpoint_id, what, lasts) if checkpoint_id else None
     over = threading.Event()
@@ -129,7 +156,7 @@ def holding(storage: Storage, checkpoint_id: int | None, what: str, *, lasts: ti
     finally:
         over.set()
         if path is not None:
-            renewing.join(_JOIN_S)  # else it might find the lease gone, and say that it had ended
+            renewing.join(_JOIN_S)  # before the deletion, since the thread would warn about a deleted lease
             give_back(storage, path)
 
 

@@ -1,4 +1,4 @@
-"""Which state does an interval start from, and what does a commit make stale? Pure functions over the log."""
+"""Choose the state that an interval starts from, and find what a commit makes stale. Pure functions over the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def plan_base(
     *,
     as_of: int | None = None,
 ) -> Record | None:
-    """As ``choose_base``: the checkpoint's record. Raises: CorruptRecord if it is not there whole."""
+    """Return the record of the checkpoint that `choose_base` chooses; None for empty state.
+
+    Raises:
+        CorruptRecord: The record is missing or is a tombstone. The other errors are those of `choose_base`.
+    """
     chosen = choose_base(log, pipeline, interval, permissions, pipeline_start_ms, as_of=as_of)
     return log.whole(chosen.id) if chosen is not None else None
 
@@ -35,16 +39,27 @@ def choose_base(
     *,
     as_of: int | None = None,
 ) -> Kept | None:
-    """The completed checkpoint that the interval starts from; None: it starts from empty state.
+    """Return the completed checkpoint that the interval starts from; None for empty state.
 
-    Planned thrice for an interval, each time over a log that is read then: before Spark is started (Airflow's task, so that a refusal is
-    cheap), at begin (what is restored), and at commit (whether that is still right, since others commit meanwhile).
+    The base of an interval is chosen three times, each time over a newly read log: before Spark is started, so that an
+    error costs little; at begin, to know what to restore; and at commit, since other attempts may have committed
+    meanwhile.
 
-    ``as_of``: for ``allow_stale_base`` and ``replace_overlapping``, the id up to which marks are forgiven and output is replaced;
-    what a later id did is not (None: all).
-    Raises: UsageError for an interval before the pipeline's start, or one that overlaps current output of another cut (without
-    ``replace_overlapping``); StateGapError, StaleStateError, or StateUnusable if all
-    that there is descends from a quarantined checkpoint.
+    Args:
+        log: The log as it is now.
+        pipeline: Name of the pipeline, for messages.
+        interval: The interval to process.
+        permissions: Permissions of the run.
+        pipeline_start_ms: Start of the pipeline, in milliseconds since the epoch.
+        as_of: The highest id whose effects `allow_stale_base` and `replace_overlapping` permit: the stale marks that it
+            set, and the output that it made. None permits all ids.
+
+    Raises:
+        UsageError: The interval begins before the pipeline's start; or current output of an interval with other
+            boundaries overlaps it, and `replace_overlapping` is not given.
+        StateGapError: No checkpoint ends where the interval starts; with `allow_gap`, no checkpoint ends before it.
+        StaleStateError: All checkpoints that end there are stale.
+        StateUnusable: All checkpoints that end there are quarantined, or descend from a quarantined checkpoint.
     """
     _check_start_and_output(log, pipeline, interval, permissions, pipeline_start_ms, as_of)
     if interval.start_ms == pipeline_start_ms:
@@ -97,29 +112,39 @@ def _check_start_and_output(
 
 
 def overlapping_outputs(log: Log, interval: Interval) -> list[tuple[Interval, int]]:
-    """The intervals with current output that overlap ``interval`` and are other than it, with the id of that output, by time.
-    An interval without rows has output too."""
+    """Return the other intervals that overlap this interval and have current output, with the output's ids, by time.
+
+    An interval whose output has no rows has output too.
+    """
     return [(other, n) for other, n in log.outputs_near(interval) if other != interval]
 
 
 def is_superseded(log: Log, candidate: Record | Kept) -> bool:
-    """Whether a later commit of the same interval left another state. It counts also when it was dropped: retention must not
-    bring back the result that it replaced. One that validation refused does not count."""
+    """Return True if a later commit of the same interval left another state, and validation did not refuse that commit.
+
+    A dropped later commit counts too: otherwise retention would bring back the result that the later commit replaced.
+    """
     return any(log.quarantine_above(n) is None for n in log.superseding(candidate))
 
 
 def is_forgiven(stale_by: int | None, permissions: Permissions, as_of: int | None) -> bool:
-    """Whether a mark does not keep anybody from the checkpoint that it lies on; ``as_of`` as in ``plan_base``."""
+    """Return True if a stale mark does not prevent the use of its checkpoint. `stale_by` None means no mark.
+
+    `allow_stale_base` forgives a mark that an id up to `as_of` set; `as_of` None forgives all marks.
+    """
     if stale_by is None:
         return True
     return permissions.allow_stale_base and (as_of is None or stale_by <= as_of)
 
 
 def reproduces(log: Log, content: Content) -> int | None:
-    """The id of the commit of exactly this interval that the content supersedes and equals in digest, watermarks and
-    descriptors; None if it changes something. A consolidation reproduces its base by construction. What replaces output of
-    overlapping intervals changes something, even if the state is that of an earlier commit: the checkpoints of those intervals become
-    stale, so that nobody goes on from one while a part of its output is gone."""
+    """Return the id of the commit of the same interval whose state the content reproduces; None if it changes state.
+
+    The content reproduces the newest commit of its interval if digest, watermarks and descriptors are equal. A
+    consolidation always reproduces its base. Content that replaces output of overlapping intervals never counts as a
+    reproduction: the checkpoints of those intervals must become stale, since a part of their output is no longer
+    current.
+    """
     if content.kind == "consolidate":
         return content.base_id
     near = log.commits_near(content.interval)
@@ -131,14 +156,19 @@ def reproduces(log: Log, content: Content) -> int | None:
 
 
 def makes_stale(changed: Interval, interval: Interval) -> bool:
-    """Whether a commit with a new result for ``changed`` makes an older result for ``interval`` stale: that one was built on what is
-    changed now. A newer result of the very same interval takes its place instead."""
+    """Return True if a new result for `changed` makes an older result for `interval` stale.
+
+    The older result is stale if its interval ends after the start of `changed`. A new result of the same interval
+    replaces the older result instead.
+    """
     return changed != interval and changed.start < interval.end
 
 
 def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
-    """What a commit that is no reproduction makes stale: ids with the id that did it. Marks are sticky: one that is there
-    stays as it is."""
+    """Return the ids of the checkpoints that a commit makes stale, each with `new_id`.
+
+    The commit must not be a reproduction. A checkpoint that is stale already keeps its mark.
+    """
     marks = {}
     for old in log.kept:
         if log.retained[old.id].stale_by is None and makes_stale(content.interval, old.interval):
@@ -148,15 +178,18 @@ def stale_marks(log: Log, content: Content, new_id: int) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """A checkpoint that no interval starts from any more once another state is restored."""
+    """A checkpoint that no interval starts from once another state is restored."""
 
     id: int
     interval: Interval
 
 
 def discarded_by(log: Log, restored: Content) -> tuple[Discarded, ...]:
-    """What the pipeline loses when ``restored`` becomes its state at the end of that content's interval, by id: checkpoints that
-    it makes stale, and the present result of that interval if that is another state."""
+    """Return the checkpoints that the pipeline loses when `restored` becomes its state, by id.
+
+    These are the checkpoints that the restore makes stale, and the present checkpoint of the same interval if its state
+    differs.
+    """
     marked = stale_marks(log, restored, log.head_id + 1).keys()
     return tuple(
         Discarded(id=c.id, interval=c.interval) for c in log.kept if c.id in marked or _is_replaced(log, c, restored)
@@ -176,20 +209,20 @@ def _is_replaced(log: Log, candidate: Kept, restored: Content) -> bool:
 
 
 def intervals_of(again: Rerun) -> str:
-    """The intervals to run again, in words."""
+    """Return the intervals to run again, in words."""
     if again.first == again.last:
         return f"the interval that starts at {format_instant(again.first)}"
     return f"the intervals that start from {format_instant(again.first)} to {format_instant(again.last)}"
 
 
 def kept(log: Log) -> str:
-    """A sentence: which checkpoints are retained, by the newest record; empty if there is none."""
+    """Return a sentence about the newest record's retention policy; empty if the log has no policy."""
     policy = log.newest.content.retention if log.newest is not None else None
     return "" if policy is None else f" Retention keeps {policy!s} (the pipeline's `retention`)."
 
 
 def lines_of(what: Iterable[object], most: int = 10) -> str:
-    """Each on a line of its own; of more than ``most`` the last ones are counted."""
+    """Return each item on a line of its own, at most `most` of them, and the number of the remaining items."""
     listed = [f"\n  {one}" for one in what]
     more = len(listed) - most
     return "".join(listed if more <= 0 else [*listed[:most], f"\n  and {more} more"])
@@ -216,8 +249,16 @@ def _overlapping(pipeline: str, interval: Interval, others: list[tuple[Interval,
 def _gap(
     log: Log, pipeline: str, interval: Interval, points: list[datetime], start: datetime
 ) -> tuple[str, Rerun | None]:
-    """``points``: the ends of those checkpoints that an interval may start from, in their order. The end of one that is quarantined or
-    stale is none: a re-run from there would be refused too. ``start``: the pipeline's."""
+    """Return the message about a gap, and the intervals that fill it.
+
+    Args:
+        log: The log as it is now.
+        pipeline: Name of the pipeline.
+        interval: The interval that can't start.
+        points: The ends of the checkpoints that an interval may start from, sorted. Ends of stale and quarantined
+            checkpoints are left out, since a re-run from there would fail too.
+        start: The pipeline's start.
+    """
     text = f"{pipeline} {interval}: no checkpoint ends where it starts."
     if not points:
         there = "All that there are are quarantined or stale" if log.kept else "There is no checkpoint at all"
@@ -244,7 +285,8 @@ def _gap(
             "closes the gap (run_interval)."
         )
         return text, None
-    # The days of a time zone differ by an hour; the last to run is the one that starts last before this one.
+    # The length of a day varies by an hour in some time zones, so the gap may be no multiple of the interval's length.
+    # A `last` one second before this interval's start then still includes the last interval of the gap.
     last = interval.start - (timedelta(seconds=1) if gap % length else length)
     again = Rerun(first=before[-1], last=last)
     return f"{text}\nTo fill the gap, run {intervals_of(again)}.", again
@@ -263,7 +305,7 @@ def _stale(log: Log, pipeline: str, interval: Interval, base: Kept) -> tuple[str
     if changed is not None and changed.end < whole.end and (changed.end <= whole.start or whole.start <= changed.start):
         length = max(changed.end - changed.start, timedelta(milliseconds=1))
         first = Interval(changed.end, changed.end + length)
-        if changed.overlaps(whole):  # a part of it was run with another cut; the rest is still to be
+        if changed.overlaps(whole):  # the re-run covered a part of the base's interval; the rest is still to run
             last_start = max(first.start, whole.end - length)
     again = Rerun(first=first.start, last=last_start)
     return f"{text}\nRun again {intervals_of(again)}.", again

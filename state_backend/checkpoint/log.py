@@ -1,8 +1,8 @@
-"""The log of a pipeline as one value: what was committed, what still counts, what was refused.
+"""Read the log of a pipeline as one value, which all decisions about checkpoints use.
 
-Everything that is decided about checkpoints is decided over this value. ``read_log`` reads little: the newest record, whose summary
-says what still matters of all below it, and the checkpoints that it retains. What else is asked of a log is looked up by name, as
-``record_reader.py`` describes; ``commits`` and ``entries`` give everything, and read everything.
+`read_log` reads little: the newest record, whose summary has what still matters of all earlier records, and the
+checkpoints that the newest record retains. Other questions are answered by files that are looked up by name
+(`record_reader.py`). Only `commits` and the iteration over `entries` read the whole log.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Log:
     """The log of a pipeline.
 
     Attributes:
-        entries: The entries by id, dense from 1. The reader reads an entry when somebody asks for the entry.
-        quarantined: The ids that validation refused.
-        hint: The id in ``HEAD.json``; 0 if there is no such file.
+        entries: The records and tombstones by id, from 1 without holes. Each is read on first use.
+        quarantined: The quarantine marks, by the id of the quarantined checkpoint.
+        hint: The id in `HEAD.json`; 0 without such a file.
     """
 
     entries: RecordReader
@@ -76,11 +76,16 @@ class Log:
         return self.entries.summary
 
     def completed(self) -> list[Record]:
-        """The retained checkpoints, by id."""
+        """Return the records of the retained checkpoints, by id."""
         return [self.whole(checkpoint_id) for checkpoint_id in sorted(self.retained)]
 
     def whole(self, checkpoint_id: int) -> Record:
-        """The record of a retained checkpoint. Raises: CorruptRecord if it is shrunk: damaged, or dropped since this log was read."""
+        """Return the record of a retained checkpoint.
+
+        Raises:
+            CorruptRecord: The file holds a tombstone. Either it is damaged, or a commit has dropped the checkpoint
+                since this log was read.
+        """
         entry = self.entry(checkpoint_id)
         if not isinstance(entry, Record):
             raise CorruptRecord(
@@ -95,16 +100,16 @@ class Log:
 
     @property
     def newest(self) -> Record | None:
-        """The retained checkpoint of the highest id: the newest record itself, unless that is a sweep's."""
+        """The retained checkpoint with the highest id: the newest record, or the last record before a sweep record."""
         entry = self.entry(max(self.retained, default=0))
         return entry if isinstance(entry, Record) else None
 
     def entry(self, checkpoint_id: int) -> Entry | None:
-        """The entry of an id, or None if the log has no such id."""
+        """Return the record or tombstone of an id, or None if the log has no such id."""
         return self.entries.get(checkpoint_id)
 
     def commits(self) -> Iterator[Record | Tombstone]:
-        """Every commit of a checkpoint, dropped ones too, by id. Reads the whole log."""
+        """Yield the record or tombstone of every commit, by id. Reads the whole log."""
         for _, entry in sorted(self.entries.items()):
             if not isinstance(entry, SweepRecord):
                 yield entry
@@ -112,18 +117,22 @@ class Log:
     # --- attempts ------------------------------------------------------------------------------------------------------------
 
     def of_attempt(self, attempt: str) -> Record | Tombstone | None:
-        """The commit of an attempt; None if the attempt committed nothing."""
+        """Return the commit of an attempt; None if the attempt committed nothing."""
         entry = self._end_of(attempt)
         return None if isinstance(entry, SweepRecord) else entry
 
     def abandoned_by(self, attempt: str) -> int | None:
-        """The id of a sweep that abandoned the attempt: the attempt is never committed."""
+        """Return the id of the sweep that abandoned the attempt, or None. An abandoned attempt is never committed."""
         entry = self._end_of(attempt)
         return entry.id if isinstance(entry, SweepRecord) else None
 
     def _end_of(self, attempt: str) -> Entry | None:
-        """The entry that ended an attempt. A commit is retained; or it is dropped, and its files are to be deleted; or they are,
-        and a file by the attempt's name was written first. The attempts of a sweep have such files once a record follows it."""
+        """Return the record that ended an attempt: its commit, or the sweep that abandoned it.
+
+        The method looks in this order: the newest record, if it is a sweep's; the retained commits; the dropped commits
+        that a clean-up still has to process; and the file in `settled/attempts/`. Such a file exists for each older
+        sweep's attempts and for each dropped commit that a clean-up has processed.
+        """
         if not self.head_id:
             return None
         head = self.entries[self.head_id]
@@ -141,13 +150,19 @@ class Log:
 
     @cached_property
     def abandoned(self) -> dict[str, int]:
-        """Attempts that a sweep abandoned, with the id of the last sweep that did: none of them is ever committed. Reads the whole
-        log."""
+        """The attempts that sweeps abandoned, each with the id of the last sweep that abandoned it.
+
+        Reads the whole log.
+        """
         sweeps = sorted((e for e in self.entries.values() if isinstance(e, SweepRecord)), key=lambda e: e.id)
         return {attempt: sweep.id for sweep in sweeps for attempt in sweep.abandoned}
 
     def ended_attempts(self, asked: Collection[str] = ()) -> set[str]:
-        """Every attempt that was committed or abandoned, by a listing; those of ``asked`` also if the listing is old."""
+        """Return every attempt that was committed or abandoned.
+
+        The method lists the settled files. An old listing may miss attempts; the attempts in `asked` are looked up by
+        name too.
+        """
         if not self.head_id:
             return set()
         near = [self.entries[n] for n in sorted({self.head_id, *self.retained, *self.summary.dropping})]
@@ -157,7 +172,10 @@ class Log:
     # --- intervals -----------------------------------------------------------------------------------------------------------
 
     def commits_near(self, interval: Interval, *, after: int = 0) -> list[Record | Tombstone]:
-        """Every commit, dropped ones too, with a higher id than ``after`` and of an interval that overlaps this one, by id."""
+        """Return, by id, every commit with an id above `after` whose interval overlaps this interval.
+
+        The result contains dropped commits as tombstones.
+        """
         if after >= self.head_id:
             return []
         ids = sorted({f.id for f in self._facts(interval) if f.kind != "replaced" and f.id > after})
@@ -166,27 +184,33 @@ class Log:
         return [e for e in found if not isinstance(e, SweepRecord)]
 
     def committed_intervals(self) -> set[Interval]:
-        """The interval of every commit, dropped ones too. Lists all that was settled, and reads none of it."""
+        """Return the intervals of all commits, also of dropped ones, from a listing of all settled files."""
         return {f.interval for f in self._facts(None) if f.kind != "replaced"}
 
     def outputs_near(self, interval: Interval) -> list[tuple[Interval, int]]:
-        """The intervals with current output that overlap ``interval``, itself included, with the id of that output, by time. An
-        interval without rows has output too."""
+        """Return the intervals with current output that overlap this interval, each with the id of its output, by time.
+
+        The interval itself may be among them. An interval whose output has no rows has output too.
+        """
         last = last_facts(self._facts(interval))
         return sorted((fact.interval, fact.id) for fact in last if fact.kind == "interval")
 
     def publication_of(self, interval: Interval) -> int | None:
-        """The id of the last commit that made the output of exactly this interval, or replaced it."""
+        """Return the id of the last commit that made or replaced the output of exactly this interval."""
         return next((f.id for f in last_facts(self._facts(interval)) if f.interval == interval), None)
 
     def superseding(self, candidate: Record | Kept) -> tuple[int, ...]:
-        """The ids of later commits, dropped ones too, of the same interval that left another state than this completed checkpoint."""
+        """Return the ids of later commits of the same interval that left another state than this completed checkpoint.
+
+        The ids of dropped commits are included.
+        """
         return next((s.by for s in self.summary.superseded if s.id == candidate.id), ())
 
     def outputs(self, checkpoint_id: int) -> tuple[OutputFile, ...]:
-        """The files of a commit whose output is current, also after its record was shrunk.
+        """Return the output files of a commit whose output is current. The commit may be dropped.
 
-        Raises: StorageUnavailable if they were deleted since this log was read.
+        Raises:
+            StorageUnavailable: A later commit replaced the output since this log was read, and the files are deleted.
         """
         entry = self.entries[checkpoint_id]
         if isinstance(entry, Record):
@@ -196,13 +220,16 @@ class Log:
         return self.entries.outputs(Fact(entry.interval, checkpoint_id, "interval"))
 
     def current_outputs(self) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
-        """Per interval the id and files of its current output: those of its highest id, dropped or not. Only the kind
-        ``interval`` makes output; a rewind or a consolidation leaves what is there. Output that a commit with
-        ``replace_overlapping`` overlapped is not current. Reads a file per interval."""
+        """Return the current output of each interval: the id of its commit, and the files.
+
+        Only commits of kind `interval` make output; the newest one of an interval counts, also if it is dropped. Output
+        that a commit with `replace_overlapping` replaced is not current. The method reads one file for each interval
+        whose commit is dropped.
+        """
         return self._with_files([f for f in last_facts(self._facts(None)) if f.kind == "interval"])
 
     def current_outputs_within(self, span: Interval) -> dict[Interval, tuple[int, tuple[OutputFile, ...]]]:
-        """Those of ``current_outputs`` whose interval lies within the span. Reads a file for each of them."""
+        """Return the current output of each interval within the span, as `current_outputs` does for all intervals."""
         last = [f for f in last_facts(self._facts(span)) if f.kind == "interval"]
         return self._with_files([f for f in last if span.start <= f.interval.start and f.interval.end <= span.end])
 
@@ -213,9 +240,14 @@ class Log:
         return {f.interval: (f.id, files[f.id]) for f in facts}
 
     def publications(self) -> list[tuple[Interval, int]]:
-        """What a sink was or is to be told, in the order of commits: an interval, and the id of the commit that changed its
-        output. That commit is of the interval itself, or of one that replaced it; then the interval has no output. The last id of
-        an interval counts. Lists all that was settled."""
+        """Return the changes of output that a sink needs, in the order of commits.
+
+        All settled files are listed.
+
+        Returns:
+            Pairs of an interval and the id of the commit that made or replaced the interval's output. The last pair of
+            an interval counts. If that commit replaced the output, the interval has no output.
+        """
         told = [f for f in self._facts(None) if f.kind in ("interval", "replaced")]
         return [(f.interval, f.id) for f in sorted(told, key=lambda f: (f.id, f.kind == "interval", f.interval))]
 
@@ -237,15 +269,21 @@ class Log:
         return [*below, *(f for f in own if interval is None or f.interval.overlaps(interval))]
 
     def _kept_facts(self) -> set[Fact]:
-        """Return the facts of the retained commits from the newest record: a lost settled file or an old listing can't hide these."""
+        """Return the facts of the retained commits from the newest record.
+
+        A lost settled file or an old listing can't hide these facts.
+        """
         return {Fact(k.interval, k.id, k.kind) for k in self.kept if k.id < self.head_id}
 
     def facts(self) -> list[Fact]:
-        """The facts of every commit, dropped commits too. Lists all settled files."""
+        """Return what every commit did, also dropped commits: `Fact`s from a listing of `settled/commits/`."""
         return self._facts(None)
 
     def _check_settled(self, below: list[Fact], own: list[Fact]) -> None:
-        """Raises: CorruptRecord if fewer files are there than the newest record says: a reader would miss intervals."""
+        """Raise `CorruptRecord` if fewer settled files exist than the newest record counts.
+
+        Readers would miss the intervals of the lost files.
+        """
         lost = self.summary.settled - len(own) - len({*below})
         if lost > 0:
             raise CorruptRecord(
@@ -255,18 +293,26 @@ class Log:
 
     @cached_property
     def _facts_by_record(self) -> list[Fact]:
-        """What happened to all intervals. Reads every record: an old listing may lack a folder, and nothing else names the folders."""
+        """The facts of all intervals, from every record.
+
+        An old listing of `settled/commits/` may miss a folder, and no file names the folders.
+        """
         return facts_of_entries(self.entries)
 
     # --- marks ---------------------------------------------------------------------------------------------------------------
 
     def quarantine_above(self, checkpoint_id: int) -> int | None:
-        """The nearest quarantined checkpoint among this one and its ancestors, or None: it is usable. Ancestors end at a rewind that
-        was allowed to go back to a quarantined one."""
+        """Return the nearest quarantined checkpoint among this checkpoint and its ancestors, or None.
+
+        The ancestors are the base, the base's base, and so on. They end at a commit with `allow_quarantined`.
+
+        Raises:
+            CorruptRecord: The record of an ancestor is missing.
+        """
         if not self.quarantined:
             return None
         judged = None
-        lowest = min(self.quarantined)  # an ancestor has a smaller id than each of its descendants
+        lowest = min(self.quarantined)  # an ancestor has a lower id, so the search can stop below this id
         known = self.summary
         if checkpoint_id in {*self.retained, *(n for s in known.superseded for n in s.by)}:
             judged = next((j.by for j in known.refused if j.id == checkpoint_id), None)
@@ -287,13 +333,13 @@ class Log:
 
 
 def facts_of(record: Record) -> list[Fact]:
-    """What a commit did, to its own interval and to those that it replaced."""
+    """Return what a commit did: one fact for its own interval, and one for each interval whose output it replaced."""
     own = Fact(record.content.interval, record.id, record.content.kind)
     return [own, *(Fact(interval, record.id, "replaced") for interval in record.replaced)]
 
 
 def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
-    """Return the facts of every commit, dropped commits too, from the entries alone. Reads all entries."""
+    """Return the facts of every commit, also of dropped commits, from the entries alone. All entries are read."""
     current = dict[Interval, int]()
     in_order, longest = list[Interval](), timedelta(0)
     facts = []
@@ -305,7 +351,7 @@ def facts_of_entries(entries: Mapping[int, Entry]) -> list[Fact]:
         if kind_of(entry) != "interval":
             continue
         if replaces_overlapping(entry):
-            # Every interval that overlaps this interval starts at most the longest length before it.
+            # An interval that starts `longest` or more before `interval` can't overlap it: the search skips these.
             first = bisect_right(in_order, interval.start - longest, key=lambda i: i.start)
             behind = bisect_right(in_order, interval.end, key=lambda i: i.start)
             for other in in_order[first:behind]:
@@ -330,7 +376,7 @@ def last_facts(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def kept_of(record: Record) -> Kept:
-    """What the summaries of later records say of this one, as long as it is retained."""
+    """Return what the summaries of later records say of this record while its checkpoint is retained."""
     content = record.content
     return Kept(
         id=record.id,
@@ -346,31 +392,38 @@ def kept_of(record: Record) -> Kept:
     )
 
 
-# A record, its tombstone, and what a summary says of it answer the same questions.
+# The functions below read the same property from a record, from its tombstone, or from its `Kept` in a summary.
 
 
 def kind_of(entry: Record | Tombstone | Kept) -> str:
-    """As `Content.kind`."""
+    """Return the kind of commit, as in `Content.kind`."""
     return entry.content.kind if isinstance(entry, Record) else entry.kind
 
 
 def interval_of(entry: Record | Tombstone | Kept) -> Interval:
-    """The interval that was committed."""
+    """Return the interval of a commit."""
     return entry.content.interval if isinstance(entry, Record) else entry.interval
 
 
 def attempt_of(entry: Record | Tombstone) -> str:
-    """The attempt that was committed."""
+    """Return the attempt of a commit."""
     return entry.attempt if isinstance(entry, Tombstone) else entry.content.attempt
 
 
 def base_of(entry: Record | Tombstone | Kept) -> int | None:
-    """The id of the checkpoint that it started from; None: empty state, or a tombstone whose marks count no more."""
+    """Return the id of the checkpoint that a commit started from.
+
+    None stands for empty state; for a tombstone also for a base whose quarantine does not count
+    (`base_with_shared_marks`).
+    """
     return entry.content.base_id if isinstance(entry, Record) else entry.base_id
 
 
 def base_with_shared_marks(entry: Record | Tombstone | Kept) -> int | None:
-    """The base whose marks count for this one too: none, if whoever went back to it vouched for the state."""
+    """Return the base whose quarantine also applies to this checkpoint; None if no base's quarantine applies.
+
+    A commit with `allow_quarantined` does not inherit the quarantine of its base.
+    """
     if isinstance(entry, Kept):
         return None if entry.quarantine_allowed else entry.base_id
     if isinstance(entry, Record) and entry.content.permissions.allow_quarantined:
@@ -379,22 +432,22 @@ def base_with_shared_marks(entry: Record | Tombstone | Kept) -> int | None:
 
 
 def run_of(entry: Record | Tombstone) -> RunRef:
-    """The run of Airflow that committed the checkpoint."""
+    """Return the Airflow run that made a commit."""
     return entry.run if isinstance(entry, Tombstone) else entry.content.run
 
 
 def outputs_of(entry: Record | Tombstone) -> tuple[OutputFile, ...]:
-    """The output files that the commit made. A clean-up deletes the files of a tombstone once their output is replaced."""
+    """Return the output files that a commit made. If the commit is a tombstone, a clean-up may have deleted them."""
     return entry.outputs if isinstance(entry, Tombstone) else entry.content.outputs
 
 
 def replaces_overlapping(entry: Record | Tombstone) -> bool:
-    """Whether output that the interval overlaps, cut otherwise, is not current any more."""
+    """Return True if the commit replaces the output of overlapping intervals with other boundaries."""
     return entry.replace_overlapping if isinstance(entry, Tombstone) else entry.content.permissions.replace_overlapping
 
 
 def left_same_state(one: Record | Tombstone | Kept | Content, other: Record | Tombstone | Kept | Content) -> bool:
-    """Whether two commits of one interval left the same state: they agree in digest, watermarks and descriptors."""
+    """Return True if two commits of one interval left the same state: digest, watermarks and descriptors are equal."""
     same = _digest_and_watermarks(one) == _digest_and_watermarks(other)
     return same and _descriptors_hash(one) == _descriptors_hash(other)
 
@@ -413,7 +466,10 @@ def _descriptors_hash(entry: Record | Tombstone | Kept | Content) -> str:
 
 
 def descriptors_hash(content: Content) -> str:
-    """``t:`` and 16 hex digits over what the state is made of: names, kinds, schemas, expiry, and names and types of the key."""
+    """Return `t:` and 16 hex digits, a hash of the state descriptors and the key's columns.
+
+    The hash covers name, kind, expiry and schemas of each state, and names and types of the key's columns.
+    """
     states = [
         [d.name, d.kind, d.ttl_ms, [[v.version, v.value, v.user_key] for v in d.versions]]
         for d in sorted(content.states, key=lambda d: d.name)
@@ -428,14 +484,18 @@ _READ_ROUNDS = 10
 
 
 def read_log(storage: Storage, before: Log | None = None) -> Log:
-    """Reads the newest record and the checkpoints that it retains.
+    """Read the newest record and the checkpoints that it retains.
 
-    Others may commit and shrink meanwhile, so that the newest record seen retains what is a tombstone by now; then it reads
-    again, until what it saw fits together. ``before``: what the same call has read already; checkpoints that are retained still are
-    not read again.
+    Other processes may commit and clean up during the read, so that a retained checkpoint is a tombstone already. The
+    function then reads again, until the newest record and the checkpoints fit together.
 
-    Raises: CorruptRecord for one that can't be decoded or is missing: a checkpoint that is left out silently would be
-    an older state taken for the newest.
+    Args:
+        storage: Storage of the pipeline's folder.
+        before: A log that was read earlier. Its records that are still retained are not read again.
+
+    Raises:
+        CorruptRecord: A record is missing or can't be decoded. The function never leaves a checkpoint out: callers
+            would take an older state for the newest.
     """
     known = _still_needed(before) if before is not None else {}
     for attempt in range(_READ_ROUNDS):
@@ -459,13 +519,18 @@ def read_log(storage: Storage, before: Log | None = None) -> Log:
 
 
 def read_newest(storage: Storage, before: Log | None = None) -> Log:
-    """Reads the newest record, and of the checkpoints that it retains none besides: for who goes by ``Log.kept``.
+    """Read the newest record, but not the other checkpoints that it retains; for callers that only use `Log.kept`.
 
-    What is asked for later may be shrunk by then, since a commit dropped the checkpoint meanwhile: whoever gets a CorruptRecord from
-    ``Log.whole`` looks whether the log goes on.
-    ``before``: what the same process has read already. Then the newest record is looked for behind that one's end.
+    A commit may drop a checkpoint before `Log.whole` reads its record. `Log.whole` then raises `CorruptRecord`, and the
+    caller should read the log again (`read_on`).
 
-    Raises: CorruptRecord as ``read_log``.
+    Args:
+        storage: Storage of the pipeline's folder.
+        before: A log that the same process has read earlier. The newest record is then looked for after the end of that
+            log.
+
+    Raises:
+        CorruptRecord: A record is missing or can't be decoded.
     """
     known = _still_needed(before) if before is not None else {}
     try:
@@ -476,20 +541,24 @@ def read_newest(storage: Storage, before: Log | None = None) -> Log:
 
 
 def log_after(storage: Storage, log: Log, record: Record) -> Log:
-    """The log as whoever created ``record`` over ``log`` knows it, without asking."""
+    """Return the log as its writer knows it after creating `record` over `log`, without a read."""
     return Log(RecordReader(storage, record.id, {**log.entries.known, record.id: record}), log.quarantined, record.id)
 
 
 def _still_needed(log: Log) -> dict[int, Entry]:
-    """What was read of the newest record and of what it retains or is about to drop. The rest would pile up over a thousand commits."""
+    """Return the entries of an earlier log that are the newest record, retained, or about to be dropped.
+
+    All other entries are forgotten, since they would fill the memory over a thousand commits.
+    """
     needed = {log.head_id, *log.retained, *log.summary.dropping}
     return {n: entry for n, entry in log.entries.known.items() if n >= log.head_id or n in needed}
 
 
 def read_whole_log(storage: Storage) -> Log:
-    """Reads every record, for who looks at all of them, some at a time.
+    """Read every record, in parallel.
 
-    Raises: CorruptRecord as ``read_log``, and for any id that is missing.
+    Raises:
+        CorruptRecord: A record is missing or can't be decoded.
     """
     log = read_log(storage)
     log.entries.load(range(1, log.head_id + 1))
@@ -497,14 +566,22 @@ def read_whole_log(storage: Storage) -> Log:
 
 
 def read_on(storage: Storage, log: Log) -> Log:
-    """The log with what lies behind its end; the same value if there is nothing. For who is about to refuse because of what the log
-    lacks."""
+    """Return a log that includes records created since `log` was read; the same log if there are no new records.
+
+    A caller reads on before it fails because of something that `log` lacks.
+    """
     newer = read_log(storage, log)
     return log if newer.head_id == log.head_id else newer
 
 
 def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None = None) -> Log:
-    """``start``: what ``HEAD.json`` said when the same process looked last; None: it is read."""
+    """Read the newest record and the quarantine marks.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        known: Entries that were read earlier.
+        start: The id that `HEAD.json` had when the same process read it last; None to read the file.
+    """
     hint = start or _read_hint(storage)
     probe, head_id = RecordReader(storage, 0, known), max(known, default=0) if start else hint or _last_listed(storage)
     head = probe.find(head_id) if head_id else None
@@ -519,17 +596,21 @@ def _read_once(storage: Storage, known: Mapping[int, Entry], start: int | None =
 
 
 def _read_hint(storage: Storage) -> int:
-    """The id in ``HEAD.json``; 0 if the file is lost or damaged. Then the log is listed, and the next writer writes the file anew."""
+    """Return the id in `HEAD.json`; 0 if the file is lost or damaged.
+
+    Readers then list the log, and the next writer writes the file again.
+    """
     try:
         return record_codec.decode(storage.read(paths.HEAD), paths.HEAD, Head).id
-    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit makes another format of it too
+    except (NotFound, CorruptRecord, UnsupportedFormat):  # a flipped bit may look like an unknown format
         return 0
 
 
 def _last_listed(storage: Storage) -> int:
-    """The highest id of a full listing, for a root without ``HEAD.json``.
+    """Return the highest id in a full listing of the log, for a root without `HEAD.json`.
 
-    Raises: CorruptRecord if the listing shows that a record is missing (``end_of_log.py``).
+    Raises:
+        CorruptRecord: The listing shows that a record is missing (`end_of_log.py`).
     """
     records = [info.path for info in storage.list(paths.CHECKPOINTS)]
     marks = [info.path for folder in paths.MARKS for info in storage.list(folder)]
@@ -546,7 +627,7 @@ def _read_quarantined(storage: Storage) -> dict[int, Quarantine]:
         try:
             mark = record_codec.decode(storage.read(path), path, Quarantine)
         except NotFound:
-            continue  # its name is noted before it is there
+            continue  # the mark's name is noted before the mark is written
         if paths.quarantine(mark.id) != path:
             raise CorruptRecord(f"{path}: it says that it is of checkpoint {mark.id}")
         quarantined[mark.id] = mark

@@ -1,7 +1,8 @@
-"""Which schemas output has had, and whether another may follow. Pure functions over the log.
+"""Track the schemas of a pipeline's output, and check whether a new schema may follow. Pure functions over the log.
 
-Output files are never written anew, so every schema that a commit brings has to be one that all rows before it can be read in. The
-newest commit lists all schemas, oldest first, and each file says which one it has: a retention that drops records loses none.
+Output files are never rewritten, so readers must be able to read all earlier rows in every new schema. The newest
+commit lists all schemas, oldest first, and each output file names its schema by number. So no schema is lost when
+retention drops records.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from state_backend.values.records import Content, OutputFile, Record, SweepRecor
 
 
 def recorded_schemas(log: Log) -> tuple[dict[str, Any], ...]:
-    """All schemas that output has had, oldest first. The newest commit retains itself, so it is whole."""
+    """Return all schemas that output has had, oldest first.
+
+    They are in the record of the newest commit, which is whole because a commit retains itself.
+    """
     newest = log.entry(max(log.retained, default=0))
     return newest.output_schemas if isinstance(newest, Record) else ()
 
 
 def newest_output(log: Log, *, late: bool = False) -> OutputFile | None:
-    """A current output file of the highest id that has any; of late rows, if ``late``."""
+    """Return a current output file of the highest id that has output files; with `late`, a file of late rows."""
     for checkpoint_id in range(log.head_id, 0, -1):
         entry = log.entries[checkpoint_id]
         if isinstance(entry, SweepRecord) or kind_of(entry) != "interval":
@@ -41,8 +45,12 @@ def output_so_far(log: Log) -> dict[str, Any] | None:
 
 
 def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[str, Any]) -> None:
-    """Raises: UsageError if rows of the recorded schema can't be read in the declared one; the rules are those of
-    states (``schema_evolution.py``).
+    """Raise `UsageError` if rows of the recorded schema can't be read in the declared schema.
+
+    The rules are those of state schemas (`schema_evolution.py`).
+
+    Raises:
+        UsageError: The declared schema can't follow the recorded schema.
     """
     refused = compare_schemas(parse_struct(recorded), parse_struct(declared)).refused
     if refused:
@@ -53,9 +61,10 @@ def check_output_schema(pipeline: str, recorded: dict[str, Any], declared: dict[
 
 
 def next_schemas(log: Log, content: Content) -> tuple[dict[str, Any], ...]:
-    """The schemas with that of ``content``, if it is another than the newest.
+    """Return the recorded schemas, and the content's output schema at the end if it differs from the newest.
 
-    Raises: UsageError as ``check_output_schema``.
+    Raises:
+        UsageError: The content's output schema can't follow the newest recorded schema.
     """
     schemas, declared = recorded_schemas(log), content.output_schema
     if content.kind != "interval" or declared is None:

@@ -1,4 +1,4 @@
-"""Many small reads at a time: an object store answers one in some 25 ms, and eight in the same time."""
+"""Run small reads in parallel: an object store answers one in about 25 ms, and eight at once in the same time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ PARALLELISM = 8
 
 
 def at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """The results in the order of the items. The first error is raised; what was begun then is waited for."""
+    """Call `work` for each item with up to `PARALLELISM` threads, and return the results in the order of the items.
+
+    If a call raises, the function waits for the calls that have begun and raises the first error.
+    """
     every = list(items)
     if len(every) < 2:
         return [work(item) for item in every]
-    # Handing over one item costs as much as reading a small file from a disk does; of thousands, each thread takes some at a time.
+    # Handing an item to a thread costs as much as a small read from a disk, so a thread takes several items at once.
     size = max(1, len(every) // (8 * PARALLELISM))
     parts = [every[n : n + size] for n in range(0, len(every), size)]
     with ThreadPoolExecutor(min(PARALLELISM, len(parts)), thread_name_prefix="cairn-log") as pool:

@@ -1,7 +1,8 @@
-"""From what a job did on each shard to *prepared*: the content of the record that a commit would create.
+"""Combine the results of all shards into `prepared.json`: the content of the record that a commit would create.
 
-Every job that makes a checkpoint (an interval, a restore, an import, a consolidation) ends here, so that totals, digest and refs
-are computed in one way. If it stops before ``prepared.json`` is there, files of the attempt are left that no record names.
+Every job that makes a checkpoint (an interval, a restore, an import, a consolidation) uses this module, so that totals,
+digest and shard references are computed in one way. A process that stops before `prepared.json` is written leaves files
+of the attempt that no record names; a sweep deletes them later.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from state_backend.values.records import (
 
 _SST = ".sst"
 
-# For contents whose totals `prepare` adds up.
+# Placeholder for contents whose totals `prepare` computes.
 NO_TOTALS = Totals(
     input_rows=0,
     output_rows=0,
@@ -51,18 +52,22 @@ NO_TOTALS = Totals(
 
 
 class OfShard(Protocol):
-    """What a job says of one shard."""
+    """A result of a job for one shard."""
 
     @property
     def shard(self) -> int:
-        """From 0."""
+        """The number of the shard, from 0."""
 
 
 Ack = TypeVar("Ack", bound=OfShard)
 
 
 def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
-    """The acks in the order of their shards. Raises: InvariantViolated unless there is exactly one of each shard."""
+    """Return the acknowledgements in the order of their shards.
+
+    Raises:
+        InvariantViolated: A shard has no acknowledgement, or more than one.
+    """
     ordered = sorted(acks, key=lambda ack: ack.shard)
     if [ack.shard for ack in ordered] != list(range(parallelism)):
         raise InvariantViolated(f"expected one ack of each of {parallelism} shards, got {[a.shard for a in ordered]}")
@@ -71,8 +76,17 @@ def by_shard(acks: Sequence[Ack], parallelism: int) -> list[Ack]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSummary:
-    """What the totals of a checkpoint need of one shard's manifest, so that the driver need not read those that did not change.
-    ``entries``: by state; ``files``: small SSTs inside the manifest included."""
+    """Facts about one shard's manifest that the checkpoint's totals need.
+
+    With the summaries, the driver need not read the manifests of unchanged shards.
+
+    Attributes:
+        key_groups: The key groups of the shard.
+        entries: Number of entries by state name.
+        digest: Digest of the shard's entries.
+        size_bytes: Bytes of state, as stored: files and segments.
+        files: Number of files, including small SSTs that the manifest contains.
+    """
 
     key_groups: KeyGroupRange
     entries: dict[str, int]
@@ -82,7 +96,7 @@ class ShardSummary:
 
 
 def summary_of(manifest: ShardManifest) -> ShardSummary:
-    """Sums over a manifest's key groups and files."""
+    """Return the sums over a manifest's key groups and files."""
     entries: Counter[str] = Counter()
     for group in manifest.key_group_states:
         entries.update(group.entries)
@@ -97,14 +111,28 @@ def summary_of(manifest: ShardManifest) -> ShardSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAck:
-    """What a job did on a shard. ``manifest``: None if the shard did not change, so that its manifest in the base stays right.
-    ``changes``: the difference to the base's manifest file; None if the base has none, or the SSTs differ. ``in_segment``: where in the
-    file of its last segment the manifest lies; None: it does not. ``summary`` is of the manifest, the base's if that did not change.
+    """A shard's acknowledgement: the result of a job on the shard.
 
-    ``uploaded_*``: what is new on the storage; ``downloaded_bytes`` came from there, ``cached_bytes`` from this host's cache.
-    ``durations_us`` by phase; ``pid`` is the worker's process. The rest is of intervals only: ``outputs``, late rows' files included;
-    ``newest_event_us``, the latest event time that was seen; ``mismatches``, by state and field, the values that became NULL, and the
-    message of the first.
+    Attributes:
+        shard: The number of the shard, from 0.
+        manifest: The shard's new manifest; None if the shard did not change and its manifest in the base is still
+            right.
+        summary: Summary of the new manifest, or of the base's manifest if the shard did not change.
+        durations_us: Microseconds by phase.
+        pid: Process id of the worker.
+        uploaded_bytes: Bytes of the new files in the storage.
+        uploaded_files: Number of new files in the storage.
+        downloaded_bytes: Bytes that the restore read from the storage.
+        cached_bytes: Bytes that the restore read from the host's cache.
+        changes: Difference to the base's manifest file; None if the base has no such file, or if the SSTs differ.
+        in_segment: Position of the manifest in the file of its last segment; None if the manifest is not in that file.
+        outputs: Output files of an interval, including files of late rows.
+        newest_event_us: The latest event time that was seen, in microseconds since the epoch; None if none was seen.
+        input_rows: Number of the interval's input rows.
+        keys_touched: Number of keys that the interval processed.
+        changed_bytes: Bytes of the keys and values that the interval changed.
+        mismatches: By state and field: the number of values that did not fit and were stored as NULL, and the message
+            of the first.
     """
 
     shard: int
@@ -127,7 +155,7 @@ class ShardAck:
 
 
 def mismatches_in_words(acks: Sequence[ShardAck]) -> list[str]:
-    """Return a sentence for each field of a state that got NULL for values that do not fit."""
+    """Return a sentence for each field of a state where values that did not fit were stored as NULL."""
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
     for ack in acks:
@@ -141,12 +169,12 @@ def mismatches_in_words(acks: Sequence[ShardAck]) -> list[str]:
 
 
 def digest_of(acks: Sequence[ShardAck]) -> int:
-    """The digest of the state over all shards."""
+    """Return the digest of the state over all shards."""
     return sum(ack.summary.digest for ack in acks) % 2**64
 
 
 def entries_of(acks: Sequence[ShardAck]) -> int:
-    """How many entries all shards hold."""
+    """Return the number of entries in all shards."""
     return sum(sum(ack.summary.entries.values()) for ack in acks)
 
 
@@ -160,14 +188,24 @@ def prepare(
     first_task: int = 0,
     coordinator: Coordinator | None = None,
 ) -> Prepared:
-    """Writes ``prepared.json``, and the manifests that do not fit into a record; returns what it says.
+    """Write `prepared.json` for an attempt, and the manifest files that do not fit into a record.
 
-    made: the content, without what only the shards can say. ``acks``: in the order of their shards. ``h0``: the highest id when the job
-    was planned. ``base``: the refs of shards that an ack without manifest leaves as they are. ``first_task``: the number in the names
-    of manifests' files; a try that finds files of an earlier one takes another. ``coordinator``: the one that will commit it, if this process
-    does.
+    Args:
+        storage: Storage of the pipeline's folder.
+        made: The content without the fields that are computed from the acknowledgements.
+        acks: The acknowledgements, in the order of their shards.
+        h0: The highest id in the log when the job was planned.
+        base: The base's references to shards; an unchanged shard keeps its reference.
+        first_task: The task number in the names of new manifest files. A try that finds files of an earlier try takes
+            another number.
+        coordinator: The coordinator that commits the attempt later, if this process commits it.
 
-    Raises: InvariantViolated if the shards do not cover all key groups; as ``Coordinator.prepare``.
+    Returns:
+        The content of `prepared.json`.
+
+    Raises:
+        StateUnusable: The shards do not cover every key group exactly once.
+        StorageUnavailable: `Coordinator.prepare` found a `prepared.json` with other content.
     """
     check_whole([ack.summary.key_groups for ack in acks], made.max_parallelism)
     outputs = tuple(file for ack in acks for file in ack.outputs)
@@ -185,7 +223,10 @@ def prepare(
 
 
 def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:
-    """Every file of the attempt that the record needs; what is shared with a checkpoint before was looked at when that was committed."""
+    """Return every file of this attempt that the record needs.
+
+    Files that are shared with earlier checkpoints are left out: the commits of these checkpoints verified them.
+    """
     files = [h for ack in acks if ack.manifest is not None for h in ack.manifest.handles]
     files += [
         *(ref.manifest for ref in content.shards if ref.manifest is not None),
@@ -197,7 +238,7 @@ def _written(content: Content, acks: Sequence[ShardAck]) -> tuple[Handle, ...]:
 def _refs(
     acks: Sequence[ShardAck], base: Sequence[ShardRef], attempt: str, storage: Storage, first_task: int
 ) -> tuple[ShardRef, ...]:
-    """What the record says of the shards. The file of a manifest that did not change is not read."""
+    """Return the references of the record to its shards. Manifest files of unchanged shards are not read."""
     previous = {ref.shard: ref for ref in base}
     before = [previous.get(ack.shard) for ack in acks]
     known = [ack.manifest or (ref.inline if ref else None) for ack, ref in zip(acks, before, strict=True)]
@@ -242,5 +283,8 @@ def _totals(acks: Sequence[ShardAck], outputs: Sequence[OutputFile], states: Seq
 
 
 def slowest(acks: Sequence[ShardAck]) -> dict[str, int]:
-    """Microseconds of each phase on the shard that took longest of all: shards run side by side, and the others waited for it."""
+    """Return the microseconds of each phase on the slowest shard.
+
+    Shards run in parallel, so the slowest shard determines the job's duration.
+    """
     return max((ack.durations_us for ack in acks), key=lambda phases: sum(phases.values()), default={})

@@ -1,4 +1,4 @@
-"""What a refused checkpoint leaves behind: output that is out already, and what has to be run again. Pure, over the log."""
+"""Find what a quarantined checkpoint leaves behind: output that is current already, and intervals to run again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from state_backend.values.records import SweepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequences:
-    """``published``: intervals whose current output was made with the refused state, with the checkpoint that made it, by time.
-    ``rerun``: all from the first to the last of them; None if there is nothing to run again."""
+    """The consequences of refusing a checkpoint.
+
+    Attributes:
+        published: Intervals whose current output was made with the refused state, each with the id of its commit, by
+            time.
+        rerun: The intervals from the first to the last of these; None if no interval must run again.
+    """
 
     published: tuple[tuple[Interval, int], ...]
     rerun: Rerun | None
 
 
 def plan_consequences(log: Log, refused: int) -> Consequences:
-    """Of refusing this checkpoint: its own output, and that of every commit that descends from it."""
+    """Return the affected output of refusing a checkpoint: its own output and the output of its descendants."""
     descends, published, own = {refused}, [], None
-    for checkpoint_id in range(refused, log.head_id + 1):  # by id, so that a base comes before what starts from it
+    for checkpoint_id in range(refused, log.head_id + 1):  # a base has a lower id than its descendants
         entry = log.entries[checkpoint_id]
         if isinstance(entry, SweepRecord):
             continue

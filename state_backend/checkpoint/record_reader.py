@@ -1,11 +1,12 @@
-"""Reads entries of the log by name, so that a question costs the same at any age of the log.
+"""Read entries of the log by name, so that a look-up costs the same at any length of the log.
 
-    checkpoints/<id>.json                                   an entry, by its id
-    settled/commits/<period>/<interval>-<id>-<kind>.json    what happened to the intervals of a period: the names say it, and are listed
+    checkpoints/<id>.json                                   the record or tombstone of an id
+    settled/commits/<period>/<interval>-<id>-<kind>.json    what a commit did to an interval, as the file's name says
     settled/attempts/<attempt>.json                         how an attempt ended
 
-Whoever creates a record first makes sure that all of ``settled/`` is there for the record below it (``append_record.py``). So a reader who
-has seen the newest record finds everything of the ids below it; what is named there of its own id or later ones does not count yet.
+The writer of a record first writes all settled files about the earlier records (`append_record.py`). So a reader of the
+newest record finds the settled files of all earlier ids. Settled files of the newest id or of later ids may exist too;
+readers ignore them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ LISTED_AT_ONCE = timedelta(days=400)
 
 
 class Fact(NamedTuple):
-    """Commit ``id`` was of this interval, or it replaced its output. ``kind`` as ``Settled.kind``."""
+    """One thing that a commit did: it was a commit of this interval, or it replaced this interval's output.
+
+    Attributes:
+        interval: The interval.
+        id: The id of the commit.
+        kind: The kind of the commit, or `replaced`, as in `Settled.kind`.
+    """
 
     interval: Interval
     id: int
@@ -40,12 +47,12 @@ class Fact(NamedTuple):
 
 
 class RecordReader(Mapping[int, Entry]):
-    """The entries from id 1 to ``head_id``, each read when somebody asks for it, and the settled files about them.
+    """The entries of the log from id 1 to `head_id`, each read on first use, and the files in `settled/` about them.
 
     Args:
         storage: Storage of the pipeline's folder.
         head_id: Id of the newest record; 0 for an empty log.
-        before: Entries that the same call has read already.
+        before: Entries that were read earlier.
     """
 
     def __init__(self, storage: Storage, head_id: int, before: Mapping[int, Entry] | None = None) -> None:
@@ -57,7 +64,12 @@ class RecordReader(Mapping[int, Entry]):
         self._ends: dict[str, int | None] = {}
 
     def __getitem__(self, checkpoint_id: int) -> Entry:
-        """Raises: CorruptRecord if the record is missing."""
+        """Return the entry of an id.
+
+        Raises:
+            KeyError: The id is below 1 or above `head_id`.
+            CorruptRecord: The record is missing or can't be decoded.
+        """
         entry = self._here.get(checkpoint_id)
         if entry is None:
             if not isinstance(checkpoint_id, int) or not 1 <= checkpoint_id <= self.head_id:
@@ -94,28 +106,32 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def summary(self) -> Summary:
-        """The newest record's summary; an empty summary for an empty log. Raises as `newest`."""
+        """The newest record's summary; an empty summary for an empty log. The errors are those of `newest`."""
         newest = self.newest()
         return Summary() if newest is None else newest.summary
 
     @property
     def known(self) -> dict[int, Entry]:
-        """The entries that were read so far."""
+        """The entries that were read so far, by id."""
         return {**self._before, **self._here}
 
     def load(self, ids: Iterable[int]) -> None:
-        """Reads these entries, many at a time."""
+        """Read the entries of these ids, in parallel."""
         at_once(self.__getitem__, [n for n in ids if n not in self._here])
 
     def find(self, checkpoint_id: int) -> Entry | None:
-        """The entry of any id, also behind the end; None if there is none."""
+        """Return the entry of any id, also above `head_id`; None if the log has no such entry."""
         known = self._here.get(checkpoint_id) or self._before.get(checkpoint_id)
         if known is None and (known := self._read(checkpoint_id)) is not None:
             self._before[checkpoint_id] = known
         return known
 
     def fresh(self, checkpoint_id: int) -> Entry:
-        """The entry as it is now: a record that is not retained may be shrunk at any time."""
+        """Read the entry of an id from the storage again: a record that is not retained may have become a tombstone.
+
+        Raises:
+            CorruptRecord: The record is missing or can't be decoded.
+        """
         entry = self._read(checkpoint_id)
         if entry is None:
             raise CorruptRecord(
@@ -125,20 +141,23 @@ class RecordReader(Mapping[int, Entry]):
 
     @property
     def sweep_command(self) -> str:
-        """The command that sweeps the pipeline."""
+        """The shell command that sweeps the pipeline."""
         return sweep_command(self._storage)
 
     @property
     def lists_late(self) -> bool:
-        """True if a listing of settled files may miss files of some seconds ago."""
+        """True if a listing of `settled/` may miss files that were created some seconds ago."""
         return lists_late(self._storage)
 
     def over(self, storage: Storage) -> RecordReader:
-        """The same of an equal storage."""
+        """Return a reader of the same entries that uses another `Storage` object for the same folder."""
         return RecordReader(storage, self.head_id, self.known)
 
     def _remembered(self, checkpoint_id: int) -> Entry | None:
-        """What was read before, unless it may be shrunk by now: what the newest record retains is whole."""
+        """Return the entry from memory, except a record that may have become a tombstone since it was read.
+
+        Records that the newest record retains are whole.
+        """
         known = self._before.get(checkpoint_id)
         return known if not isinstance(known, Record) or checkpoint_id in self._whole else None
 
@@ -163,8 +182,14 @@ class RecordReader(Mapping[int, Entry]):
     # --- what is settled -----------------------------------------------------------------------------------------------------
 
     def facts(self, interval: Interval | None, levels: Iterable[int]) -> list[Fact]:
-        """What is settled of ids below the newest, of intervals that overlap this one, or of all (None). ``levels``: the lengths of
-        intervals that there are."""
+        """Return the facts of ids below the newest whose interval overlaps this interval.
+
+        The facts come from the names of the files in `settled/commits/`.
+
+        Args:
+            interval: The interval; None for the facts of all intervals.
+            levels: The lengths of intervals in the log, as indexes of `paths.SETTLED_DAYS`.
+        """
         if interval is None or interval.end - interval.start > LISTED_AT_ONCE:
             folders = [paths.SETTLED_COMMITS]
         else:
@@ -175,9 +200,10 @@ class RecordReader(Mapping[int, Entry]):
         return [f for f in every if f.id < self.head_id and (interval is None or f.interval.overlaps(interval))]
 
     def outputs(self, fact: Fact) -> tuple[OutputFile, ...]:
-        """The files of a commit below the newest.
+        """Return the output files of a commit below the newest, from its file in `settled/commits/`.
 
-        Raises: StorageUnavailable if a later commit replaced them and they are deleted.
+        Raises:
+            StorageUnavailable: A later commit replaced the output, and the files are deleted.
         """
         found = read_settled(self._storage, fact)
         if found.collected:
@@ -188,13 +214,17 @@ class RecordReader(Mapping[int, Entry]):
         return found.outputs
 
     def ended(self, attempt: str) -> int | None:
-        """The id of the record that says what became of an attempt, if that is settled."""
+        """Return the id of the commit or sweep that ended an attempt; None without a file in `settled/attempts/`."""
         if attempt not in self._ends:
             self._ends[attempt] = self._read_end(attempt)
         return self._ends[attempt]
 
     def all_ended(self, asked: Collection[str]) -> set[str]:
-        """Every attempt whose end is settled, by a listing; those of ``asked`` also if the listing is old."""
+        """Return every attempt that has a file in `settled/attempts/`, from a listing.
+
+        Args:
+            asked: Attempts that are looked up by name if an old listing may miss them.
+        """
         found = {paths.ended_attempt(info.path) for info in self._storage.list(paths.SETTLED_ATTEMPTS)} - {None}
         if lists_late(self._storage):
             unknown = sorted({*asked} - found)
@@ -218,19 +248,23 @@ class RecordReader(Mapping[int, Entry]):
 
 
 def _fact(path: str) -> Fact | None:
-    """What a path says was settled; None for a file that no part of Cairn writes."""
+    """Return the fact that a path states; None for a file that no part of Cairn writes."""
     parsed = paths.parse_settled(path)
     return Fact(*parsed) if parsed is not None else None
 
 
 def sweep_command(storage: Storage) -> str:
-    """The command that sweeps the pipeline of that folder."""
+    """Return the shell command that sweeps the pipeline whose folder the storage is."""
     root, _, pipeline = storage.url.rstrip("/").rpartition("/")
     return f"cairn sweep --root {shlex.quote(root)} --pipeline {pipeline}"
 
 
 def read_settled(storage: Storage, fact: Fact) -> Settled:
-    """What is settled, in full. Raises: CorruptRecord if the file is missing or says otherwise than its name."""
+    """Read the file in `settled/commits/` about a fact.
+
+    Raises:
+        CorruptRecord: The file is missing, can't be decoded, or differs from its name.
+    """
     path = paths.settled(*fact)
     try:
         found = record_codec.decode(storage.read(path), path, Settled)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and by whose choice."""
+"""Choose the checkpoints that a commit retains."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from state_backend.checkpoint.log import Log, base_of, kind_of
 from state_backend.values.records import Content, Kept, Record, Retained
 from state_backend.values.retention import RetentionPolicy, default_retention
 
-# Of days; where nobody said how long the intervals are.
+# The default for daily intervals; used where no policy is recorded.
 DEFAULT_POLICY: RetentionPolicy = default_retention(timedelta(days=1))
 
 
 def with_retention(log: Log, content: Content) -> Content:
-    """The content with the policy that holds from its commit on: what its pipeline's code says, for an interval; else the newest
-    record's, since a rewind or a consolidation takes its content from an older one, whose policy may have been another. The default,
-    where nobody chose."""
+    """Return the content with the retention policy that holds from its commit on.
+
+    An interval takes the policy in its pipeline's code, else the newest record's policy. A rewind, a restore or a
+    consolidation takes the newest record's policy, else its content's policy: its content comes from an older record,
+    which may have another policy. If both are missing, the default for the interval's length is taken.
+    """
     newest = log.newest.content.retention if log.newest is not None else None
     own = content.retention
     chosen = own or newest if content.kind == "interval" else newest or own
@@ -28,12 +31,22 @@ def with_retention(log: Log, content: Content) -> Content:
 def plan_retention(
     log: Log, new: Record, marks: Mapping[int, int], policy: RetentionPolicy, protected: frozenset[int] = frozenset()
 ) -> tuple[Retained, ...]:
-    """What is completed once ``new`` is committed, with stale marks.
+    """Return the checkpoints that are retained once `new` is committed, with their stale marks.
 
-    Never dropped: ``new``, which is the newest usable one since its base was checked, the one that reaches furthest in time
-    (a re-run of an old day must not cost today's state), and ``protected``. Quarantined ones
-    and their descendants neither count nor stay, unless they are protected. Nor does what a usable consolidation took the place
-    of, from the commit after that one on: until then an interval that started from it may be under way.
+    These checkpoints are always retained: `new`; the usable checkpoint with the latest interval end, so that a re-run
+    of an old day does not cost today's state; and the ids in `protected`. The policy chooses among the other usable
+    checkpoints.
+
+    Quarantined checkpoints and their descendants do not count for the policy, and are dropped if not protected. A
+    consolidated checkpoint's base is dropped one commit later than the consolidation, because a running interval may
+    still restore the base.
+
+    Args:
+        log: The log before the commit.
+        new: The record to commit.
+        marks: The checkpoints that the commit makes stale, by id, with the id that makes them stale.
+        policy: The retention policy.
+        protected: Ids that are retained in any case.
     """
     before = log.kept
     every: list[Kept | Record] = [*before, new]

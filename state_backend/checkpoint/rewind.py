@@ -1,14 +1,14 @@
-"""Going back to a checkpoint, and going on from one under another name: `restore` records, without Spark.
+"""Rewind a pipeline to a checkpoint, or fork another pipeline from it: `restore` records, made without Spark.
 
-A **rewind** references the files of its target: one more record in the same log. A **fork** has files of its own in the other
-pipeline's folder, linked or copied by the storage, so that neither folder ever depends on the other. What is on disk if one
-stops, line by line:
+A rewind adds a record to the same log, which names the files of the target checkpoint. A fork has files of its own in
+the other pipeline's folder, which the storage links or copies. So neither folder depends on the other. A process that
+stops during one of these steps leaves:
 
-    copy        files of the attempt in the fork's folder that no record names (for the sweeper)
+    copy        files in the fork's folder that no record names, which a sweep deletes later
     prepare     attempts/<uuid>/prepared.json, whole or not at all
-    commit      up to the create: as before. After it: done
+    commit      before the record is created: the same files. Afterwards: the finished rewind or fork
 
-The same call with the same attempt goes on from there, and is a no-op once it is done.
+A repeated call with the same attempt continues, and changes nothing once the record exists.
 """
 
 from __future__ import annotations
@@ -46,15 +46,21 @@ from state_backend.values.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindPlan:
-    """What a rewind to ``target`` would do: ``discards`` by id. ``rerun``: all that was ever committed after the target's end, also
-    what retention has dropped since, or None if nothing was. Output of those intervals stays current until they are run again."""
+    """What a rewind to checkpoint `target` would do.
+
+    Attributes:
+        target: Record of the checkpoint.
+        discards: The checkpoints that no interval would start from after the rewind, by id.
+        rerun: All intervals that were ever committed after the target's end, also those that retention has dropped
+            since; None if there are no such intervals. Their output stays current until they are run again.
+    """
 
     target: Record
     discards: tuple[Discarded, ...]
     rerun: Rerun | None
 
     def __str__(self) -> str:
-        """For the person who has to agree."""
+        """Return the plan as a text for the person who has to agree."""
         content = self.target.content
         text = f"{content.pipeline}: back to checkpoint {self.target.id}, the state at {format_instant(content.interval.end)}."
         if self.discards:
@@ -66,10 +72,13 @@ class RewindPlan:
 
 
 def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions()) -> RewindPlan:  # noqa: B008
-    """Whether the state can go back to checkpoint ``target``, and what no interval would start from afterwards.
+    """Plan a rewind of the pipeline's state to checkpoint `target`.
 
-    Raises: UsageError if there never was such a checkpoint; StateUnusable if it was dropped, or is quarantined or descends from
-    one that is (without ``allow_quarantined``); StaleStateError if it is stale (without ``allow_stale_base``).
+    Raises:
+        UsageError: The log has no such checkpoint.
+        StateUnusable: The checkpoint was dropped; or it is quarantined or descends from a quarantined checkpoint, and
+            `allow_quarantined` is not given.
+        StaleStateError: The checkpoint is stale, and `allow_stale_base` is not given.
     """
     record = restorable(log, target, permissions)
     content = record.content
@@ -79,14 +88,16 @@ def plan_rewind(log: Log, target: int, permissions: Permissions = Permissions())
 
 
 def _committed_after(log: Log, end: datetime) -> Rerun | None:
-    """The intervals from ``end`` to the last one that was ever committed. From a tombstone as well: whoever ran only the retained
-    ones again would meet a gap where retention dropped one."""
+    """Return the intervals from `end` to the last interval that was ever committed.
+
+    Dropped commits count too. Otherwise a re-run of the retained intervals would meet gaps at the dropped ones.
+    """
     later = [i for i in log.committed_intervals() if i.end > end]
     return Rerun(first=end, last=max(end, *(i.start for i in later))) if later else None
 
 
 def restorable(log: Log, target: int, permissions: Permissions) -> Record:
-    """The completed checkpoint ``target``, if it may be used. Raises as ``plan_rewind``."""
+    """Return the record of checkpoint `target` if it may be restored. The errors are those of `plan_rewind`."""
     entry = log.entry(target)
     usable = [c.id for c in log.completed() if log.quarantine_above(c.id) is None]
     there = f"usable are {_ranges(usable) or 'none'}"
@@ -111,7 +122,7 @@ def restorable(log: Log, target: int, permissions: Permissions) -> Record:
 
 
 def _ranges(ids: list[int]) -> str:
-    """All of the ids, more than two neighbours as a range: `3, 4, 8 to 12`."""
+    """Return the ids as text, three or more neighbours as a range: `3, 4, 8 to 12`."""
     runs: list[list[int]] = []
     for n in ids:
         if runs and n == runs[-1][-1] + 1:
@@ -130,14 +141,28 @@ def rewind(
     permissions: Permissions = Permissions(),  # noqa: B008
     agreed: frozenset[int] | None = None,
 ) -> CommitResult:
-    """Makes checkpoint ``target`` the state at its interval's end again; what came after it is stale. No file is copied.
+    """Make checkpoint `target` the state at its interval's end again. Later checkpoints become stale.
 
-    ``attempt``: a uuid of this call; the same again completes it, once. ``agreed``: the ids that a person agreed to lose; None:
-    whatever it takes. With ``allow_quarantined`` the new checkpoint is usable whatever mark lies on its target. Clean up and
-    publish as after any commit.
+    The rewind copies no file. The caller publishes and cleans up as after any commit.
 
-    Raises: as ``plan_rewind``; UsageError if it would discard more than was agreed, or if the attempt was begun for another
-    target; Fenced or BaseMoved if somebody else committed that interval, dropped or changed the target meanwhile.
+    Args:
+        coordinator: Coordinator of the pipeline.
+        target: Id of the checkpoint.
+        run: The run that makes the record.
+        attempt: A uuid of this call. A repeated call with the same uuid completes the rewind and commits at most one
+            record.
+        permissions: Permissions of the rewind. With `allow_quarantined` the new checkpoint is usable even if its target
+            is quarantined.
+        agreed: The ids of the checkpoints that a person agreed to lose; None agrees to all.
+
+    Raises:
+        UsageError: The rewind would discard more checkpoints than agreed, the attempt began for another target, or the
+            log has no such checkpoint.
+        StateUnusable: The target is dropped or quarantined, as `plan_rewind` says.
+        StaleStateError: The target is stale, as `plan_rewind` says.
+        Fenced: Another attempt has committed an overlapping interval meanwhile.
+        BaseMoved: The target was dropped, quarantined or made stale meanwhile.
+        Swept: A sweep abandoned the attempt.
     """
     begun = begun_before(coordinator, attempt)
     if begun is None:
@@ -175,20 +200,35 @@ def fork(
     permissions: Permissions = Permissions(),  # noqa: B008
     parallelism: int = 8,
 ) -> CommitResult:
-    """Makes a checkpoint of the pipeline in ``source``, or the native savepoint whose folder ``source`` is, the state of the
-    pipeline ``into``. Files are linked or copied by the storage, ``parallelism`` at a time; of the source nothing
-    changes, but that a lease lies there meanwhile.
+    """Make a checkpoint or a native savepoint the state of another pipeline.
 
-    ``pipeline_start_ms``: the start of the new pipeline; None: the source's. ``attempt``: as for ``rewind``.
+    The storage links or copies the files. The source stays unchanged, except for a lease during the copy.
 
-    Raises: as ``plan_rewind`` about the source; UsageError if ``into`` has checkpoints that the fork would make stale or replace,
-    is the source itself, or can't take that state; CorruptFile naming a file of the source that is missing or damaged;
-    CheckpointDropped if retention dropped the checkpoint of the source meanwhile.
-    Nothing is committed then. UnknownOutcome if a copy's or the commit's fate can't be told: call again with the same attempt.
+    Args:
+        source: Storage of the source pipeline's folder, or of the savepoint's folder.
+        target: Id of the source's checkpoint, or the savepoint.
+        into: Coordinator of the new pipeline.
+        run: The run that makes the record.
+        attempt: A uuid of this call. A repeated call with the same uuid completes the fork and commits at most one
+            record.
+        pipeline_start_ms: Start of the new pipeline, in milliseconds since the epoch; None for the source's start.
+        permissions: Permissions to fork from a stale or quarantined checkpoint.
+        parallelism: Number of files that are copied at the same time.
+
+    Raises:
+        UsageError: The new pipeline has checkpoints that the fork would replace or make stale, is the source itself, or
+            can't take the state; or the source has no such checkpoint.
+        StateUnusable: The checkpoint is dropped or quarantined, as `plan_rewind` says.
+        StaleStateError: The checkpoint is stale, as `plan_rewind` says.
+        CorruptFile: A file of the source, which the message names, is missing or damaged. Nothing is committed.
+        CheckpointDropped: Retention dropped the checkpoint during the copy. Nothing is committed.
+        Swept: A sweep abandoned the attempt.
+        UnknownOutcome: The storage did not report whether it wrote a copy or the record. The caller repeats the call
+            with the same attempt.
     """
     if begun_before(into, attempt) is None:
         content, manifests, begun = _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt)
-        # A try before this one may have left files: names are given once, so that nobody has to ask what is in them.
+        # An earlier try of this attempt may have left files. The number of files in the folder gives new file names.
         task = sum(1 for _ in into.storage.list(f"{paths.SHARED}{attempt}/"))
         try:
             with holding(source, target if isinstance(target, int) else None, "a fork"):
@@ -219,7 +259,10 @@ def plan_fork(
     pipeline_start_ms: int | None = None,
     permissions: Permissions = Permissions(),  # noqa: B008
 ) -> Content:
-    """What a fork would give to ``into``, with its start. Only reads; raises as ``fork`` does before it copies."""
+    """Return the content that a fork would give to the pipeline `into`. Only reads.
+
+    The errors are those that `fork` raises before it copies files.
+    """
     return _plan_fork(source, target, into, pipeline_start_ms, permissions, attempt="")[0]
 
 
@@ -252,7 +295,10 @@ def as_restored(
     permissions: Permissions,
     shards: tuple[ShardRef, ...],
 ) -> Content:
-    """The content of a ``restore`` record: the state, time and source position of ``content``, and nothing that an interval did."""
+    """Return the content of a `restore` record that has the state, time and source position of `content`.
+
+    Counts and output of the interval are left out.
+    """
     totals = replace(
         content.totals,
         input_rows=0,
@@ -285,9 +331,10 @@ def as_restored(
 def take_over(
     manifest: ShardManifest, source: Storage, storage: Storage, attempt: str, task: int, *, parallelism: int = 8
 ) -> ShardManifest:
-    """The shard with files and segments of its own under ``shared/<attempt>/`` of ``storage``.
+    """Copy a shard's files and segments to `shared/<attempt>/` of `storage`, and return the manifest of the copies.
 
-    Raises: NotFound if the source lacks a file; else as ``copy_all``.
+    Raises:
+        NotFound: The source lacks a file. The other errors are those of `copy_all`.
     """
     old = list(dict.fromkeys(manifest.handles))
     files = {f.handle for f in manifest.files}
@@ -306,9 +353,10 @@ def take_over(
 
 
 def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone | None:
-    """What an earlier call with this attempt prepared or committed.
+    """Return what an earlier call with this attempt prepared or committed; None if no earlier call got so far.
 
-    Raises: Swept if a sweep abandoned it: it is never committed.
+    Raises:
+        Swept: A sweep abandoned the attempt.
     """
     log = coordinator.log()
     entry = log.of_attempt(attempt)
@@ -325,7 +373,7 @@ def begun_before(coordinator: Coordinator, attempt: str) -> Content | Tombstone 
 def _source(
     source: Storage, target: int | Savepoint, into: str, permissions: Permissions
 ) -> tuple[Content, Callable[[], Iterator[ShardManifest]]]:
-    """What is forked, and the manifests of its shards, read one by one."""
+    """Return the content to fork, and a function that reads the manifests of its shards one by one."""
     if isinstance(target, int):
         content = restorable(read_log(source), target, permissions).content
         return content, lambda: (manifest_of(ref, source) for ref in content.shards)
@@ -339,7 +387,7 @@ def _source(
 
 
 def _check_free(into: Coordinator, content: Content) -> None:
-    """Raises: UsageError if the pipeline has results that the fork would replace or make stale."""
+    """Raise `UsageError` if the pipeline has results that the fork would replace or make stale."""
     overlapping = [e for e in into.log().commits() if content.interval.start < interval_of(e).end]
     if overlapping:
         newest = max(overlapping, key=lambda e: e.id)

@@ -1,11 +1,11 @@
-"""Savepoints as their owners hand them over: read strictly, claimed by at most one pipeline, deleted by who claimed them.
+"""Read, claim and delete savepoints. At most one pipeline claims a savepoint, and only that pipeline deletes it.
 
-A claim is ``claimed.json`` in the savepoint's folder, created if absent before anything else is done. What is on disk if a
-CLAIM stops:
+A claim is the file `claimed.json` in the savepoint's folder. A restore that claims a savepoint creates the file before
+it does anything else. A restore that stops after one of these steps leaves:
 
-    claimed       nobody else restores it; the same pipeline may try again
-    committed     the pipeline has files of its own, so that the savepoint is only in the way; trying again deletes it
-    deleting      ``savepoint.json`` goes first: the folder is no savepoint any more; trying again deletes what is left in it
+    claimed       no other pipeline restores the savepoint; the same pipeline may try again
+    committed     the pipeline has its own files and no longer needs the savepoint; a repeated call deletes it
+    deleting      savepoint.json is deleted first: the folder is no longer a savepoint. A repeated call deletes the rest
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from state_backend.values.records import Claim, Savepoint, ShardManifest
 
 
 def read_savepoint(storage: Storage) -> Savepoint:
-    """The savepoint whose folder this is.
+    """Read and check the savepoint whose folder the storage is.
 
-    Raises: UsageError if it is none, or none any more; CorruptRecord, saying what is wrong.
+    Raises:
+        UsageError: The folder is no savepoint, or was claimed and deleted.
+        CorruptRecord: `savepoint.json` can't be decoded, or contradicts itself.
     """
     where = f"{storage.url}/{paths.SAVEPOINT_RECORD}"
     try:
@@ -51,7 +53,7 @@ def read_savepoint(storage: Storage) -> Savepoint:
 
 
 def _problem(savepoint: Savepoint) -> str | None:
-    """What can't be true of a savepoint that this project wrote, or None."""
+    """Return a contradiction in a savepoint that this project can't have written, or None."""
     content = savepoint.content
     try:
         check_parallelism(content.parallelism, content.max_parallelism)
@@ -80,9 +82,11 @@ def _problem(savepoint: Savepoint) -> str | None:
 
 
 def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> ShardManifest:
-    """The manifest of a native savepoint's shard.
+    """Read the manifest of a shard of a native savepoint.
 
-    Raises: CorruptRecord if it is not that shard's.
+    Raises:
+        CorruptFile: The manifest's file is missing or damaged.
+        CorruptRecord: The manifest belongs to another shard.
     """
     content = savepoint.content
     ref = next(ref for ref in content.shards if ref.shard == shard)
@@ -97,7 +101,7 @@ def native_manifest(savepoint: Savepoint, shard: int, storage: Storage) -> Shard
 
 
 def read_claim(storage: Storage) -> Claim | None:
-    """Who claimed the savepoint in this folder."""
+    """Return the claim on the savepoint in this folder, or None."""
     try:
         data = storage.read(paths.CLAIM)
     except NotFound:
@@ -106,7 +110,11 @@ def read_claim(storage: Storage) -> Claim | None:
 
 
 def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
-    """The owner's own claim, or None. Raises: UsageError for another's: they may delete the savepoint at any time."""
+    """Return the owner's own claim on the savepoint, or None without a claim.
+
+    Raises:
+        UsageError: Another pipeline claimed the savepoint, and may delete it at any time.
+    """
     claim = read_claim(storage)
     if claim is not None and claim.owner != owner:
         raise UsageError(
@@ -117,9 +125,14 @@ def check_unclaimed(storage: Storage, owner: str) -> Claim | None:
 
 
 def claim_savepoint(storage: Storage, claim: Claim) -> None:
-    """Takes the savepoint over. Of any number of claimers one succeeds, and later only the same owner again.
+    """Claim a savepoint. Of several pipelines that claim it at the same time, one succeeds.
 
-    Raises: UsageError naming the other owner; UnknownOutcome if it can't tell, and then trying again does.
+    The same pipeline may claim the savepoint again; its new claim replaces the old claim.
+
+    Raises:
+        UsageError: Another pipeline, which the message names, has claimed the savepoint.
+        UnknownOutcome: Another process changed the claim at the same time, or the storage did not report the outcome. A
+            repeated call decides.
     """
     data = record_codec.encode(claim)
     try:
@@ -127,7 +140,7 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
         return
     except AlreadyExists:
         check_unclaimed(storage, claim.owner)
-    # An earlier try of the same owner: this one takes its place, unless a third is doing so.
+    # The claim is an earlier try's of the same owner: replace it, if no other process changes it at the same time.
     info = storage.stat(paths.CLAIM)
     try:
         if info is None:
@@ -138,8 +151,10 @@ def claim_savepoint(storage: Storage, claim: Claim) -> None:
 
 
 def release_claim(storage: Storage, attempt: str) -> None:
-    """Takes back the claim of an attempt that can never be committed; somebody's later claim stays. If that fails, the owner's next
-    CLAIM replaces it all the same."""
+    """Delete the claim of an attempt that can never be committed. A claim of another attempt stays.
+
+    If the storage is unavailable, the function raises no error: the owner's next claim replaces this claim.
+    """
     with suppress(PreconditionFailed, RetryableError):
         info, claim = storage.stat(paths.CLAIM), read_claim(storage)
         if info is not None and claim is not None and claim.attempt == attempt:
@@ -147,7 +162,10 @@ def release_claim(storage: Storage, attempt: str) -> None:
 
 
 def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:
-    """Deletes what a claimed savepoint consists of; how many files. ``claimed.json`` stays, to say where the state went."""
+    """Delete the files of a claimed savepoint, and return how many existed.
+
+    `claimed.json` stays, to name the pipeline that has the state now.
+    """
     manifests = [manifest_of(ref, storage) for ref in savepoint.content.shards]
     handles = [f.handle for f in savepoint.files] + [f.handle for m in manifests for f in m.files]
     handles += [ref.manifest for ref in savepoint.content.shards if ref.manifest is not None]
@@ -156,11 +174,16 @@ def delete_savepoint(storage: Storage, savepoint: Savepoint) -> int:
 
 
 def remove_leftovers(storage: Storage, savepoint: Savepoint | None) -> int:
-    """Deletes what tries that stopped left in a savepoint's folder; how many files. ``savepoint``: the one that is there, written
-    already: of two tries at once the other's might have become it. None: none is there any more, it was claimed and deleted.
+    """Delete files that earlier tries left in a savepoint's folder, and return how many existed.
 
-    Whoever reads a folder of Parquet files reads all that is in it. Files with names that no savepoint has are the owner's, and
-    stay; in a pipeline's own folder all do, since its state has such names too.
+    Readers of a folder of Parquet files read every file in it, so leftovers would appear as rows. Files that are not
+    named like files of a savepoint belong to the owner and stay. In a pipeline's folder all files stay, since state
+    files have the same names.
+
+    Args:
+        storage: Storage of the savepoint's folder.
+        savepoint: The savepoint that is written already, whose files stay: of two tries at the same time, the other try
+            may have written it. None if the savepoint was claimed and deleted.
     """
     found = [info.path for info in storage.list("") if not info.behind_link]
     if any(path.startswith(paths.CHECKPOINTS) for path in found):

@@ -1,13 +1,13 @@
-"""Which files `settled/` must have, and how a sweep writes lost ones anew.
+"""Plan which files `settled/` must have, and write lost files again.
 
-Settled files repeat facts of records and tombstones, so each settled file can be rebuilt from these. Readers list `settled/commits/` and
-go by the names of its files: if a settled file is lost, its interval looks as if it was never committed, and a sweep could delete
-the interval's output. To prevent that, every sweep writes lost settled files anew before it looks for files to delete. `cairn verify`
-names lost settled files.
+Settled files repeat facts of records and tombstones, so each settled file can be rebuilt from them. Readers list
+`settled/commits/` and use the names of the files. If a settled file is lost, readers do not see its commit, and a sweep
+could delete the output of that commit. To prevent that, every sweep writes lost settled files again before it looks for
+files to delete. `cairn verify` reports lost settled files.
 
-What is on disk if a sweep stops between two files: some are there again, and the next sweep writes the rest. A committer or clean-up
-beside it is safe: files are created if absent, so a file that somebody rewrote since stays; and a clean-up rewrites a settled file
-only if the file is there.
+If a sweep stops between two files, the next sweep writes the rest. Concurrent commits and clean-ups are safe: a sweep
+creates a file only if it is absent, so it overwrites no newer file; and a clean-up rewrites a settled file only if the
+file exists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
     if fact.kind == "interval" and not isinstance(entry, SweepRecord):
         outputs = outputs_of(entry)
         if fact.id not in current and isinstance(entry, Tombstone):
-            # A clean-up still has to delete the files of a dropping id; those of any other id are deleted.
+            # If the id is in `dropping`, a clean-up still has to delete the output files; else they are deleted.
             collected = fact.id not in log.summary.dropping
             outputs = () if collected else outputs
     return Settled(
@@ -58,25 +58,31 @@ def _settled(log: Log, fact: Fact, current: set[int]) -> Settled:
 
 
 def lost_settled(storage: Storage, log: Log, listed: Iterable[str]) -> dict[str, Settled | AttemptEnd]:
-    """The files of ``plan_settled`` that are not there. ``listed``: paths that were listed after the log was read."""
+    """Return the files of `plan_settled` that do not exist, by path.
+
+    Args:
+        storage: Storage of the pipeline's folder.
+        log: A log whose entries were all read.
+        listed: Paths of existing files, listed after the log was read.
+    """
     planned, there = plan_settled(log), {*listed}
     missing = [path for path in planned if path not in there]
-    # A listing on a network disk may be some seconds old, so a file counts as lost only if a look-up by its name finds nothing.
+    # A listing on a network disk may be some seconds old, so a file counts as lost only if a look-up by name fails.
     found = at_once(storage.stat, missing)
     return {path: planned[path] for path, info in zip(missing, found, strict=True) if info is None}
 
 
 def lost_findings(storage: Storage, log: Log, listed: Iterable[str]) -> Iterator[str]:
-    """A sentence for each file in `settled/` that is lost."""
+    """Yield a sentence for each lost file in `settled/`. The arguments are those of `lost_settled`."""
     for path in lost_settled(storage, log, listed):
         yield f"{path} is missing: readers miss the commit that the file names\nWrite the file anew: {sweep_command(storage)}"
 
 
 def rebuild_settled(storage: Storage, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Write lost files in `settled/` anew, and return their paths.
+    """Write lost files in `settled/` again, and return their paths. With `dry_run`, only return the paths.
 
     Raises:
-        CorruptRecord: The log can't be read, or a path in `settled/` is no file.
+        CorruptRecord: The log can't be read, or a folder stands at the path of a file.
     """
     log = read_whole_log(storage)
     lost = lost_settled(storage, log, [info.path for info in storage.list(paths.SETTLED)])

@@ -1,4 +1,4 @@
-"""The time by the storage's clock, which also dates its files: an age is a difference of two times of one clock."""
+"""Read the time from the storage's clock, which also dates the files, so that ages of files are exact."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ _ROUNDS = 100
 def storage_now_ms(storage: Storage, *, dry_run: bool = False) -> int:
     """Return the time now by the storage's clock, in milliseconds since the epoch.
 
-    The function writes a file, reads the time that the storage gave the file, and deletes the file. If the process is killed in
-    between, the next call deletes the file.
+    The function writes a file, reads the time that the storage gave the file, and deletes the file. If the process is
+    killed in between, the next call deletes the file.
 
     Args:
         storage: Where the file is written.
-        dry_run: If the file can't be written, return the time of the newest file instead of raising; that time is never in the future.
+        dry_run: If the file can't be written, return the time of the newest file instead of raising; that time is never
+            in the future.
 
-    Raises: StorageUnavailable or PermissionRefused if the file can't be written, except in a dry run.
+    Raises:
+        StorageUnavailable: The storage can't be reached or is full, and `dry_run` is False.
+        PermissionRefused: The storage refuses to write the file, and `dry_run` is False.
     """
     try:
         return _written_ms(storage)

@@ -1,4 +1,7 @@
-"""What the next record says of all records below it. Pure, over the log; ``append_record.py`` looks up what the storage knows."""
+"""Compute the summary of all earlier records that the next record contains. Pure functions over the log.
+
+`append_record.py` does the look-ups in the storage that the summary needs.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,14 @@ def next_summary(
     published: Collection[Unpublished] = (),
     done: Collection[int] = (),
 ) -> Summary:
-    """The summary of ``new``, whose other fields are final. ``published``: what of the unpublished has its mark by now; ``done``:
-    what of the dropping ids is a tombstone without files by now."""
+    """Return the summary for the record `new`, whose other fields are final.
+
+    Args:
+        log: The log that `new` follows.
+        new: The record without its summary.
+        published: The unpublished intervals whose published mark exists by now.
+        done: The ids in `Summary.dropping` that are tombstones without files by now.
+    """
     before, kept = log.summary, {r.id for r in new.retained}
     dropping = {n for n in before.dropping if n not in done} | (log.retained.keys() - kept)
     waiting = {u.interval: u.id for u in before.unpublished if u not in published}
@@ -64,7 +73,10 @@ def next_summary(
 
 
 def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
-    """Whether a retained or dropping commit made output that is no longer current."""
+    """Return True if the commit's output is no longer current.
+
+    The commit must be retained or in `Summary.dropping`. Of a sweep's record the result is False.
+    """
     return (
         kind_of(entry) == "interval" and entry.id in log.summary.replaced_outputs
         if not isinstance(entry, SweepRecord)
@@ -73,7 +85,7 @@ def is_replaced(log: Log, entry: Record | SweepRecord | Tombstone) -> bool:
 
 
 def _replaced_outputs(log: Log, new: Record) -> set[int]:
-    """The ids of commits whose output is current in ``log`` and no longer once ``new`` is committed."""
+    """Return the ids of commits whose output is current in `log` but not after `new` is committed."""
     interval = new.content.interval
     return {n for i, n in log.outputs_near(interval) if i == interval or i in new.replaced}
 

@@ -1,24 +1,26 @@
-"""The sweeper: deletes what crashed, lost and repeated tries left behind, and nothing that anybody may still need.
+"""Delete files that crashed, lost and repeated tries left behind, but no file that a record or a reader needs.
 
-Three steps, and why in this order:
+A sweep takes three steps:
 
-1. *Files are listed first, records are read last.* What was written after the listing is not in it; what was committed before
-   the reading is in the log. The other way round, an interval that is committed in between would look like an orphan.
-2. *A record names the attempts that are abandoned, then their files go.* An attempt that is silent for long may still wake up
-   and commit; the record takes the next id from it, and from then on its commit raises ``Swept``. Without it the attempt
-   could be committed between the reading and the deletion.
-3. *Files go one by one, by the generation that was listed*, never by folder.
+1. The sweep lists the files before it reads the records. A file that is written after the listing is not in the
+   listing; a file that is committed before the read is in the log. In the other order, an interval that is committed in
+   between would look like an orphan.
+2. The sweep creates a record that names the abandoned attempts, and only then deletes their files. An attempt that was
+   silent for long may still commit. The sweep's record takes the next id, and from then on the attempt's commit raises
+   `Swept`. Without the record, the attempt could commit between the read and the deletion.
+3. The sweep deletes files one by one, only with the generation that was listed, and never whole folders.
 
-If it stops: before the record, nothing has happened; after it, the attempts are lost but not all of their files are gone. The
-next sweep finds them abandoned in the log and deletes the rest. Two sweepers at once do each other no harm.
+A sweep that stops before the record has abandoned no attempt. A sweep that stops after the record leaves some files of
+abandoned attempts, which the next sweep deletes. Two sweeps at the same time do no harm.
 
-A disk that is full has no room for that record, nor for the tombstones of the clean-up before it. So commits keep some in advance
-(``KeepsRoom``), and a sweep that fails frees it and begins again; afterwards it is kept anew. If it stops in between, the next sweep
-finds either the room or what it became: free space, or a file that somebody else wrote meanwhile; then space has to be made by hand.
+A full disk has no room for the sweep's record, nor for the tombstones of the clean-up before it. So commits reserve
+some room in advance (`KeepsRoom`). A sweep that fails on a full disk frees the room, starts again, and reserves the
+room again at the end. If the sweep stops in between, the next sweep finds the room reserved or free. If another process
+has used the freed room, a person must make space.
 
-In doubt it deletes nothing: a record, a mark or the manifest of a retained checkpoint that can't be read stops it, and so does
-a mark of a checkpoint that the log does not know, for then the newest record is missing and what it names looks like orphans.
-Files whose path it does not know stay where they are.
+In doubt a sweep deletes nothing. It stops if it can't read a record, a mark, or a manifest of a retained checkpoint. It
+also stops if a mark names a checkpoint after the end of the log: then the newest record is missing, and its files look
+like orphans. Files with unknown paths stay.
 """
 
 from __future__ import annotations
@@ -67,8 +69,13 @@ _OF_LOG = ("record", "head", "clock", "settled", "attempt-end", "names", "quaran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """``abandon``: attempts to name in the log before any file goes. ``delete``: what goes, by path. ``unknown``: paths that
-    no part of this system writes, or that lie behind a symbolic link; they stay."""
+    """The files that a sweep would delete.
+
+    Attributes:
+        abandon: Attempts that a record must name before any file is deleted.
+        delete: The files to delete, by path.
+        unknown: Paths that no part of Cairn writes, or that lie behind a symbolic link. These files stay.
+    """
 
     abandon: tuple[str, ...]
     delete: tuple[FileInfo, ...]
@@ -76,15 +83,23 @@ class SweepPlan:
 
     @property
     def delete_bytes(self) -> int:
-        """What deleting frees."""
+        """The bytes that the deletion frees."""
         return sum(f.size_bytes for f in self.delete)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """The plan and what came of it, with what the clean-up before it did. ``record``: what was written to the log, None if
-    nothing had to be abandoned. ``rebuilt``: lost files in ``settled/`` that were written anew. A dry run leaves all but the plan
-    and ``rebuilt`` empty; with lost files it plans nothing, since until they are there again orphans can't be told."""
+    """The result of a sweep, including the clean-up that runs before it.
+
+    Attributes:
+        plan: The plan of the sweep.
+        record: The record that names the abandoned attempts; None if no attempt had to be abandoned.
+        deleted_files: How many files the sweep and the clean-up deleted.
+        deleted_bytes: Bytes of the files that the sweep deleted.
+        shrunk: The ids of the records that the clean-up turned into tombstones.
+        rebuilt: Paths of lost files in `settled/` that were written again. A dry run lists lost files here, and then
+            plans no deletion: without these files it can't tell orphans.
+    """
 
     plan: SweepPlan
     record: SweepRecord | None
@@ -97,11 +112,21 @@ class SweepResult:
 def plan_sweep(
     files: Sequence[FileInfo], log: Log, needed: frozenset[str], *, now_ms: int, min_age_ms: int
 ) -> SweepPlan:
-    """What may go of the files that were listed before the log was read.
+    """Decide which of the listed files a sweep may delete.
 
-    ``needed``: every path that a record or a savepoint names. A file of an attempt that was committed or abandoned before goes
-    when it is old and not needed, and a lease when it ended so long ago; the files of any other attempt when all of them are old,
-    and then the attempt has to be abandoned first. Raises: CorruptRecord if a mark speaks of a checkpoint behind the end of the log.
+    A file of a committed or abandoned attempt may be deleted if it is old and not needed. Files of any other attempt
+    may be deleted if all files of the attempt are old; then the attempt must be abandoned first. A lease may be deleted
+    if it ended more than `min_age_ms` ago.
+
+    Args:
+        files: The files of the pipeline's folder, listed before the log was read.
+        log: The log of the pipeline.
+        needed: Every path that a record or a savepoint names.
+        now_ms: The time now, in milliseconds since the epoch.
+        min_age_ms: A file is old if it was written longer ago than this.
+
+    Raises:
+        CorruptRecord: A mark names a checkpoint after the end of the log.
     """
     _check_end_of_log(files, log)
     oldest_ms = now_ms - min_age_ms
@@ -113,12 +138,12 @@ def plan_sweep(
         attempt = _attempt_of(file.path)
         if file.path in needed:
             continue
-        if file.behind_link:  # outside of the root, whatever it is called here
+        if file.behind_link:  # the file lies outside the root, so its path says nothing about it
             if paths.kind_of(file.path) not in _OF_LOG:
                 unknown.append(file.path)
             continue
         lease = paths.leased_id(file.path)
-        if lease is not None:  # of a pipeline that commits no more, so that no clean-up finds it
+        if lease is not None:  # a clean-up deletes ended leases only if checkpoints were dropped
             if file.modified_ms + lease[1] * 1000 < oldest_ms:
                 delete.append(file)
             continue
@@ -137,12 +162,23 @@ def plan_sweep(
 def sweep(
     storage: Storage, pipeline: str, *, now_ms: int | None = None, min_age: timedelta = MIN_AGE, dry_run: bool = False
 ) -> SweepResult:
-    """Finishes what a clean-up left, then plans and carries out a sweep of the pipeline's folder; ``dry_run`` only plans.
+    """Finish earlier clean-ups, then plan and carry out a sweep of the pipeline's folder.
 
-    ``now_ms``: milliseconds since the epoch; None: by the storage's clock. A host's clock may be an hour ahead, and files in use would
-    look old enough.
-    Raises: CorruptFile, CorruptRecord in doubt, having deleted nothing; UnknownOutcome if it can't tell whether its record is
-    in the log: nothing is deleted, and the next sweep goes on from there.
+    Args:
+        storage: Storage of the pipeline's folder.
+        pipeline: Name of the pipeline.
+        now_ms: The time now, in milliseconds since the epoch; None for the storage's clock. The clock of a host may be
+            an hour fast, and files in use would then seem old.
+        min_age: A file stays if it is younger than this, or if its unfinished attempt has a file that is younger.
+        dry_run: Only plan.
+
+    Raises:
+        UsageError: `min_age` is negative.
+        CorruptFile: A needed manifest can't be read. Nothing is deleted.
+        CorruptRecord: A record or mark can't be read, or the newest record is missing. Nothing is deleted.
+        UnknownOutcome: The storage did not report whether it wrote the sweep's record. Nothing is deleted; the next
+            sweep continues.
+        StorageUnavailable: The storage can't be reached, or is full and has no reserved room.
     """
     if min_age < timedelta(0):
         raise UsageError(f"min_age must not be negative; got {min_age}")
@@ -159,7 +195,7 @@ def sweep(
 
 
 def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedelta, dry_run: bool) -> SweepResult:
-    # Before anything is deleted: to whoever lists `settled/`, an interval whose file is lost has no output.
+    # Rebuild lost settled files before deleting: without its settled file, an interval's output looks like an orphan.
     rebuilt = rebuild_settled(storage, dry_run=dry_run)
     if dry_run and rebuilt:
         unknown = tuple(info.path for info in storage.list("") if paths.kind_of(info.path) is None)
@@ -186,7 +222,7 @@ def _sweep(storage: Storage, pipeline: str, now_ms: int | None, min_age: timedel
 def _agreed_plan(
     storage: Storage, files: Sequence[FileInfo], now_ms: int, min_age_ms: int, dry_run: bool
 ) -> tuple[SweepPlan, SweepRecord | None]:
-    """A plan whose abandoned attempts are in the log, and the record that says so if it is this sweep's."""
+    """Return a plan whose abandoned attempts are in the log, and the sweep's record if this sweep wrote one."""
     name, known_id, told, log = str(uuid4()), 0, 0, None
     for _ in range(_ROUNDS):
         log = read_log(storage, log)
@@ -196,13 +232,13 @@ def _agreed_plan(
             needed = _needed(log, storage)
         except (NotFound, StorageUnavailable) as error:
             if read_log(storage, log).head_id != log.head_id:
-                continue  # a commit dropped that checkpoint or replaced that output meanwhile, and its files went
+                continue  # a newer commit dropped the checkpoint or replaced the output, and its clean-up deleted files
             if isinstance(error, StorageUnavailable):
                 raise
             raise CorruptFile(f"a manifest of a retained checkpoint is missing, nothing is deleted: {error}") from error
         plan = plan_sweep(files, log, needed, now_ms=now_ms, min_age_ms=min_age_ms)
         if dry_run or not plan.abandon:
-            # Also after a lost answer: what this sweep abandoned is in the log by now, so there is nothing more to abandon.
+            # If the create of an earlier round succeeded without a report, record `told` is this sweep's own.
             mine = log.entry(told)
             return plan, mine if isinstance(mine, SweepRecord) and mine.sweep == name else None
         record = SweepRecord(
@@ -214,7 +250,8 @@ def _agreed_plan(
         try:
             record = append(storage, log, record)
         except (AlreadyExists, UnknownOutcome) as error:
-            # Another took the id, or we can't tell: the log tells, unless a refused create is still under way.
+            # Another writer has the id, or the storage did not report the outcome: the next round reads the log.
+            # If no record has this id, the unreported create may still take effect, so raise the error.
             if isinstance(error, UnknownOutcome) and storage.stat(paths.record(record.id)) is None:
                 raise
             known_id = record.id
@@ -225,23 +262,25 @@ def _agreed_plan(
 
 
 def _needed(log: Log, storage: Storage) -> frozenset[str]:
-    """Every path that a record names.
+    """Return every path that a record or a savepoint names.
 
-    Raises: NotFound if a retained checkpoint's manifest is gone, which hides what it needs.
+    Raises:
+        NotFound: The manifest of a retained checkpoint is missing, so the files that it needs are unknown.
     """
     named = {o.handle.path for _, outputs in log.current_outputs().values() for o in outputs}
     near = {n: log.entries[n] for n in {*log.retained, *log.summary.dropping}}
     named |= {h.path for entry in near.values() for h in handles_in(entry)}
-    # A clean-up deletes output that was replaced.
+    # Replaced output of a tombstone is left to the clean-up, so the sweep keeps it.
     shrunk = (e for n, e in near.items() if n in log.summary.dropping and isinstance(e, Tombstone))
     settled = (Fact(e.interval, e.id, e.kind) for e in shrunk if e.kind == "interval")
     named |= {h.path for fact in settled for h in handles_in(read_settled(storage, fact))}
     whole = [e for e in near.values() if isinstance(e, Record)]
     named |= {paths.prepared(record.content.attempt) for record in whole}
     retained = [r.content for r in whole if r.id in log.retained]
-    # Whole but dropped: its clean-up waits for the sink hook, or stopped half-way and has taken manifests already.
+    # Dropped records are whole while the clean-up waits for the sink hook, or after a clean-up stopped half-way.
+    # A clean-up that stopped may have deleted some of their manifests.
     dropped = [r.content for r in whole if r.id not in log.retained]
-    # Looked up by its name: a listing may miss files that were written some seconds ago.
+    # Look up the savepoint by name: a listing may miss files that were written some seconds ago.
     if storage.stat(paths.SAVEPOINT_RECORD) is not None:
         saved = record_codec.decode(storage.read(paths.SAVEPOINT_RECORD), paths.SAVEPOINT_RECORD, Savepoint)
         named |= {paths.SAVEPOINT_RECORD, *(h.path for h in handles_in(saved))}
@@ -250,14 +289,14 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
     loose = {ref.manifest: ref for c in dropped for ref in c.shards if ref.manifest is not None}
 
     def paths_in(handle: Handle) -> list[str]:
-        """What a manifest names as it was written, which may be more than what a record still takes from it."""
+        """Return the paths in a manifest as it was written. A record may use only some of these files."""
         ref = strict.get(handle) or loose[handle]
         try:
             manifest = manifest_of(replace(ref, changes=None), storage)
         except (NotFound, CorruptFile):
             if handle in strict:
                 raise
-            return []  # nobody needs the state of a dropped checkpoint
+            return []  # the files of a dropped checkpoint need not be kept
         return [h.path for h in handles_in(manifest)]
 
     for found in at_once(paths_in, strict | loose):
@@ -266,12 +305,15 @@ def _needed(log: Log, storage: Storage) -> frozenset[str]:
 
 
 def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
-    """The files that this call deleted. The first error is raised; those that were begun then are waited for."""
+    """Delete files in parallel, and return those that this call deleted.
+
+    If a deletion fails, the function waits for the deletions that have begun and raises the first error.
+    """
 
     def delete(file: FileInfo) -> FileInfo | None:
         try:
             return file if delete_file(storage, file.path, generation=file.generation) else None
-        except PreconditionFailed:  # written anew since: not what was judged
+        except PreconditionFailed:  # the file was rewritten after the plan, so it stays
             return None
 
     gone = [file for file in at_once(delete, files) if file is not None]
@@ -282,13 +324,16 @@ def _delete(storage: Storage, files: Iterable[FileInfo]) -> list[FileInfo]:
 
 
 def _attempt_of(path: str) -> str | None:
-    """The attempt that wrote a file, or None if no attempt writes such files."""
+    """Return the attempt that wrote a file, or None if attempts write no such files."""
     return paths.attempt_of(path) if paths.kind_of(path) in _OF_ATTEMPTS else None
 
 
 def _outdated_marks(files: Sequence[FileInfo], log: Log) -> set[str]:
-    """Marks of outputs that a later commit replaced: what is published never goes back to them; and of validated checkpoints that
-    are not there any more."""
+    """Return the paths of marks that are no longer needed.
+
+    These are the published marks of output that a later commit replaced, and the marks of validated checkpoints that
+    are no longer retained.
+    """
     told = log.publications()
     validated = {f.path: mark[0] for f in files if (mark := paths.validated_id(f.path)) is not None}
     return {path for path, n in validated.items() if n <= log.head_id and n not in log.retained} | {

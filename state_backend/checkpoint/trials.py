@@ -1,14 +1,14 @@
-"""Trials: what there is of them, and their removal. Running one is the business of whoever has the code.
+"""Record, list and remove trials. `cairn.trials` runs them, since running needs the pipeline's code.
 
-What is on disk if one stops, line by line:
+A trial that stops during one of these steps leaves:
 
-    trials/<name>.json     nothing else yet: a sweep finds the trial when its time is over
-    fork, intervals        as for any pipeline, all below roots/<name>
-    removal                what is left of roots/<name>; the record goes last, so that the next removal finds the rest
-    after the removal      what the trial still writes if it runs: it stops before its next commit and removes that. If the trial dies
-                           first, the next sweep finds roots/<name> without a record, and removes it
+    trials/<name>.json     no other file yet; a sweep removes the trial when its time is over
+    fork, intervals        the files of a pipeline, all below roots/<name>
+    removal                the rest of roots/<name>; the record is deleted last, so that the next removal finds the rest
+    after the removal      files of a trial that still runs: it stops before its next commit and removes them.
+                           If it dies first, the next sweep finds roots/<name> without a record, and removes it
 
-Production's folder is only read, but for a lease while its files are linked.
+Production's folder is only read, except for a lease while its files are linked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ _ROUNDS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """A trial that was removed, or would be: its files and their bytes. Files that production has too are counted; they stay there."""
+    """A trial that was removed, or that a dry run would remove.
+
+    Attributes:
+        name: Name of the trial.
+        files: Number of its files. Files that are shared with production count too, and stay there.
+        bytes: Bytes of these files.
+    """
 
     name: str
     files: int
@@ -48,7 +54,15 @@ class Removed:
 
 
 def check_no_trial(root: str, doing: str) -> None:
-    """Raises: UsageError if the root, or the folder below one, is a trial's: nothing is built on one. ``doing``: what was asked for."""
+    """Raise `UsageError` if the root is a trial's root or lies below one, since trials are removed after a time.
+
+    Args:
+        root: URL of the root.
+        doing: What the caller wants to make there, for the message.
+
+    Raises:
+        UsageError: The URL leads into the folder of trials.
+    """
     before, found, _ = f"{root.rstrip('/')}/".partition(f"/{paths.TRIALS}/")
     if found:
         raise UsageError(
@@ -58,22 +72,27 @@ def check_no_trial(root: str, doing: str) -> None:
 
 
 def trials_url(root: str, pipeline: str) -> str:
-    """The folder of a pipeline's trials."""
+    """Return the URL of the folder of a pipeline's trials."""
     return join_url(root, paths.TRIALS, pipeline)
 
 
 def root_of_trial(root: str, pipeline: str, name: str) -> str:
-    """The root that a trial has of its own."""
+    """Return the URL of the root that a trial has of its own."""
     return join_url(trials_url(root, pipeline), paths.trial_root(name))
 
 
 def read_trial(root: str, pipeline: str, name: str) -> Trial | None:
-    """What is recorded of a trial; None if there is none of that name."""
+    """Return the record of a trial; None if the pipeline has no trial of this name."""
     return _read(open_storage(trials_url(root, pipeline)), paths.trial(name))
 
 
 def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
-    """The trial of that name; None: the only one that there is. Raises: UsageError, naming what there is."""
+    """Return the trial of this name; with `name` None, the pipeline's only trial.
+
+    Raises:
+        UsageError: The pipeline has no trial of this name, or several trials and `name` is None. The message names the
+            trials.
+    """
     there = list_trials(root, pipeline)
     found = [t for t in there if name in (None, t.name)]
     if len(found) == 1:
@@ -87,19 +106,23 @@ def find_trial(root: str, pipeline: str, name: str | None = None) -> Trial:
 
 
 def list_trials(root: str, pipeline: str) -> list[Trial]:
-    """All trials of a pipeline, by name."""
+    """Return all trials of a pipeline, by name."""
     return trials_in(open_storage(trials_url(root, pipeline)))
 
 
 def trials_in(storage: Storage) -> list[Trial]:
-    """All trials in the folder of a pipeline's trials, by name."""
+    """Return all trials in the folder of a pipeline's trials, by name."""
     listed = [info.path for info in storage.list(paths.TRIAL_RECORDS)]
     found = (_read(storage, path) for path in listed if paths.trial_name(path) is not None)
     return [trial for trial in found if trial is not None]
 
 
 def write_trial(root: str, trial: Trial) -> None:
-    """Records a trial, anew or with another end. Raises: UsageError if another process recorded or removed it meanwhile."""
+    """Write the record of a trial, or replace it.
+
+    Raises:
+        UsageError: Another process wrote or removed the record at the same time.
+    """
     storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
     there, data = storage.stat(path), record_codec.encode(trial)
     try:
@@ -114,25 +137,31 @@ def write_trial(root: str, trial: Trial) -> None:
 
 
 def renew_trial(root: str, trial: Trial) -> bool:
-    """Records another end of a trial. False if the trial was removed, also if another one of its name is there.
+    """Replace the record of a trial, for instance with another end; return False if the trial was removed.
 
-    Raises: StorageUnavailable if other processes wrote the record again and again meanwhile.
+    A trial counts as removed also if a newer trial has its name.
+
+    Raises:
+        StorageUnavailable: Other processes rewrote the record again and again.
     """
     storage, path = open_storage(trials_url(root, trial.pipeline)), paths.trial(trial.name)
     for _ in range(_ROUNDS):
         info, there = storage.stat(path), _read(storage, path)
         if info is None or there is None or there.attempt != trial.attempt:
             return False
-        with suppress(NotFound, PreconditionFailed):  # another try of the same trial, or its removal
+        with suppress(NotFound, PreconditionFailed):  # another try changed the record, or a removal deleted it
             storage.replace(path, record_codec.encode(trial), generation=info.generation)
             return True
     raise StorageUnavailable(f"{storage.url}: others wrote {path} {_ROUNDS} times meanwhile; try again")
 
 
 def check_same_trial(there: Trial, wanted: Trial) -> None:
-    """Whether a trial can be gone on with: only its code and its end may be others.
+    """Raise `UsageError` unless the trial `there` can continue as `wanted`.
 
-    Raises: UsageError with the way out.
+    Start, length of intervals and base must be equal. Code and end may differ.
+
+    Raises:
+        UsageError: The trials differ. The message says how to solve that.
     """
     for what, before, now in (
         ("begins at", format_instant(there.span.start), format_instant(wanted.span.start)),
@@ -147,13 +176,16 @@ def check_same_trial(there: Trial, wanted: Trial) -> None:
 
 
 def remove_trial(root: str, trial: Trial, *, dry_run: bool = False) -> Removed:
-    """Removes all of a trial, its record last. The same call goes on where one stopped."""
+    """Remove all files of a trial, its record last. A repeated call continues a removal that stopped."""
     return remove_trial_named(root, trial.pipeline, trial.name, dry_run=dry_run)
 
 
 def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = False) -> Removed:
-    """As `remove_trial`, also of what a removed trial wrote later. If another trial of that name begins meanwhile, its record goes
-    too, and it stops with an error: some of its files may be gone."""
+    """Remove all files of the trial of this name, also files that a removed trial has written later.
+
+    If another trial of this name begins meanwhile, its record is deleted too. That trial stops with an error, and some
+    of its files may be deleted.
+    """
     folder = trials_url(root, pipeline)
     files, size_bytes = remove_all(root_of_trial(root, pipeline, name), dry_run=dry_run)
     if not dry_run:
@@ -163,21 +195,30 @@ def remove_trial_named(root: str, pipeline: str, name: str, *, dry_run: bool = F
 
 
 def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run: bool = False) -> list[Removed]:
-    """Removes the pipeline's trials whose time is over, and what removed trials wrote after their removal. ``now_ms``: milliseconds
-    since the epoch; None: by the storage's clock. Behind a symbolic link nothing is removed."""
+    """Remove the pipeline's trials whose time is over, and files that removed trials wrote after their removal.
+
+    If a folder of trials lies behind a symbolic link, the function logs a warning and removes nothing behind the link.
+
+    Args:
+        root: URL of production's root.
+        pipeline: Name of the pipeline.
+        now_ms: The time now, in milliseconds since the epoch; None for the storage's clock.
+        dry_run: Return the trials without removing them.
+    """
     try:
-        # In this order: a trial writes its record before its first file, so that a root without a record is nobody's.
+        # List the roots before the records: a trial writes its record before its first file.
+        # So a root without a record belongs to a removed trial.
         folder = trials_url(root, pipeline)
         roots = [name for name in folders_in(folder, paths.TRIAL_ROOTS) if paths.is_name(name)]
         trials = {t.name: t for t in list_trials(root, pipeline)}
-        # By name: a listing may miss the record of a trial that began some seconds ago.
+        # Look up other records by name: a listing may miss the record of a trial that began some seconds ago.
         trials |= {name: t for name in {*roots} - {*trials} if (t := read_trial(root, pipeline, name)) is not None}
         if trials and now_ms is None:
             now_ms = storage_now_ms(open_storage(folder), dry_run=dry_run)
         over = {t.name for t in trials.values() if t.ends_ms < (now_ms or 0)} | ({*roots} - {*trials})
         removed = [remove_trial_named(root, pipeline, name, dry_run=dry_run) for name in sorted(over)]
         if over >= {*trials, *roots} and not dry_run:
-            # A process that was killed may have left its reading of the storage's clock, or empty folders.
+            # A killed process may have left the file that reads the storage's clock, or empty folders.
             open_storage(folder).delete(paths.CLOCK)
             remove_empty(folder, up_to=root)
         return removed
@@ -187,7 +228,7 @@ def sweep_trials(root: str, pipeline: str, *, now_ms: int | None = None, dry_run
 
 
 def intervals_of_trial(trial: Trial) -> list[Interval]:
-    """Its intervals, in the order of time."""
+    """Return the intervals of a trial, in the order of time."""
     length = trial.length_ms
     starts = range(trial.span.start_ms, trial.span.end_ms, length)
     return [Interval(from_ms(start), from_ms(start + length)) for start in starts]
@@ -205,6 +246,6 @@ def _read(storage: Storage, path: str) -> Trial | None:
         trial = record_codec.decode(storage.read(path), path, Trial)
     except NotFound:
         return None
-    if path != paths.trial(trial.name):  # whoever removes the trial would remove another one
+    if path != paths.trial(trial.name):  # a removal of this trial would delete another trial's files
         raise CorruptRecord(f"{storage.url}/{path} is the record of trial {trial.name!r}; remove that file")
     return trial

@@ -1,1 +1,1 @@
-"""What the floors above need from outside, as protocols; ``adapters`` implements them."""
+"""Protocols for the services that the checkpoint code needs from outside; `adapters` implements them."""

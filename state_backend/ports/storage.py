@@ -1,16 +1,19 @@
 """The storage port: immutable files under one root, created at most once, and matched by generation when rewritten.
 
-What every adapter guarantees, and what the commit protocol rests on:
-1. `create` and `upload` never overwrite. Of any number of concurrent creators of a path exactly one succeeds.
-2. A file is visible whole or not at all. What a crash leaves half-written never shows in `read`, `stat` or `list`.
-3. When a write returns, the file survives a crash of the machine, and every later `read` and `stat` sees it. So does every later
-   `list`, except where `lists_late` is true: there a list may be some seconds old.
-4. `replace` and `delete` with a generation act on exactly the bytes that the caller saw, or not at all.
-5. An error other than UnknownOutcome means that the call changed nothing.
-6. `download` yields exactly the bytes of its handle, or nothing.
+Every adapter gives these guarantees, and the commit protocol depends on them:
 
-Methods may be called from several threads at once. A path is never used both as a file and as a folder of other files:
-object stores allow it, disks do not.
+1. `create` and `upload` never overwrite. If several callers create a path at the same time, exactly one succeeds.
+2. A file is visible whole or not at all. `read`, `stat` and `list` never show a file that a crash left half-written.
+3. When a write returns, the file survives a crash of the machine, and every later `read` and `stat` sees the file.
+   Every later `list` sees it too, except where `lists_late` is true: there a listing may be some seconds old.
+4. `replace` and `delete` with a generation change only the generation that the caller saw. For any other generation
+   they change nothing.
+5. An error other than `UnknownOutcome` means that the call changed nothing. Only `DeletesMany.delete_many` may have
+   deleted some files when it raises.
+6. `download` yields exactly the bytes that its handle describes, or no file.
+
+Several threads may call methods at the same time. Callers never use one path both as a file and as a folder: object
+stores allow that, disks do not.
 """
 
 from __future__ import annotations
@@ -26,91 +29,145 @@ __all__ = ["TEMP_FOLDER", "DeletesMany", "KeepsRoom", "Storage", "check_path", "
 
 
 class Storage(Protocol):
-    """Files under one root. Every path is relative, passes `check_path`, and raises UsageError if it does not.
+    """Files under one root, each named by a path relative to the root.
 
-    On a disk, `read`, `stat`, `list`, `download` and the source of `copy_from` follow symbolic links below the root. Every other
-    method raises BehindLink (a PermissionRefused) where a link stands in the place of a folder: nothing outside the root is changed.
+    On a disk, `read`, `stat`, `list`, `download` and the source of `copy_from` follow symbolic links below the root.
+    Every other method raises `BehindLink` (a `PermissionRefused`) if a folder in the path is a link, so that no method
+    changes files outside the root.
 
-    Any method raises StorageUnavailable if the storage can't be reached or is full, PermissionRefused (a UsageError: only a
-    person can mend it) if it refuses permission, or if the storage is read-only. UsageError if what it was opened with is wrong: a bucket that does not exist, credentials that nobody accepts.
+    Every method may raise these errors:
+
+    Raises:
+        StorageUnavailable: The storage can't be reached or is full.
+        PermissionRefused: The storage refuses permission or is read-only. Only a person can mend that.
+        UsageError: `check_path` refuses the path; or the storage was opened with a bucket that does not exist or with
+            wrong credentials.
     """
 
     @property
     def url(self) -> str:
-        """The root, for messages: ``file:///...``, ``gs://...``, ``memory://...``."""
+        """The root's URL, for messages: `file:///...`, `gs://...` or `memory://...`."""
 
     def read(self, path: str, *, offset: int = 0) -> bytes:
-        """The whole file, or what lies from ``offset`` bytes on, if it has more; for metadata, not for state. Raises: NotFound."""
+        """Return a file's bytes from `offset` on; for metadata, since state files may be too large for memory.
+
+        Raises:
+            NotFound: No file has this path.
+        """
 
     def create(self, path: str, data: bytes) -> Handle:
-        """Writes a new file, durable when it returns. Raises: AlreadyExists; UnknownOutcome."""
+        """Write a new file, which is durable when the call returns.
+
+        Raises:
+            AlreadyExists: A file has this path.
+            UnknownOutcome: The storage did not report whether it wrote the file.
+        """
 
     def replace(self, path: str, data: bytes, *, generation: int) -> Handle:
-        """Rewrites a file whose generation is still the given one. Raises: NotFound; PreconditionFailed; UnknownOutcome."""
+        """Rewrite a file if its generation is still the given one.
+
+        Raises:
+            NotFound: No file has this path.
+            PreconditionFailed: The file has another generation.
+            UnknownOutcome: The storage did not report whether it rewrote the file.
+        """
 
     def upload(self, path: str, local: Path) -> Handle:
-        """Writes a new file from a local one, streaming; the handle tells the bytes that were written.
+        """Stream a local file into a new file.
 
-        Raises: AlreadyExists; UnknownOutcome; NotFound if the local file is absent."""
+        Returns:
+            A handle with the size and checksum of the bytes that were written.
+
+        Raises:
+            AlreadyExists: A file has this path.
+            NotFound: The local file does not exist.
+            UnknownOutcome: The storage did not report whether it wrote the file.
+        """
 
     def download(self, handle: Handle, destination: Path) -> None:
-        """Copies a file to a local path, which appears only when size and crc32c were found right, and replaces what
-        was there. Missing parent folders are created. Not synced to disk: a local copy is a cache.
+        """Copy a file to a local path, replacing a local file there.
 
-        Raises: NotFound; CorruptFile, naming what was expected and found."""
+        The local file appears only after its size and crc32c were checked. Missing parent folders are created.
+        It does not sync the local file to disk, since local copies are only a cache.
+
+        Raises:
+            NotFound: No file has the handle's path.
+            CorruptFile: Size or crc32c differ from the handle; the message names the expected and the actual values.
+        """
 
     def copy_from(self, source: Storage, handle: Handle, path: str) -> Handle:
-        """Makes a file of another storage a new file of this one, as cheaply as the two allow: a hard link within one file
-        system, a copy by the server within one object store. The source may be deleted afterwards.
+        """Copy a file of another storage into a new file of this storage.
 
-        Raises: as `upload`; NotFound if the source lacks the file; CorruptFile if it is not what the handle says, and then
-        nothing is made."""
+        The copy is as cheap as the two storages allow: a hard link within one file system, a copy by the server within
+        one object store. The new file does not depend on the source, which may be deleted afterwards.
+
+        Raises:
+            AlreadyExists: A file of this storage has the path.
+            NotFound: The source has no file at the handle's path.
+            CorruptFile: The source file differs from the handle; then no file is created.
+            UnknownOutcome: The storage did not report whether it wrote the file.
+        """
 
     def stat(self, path: str) -> FileInfo | None:
-        """The file, or None if it is absent."""
+        """Return the file's size, generation and modification time, or None if no file has this path."""
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """All files whose path starts with the prefix, a plain string (``"checkpoints/"``, ``"shared/3f"``, ``""``),
-        sorted by path. Files that are written or deleted meanwhile may be in it or not."""
+        """Yield all files whose path starts with the prefix, sorted by path.
+
+        The prefix is a plain string, such as `"checkpoints/"`, `"shared/3f"` or `""`. Files that are created or deleted
+        during the listing may be missing from it or present in it.
+        """
 
     def delete(self, path: str, *, generation: int | None = None) -> bool:
-        """Removes one file, never a folder; False if it is absent.
+        """Delete one file, never a folder, and return False if no file has this path.
 
-        Raises: PreconditionFailed on another generation; UnknownOutcome."""
+        Raises:
+            PreconditionFailed: The file has another generation than the given one.
+            UnknownOutcome: The storage did not report whether it deleted the file.
+        """
 
 
 @runtime_checkable
 class KeepsRoom(Protocol):
-    """A storage that can be full, and keeps room for what a sweep has to write before it may delete anything."""
+    """A storage that can be full, and so reserves space that a sweep needs before it can delete files."""
 
     def keep_room(self) -> None:
-        """Takes the room, unless it is taken. Where there is none left, nothing happens. Never raises."""
+        """Reserve the space if it is not reserved yet; do nothing if the storage is full. Never raise."""
 
     def free_room(self) -> bool:
-        """Gives the room to whoever writes next. False if none was kept."""
+        """Release the reserved space, and return False if no space was reserved. Any next write may use the space."""
 
 
 @runtime_checkable
 class DeletesMany(Protocol):
-    """A storage that removes many files by one request."""
+    """A storage that deletes many files with one request."""
 
     def delete_many(self, paths: Sequence[str]) -> int:
-        """Removes files whose names nobody writes again; how many of them the storage said were there. What comes first in ``paths`` is
-        gone no later than what comes after, by hundreds.
+        """Delete files, and return how many of them the storage reported as present.
 
-        Raises: as `Storage.delete`; any of the files may be gone then."""
+        Callers pass only paths that are never written again. The storage deletes in batches of hundreds, in the order
+        of `paths`: a file of an earlier batch is deleted before any file of a later batch.
+
+        The method raises the errors of `Storage.delete`. Some of the files may be deleted then.
+        """
 
 
 def lists_late(storage: Storage) -> bool:
-    """True if a listing of this storage may miss files that were created some seconds ago, as on a network disk.
+    """Return True if a listing of this storage may miss files that were created some seconds ago, as on a network disk.
 
-    A storage whose listings are always current declares ``lists_what_is_there = True``. All other storages count as late.
+    A storage whose listings are always current declares `lists_what_is_there = True`. All other storages count as late.
     """
     return not getattr(storage, "lists_what_is_there", False)
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix, if `check_path` allows its folders; what follows the last ``/`` is the beginning of a name."""
+    """Return the prefix if `check_path` accepts its folders and its last part is printable without a backslash.
+
+    The part after the last `/` is the beginning of a file name, and may be empty.
+
+    Raises:
+        UsageError: The prefix is no beginning of a relative path.
+    """
     folder, slash, name = prefix.rpartition("/")
     if slash:
         check_path(folder)
