@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# A Python 3.11 to make the virtual environment from.
+# The Python that the virtual environment is made from: 3.11, 3.12 or 3.13.
 BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 export AIRFLOW_HOME := $(CURDIR)
 export TZ := UTC
@@ -29,8 +29,8 @@ help:  ## what can be typed here
 setup: java $(VENV)/.ready  ## the Python environment and a Java runtime, if they are missing
 
 $(VENV)/.ready: requirements.lock requirements-bootstrap.lock pyproject.toml
-	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-	  echo "Cairn needs Python 3.11, and found $$("$(BASE_PYTHON)" --version 2>&1 | head -n 1 | grep . || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  echo "Cairn needs Python 3.11, 3.12 or 3.13, and found $$("$(BASE_PYTHON)" --version 2>&1 | head -n 1 | grep . || echo none). Install it, or: make BASE_PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@# --clear follows a link, and would empty the environment of another checkout.
 	@test ! -L $(VENV) || { echo "$(VENV) is a link to $$(readlink $(VENV)); set that one up where it is, or remove the link"; exit 1; }
 	@echo "setting up $(VENV): a minute or two the first time"
