@@ -61,7 +61,7 @@ class CairnError(Exception):
         self.rerun = rerun
 
 
-# --- Wait and retry: the same call may succeed later. ------------------------------------------------------------------
+# --- Wait and retry: the same call may succeed later. -----------------------------------------------------------------
 
 
 class RetryableError(CairnError):
@@ -99,7 +99,7 @@ class UnknownOutcome(RetryableError):
     """A write may or may not have taken effect. Code that catches this error must delete nothing."""
 
 
-# --- Begin again: the attempt is lost, but a new attempt may succeed. ----------------------------------------------------
+# --- Begin again: the attempt is lost, but a new attempt may succeed. -------------------------------------------------
 
 
 class AttemptLost(CairnError):
@@ -118,7 +118,7 @@ class Swept(AttemptLost):
     """A sweep abandoned this attempt after the attempt began. The sweep may have deleted the attempt's files."""
 
 
-# --- Restore an older checkpoint: the requested state can't be used. -----------------------------------------------------
+# --- Restore an older checkpoint: the requested state can't be used. --------------------------------------------------
 
 
 class StateUnusable(CairnError):
@@ -166,7 +166,7 @@ class ValidationRefused(StateUnusable):
     """
 
 
-# --- Fix the call: the pipeline, its options or its data must change. ------------------------------------------------------
+# --- Fix the call: the pipeline, its options or its data must change. -------------------------------------------------
 
 
 class UsageError(CairnError):
@@ -203,7 +203,7 @@ class KeyTypeError(UsageError):
     """A key column's type has no single canonical encoding."""
 
 
-# --- Fix the pipeline's code, or wait for its input and call again. ----------------------------------------------------------
+# --- Fix the pipeline's code, or wait for its input and call again. ---------------------------------------------------
 
 
 class UserCodeError(CairnError):
@@ -222,14 +222,14 @@ class ProcessorError(UserCodeError):
     """
 
 
-# --- Report a bug of Cairn. --------------------------------------------------------------------------------------------------
+# --- Report a bug of Cairn. -------------------------------------------------------------------------------------------
 
 
 class InvariantViolated(CairnError):
     """An internal invariant of Cairn is broken. Please report the message as a bug."""
 
 
-# --- Results of the storage port, for its callers inside this package. ----------------------------------------------------------
+# --- Results of the storage port, for its callers inside this package. ------------------------------------------------
 
 
 class StorageError(CairnError):

@@ -67,7 +67,8 @@ def from_ms(ms: int) -> datetime:
     return datetime.fromtimestamp(ms // 1000, tz=UTC).replace(microsecond=ms % 1000 * 1000)
 
 
-# The first and last instant that tables show. Each has a date in every time zone, so Python, Spark and pandas can read it in any zone.
+# The first and last instant that tables show. Each has a date in every time zone, so Python, Spark and pandas can read
+# it in any zone.
 _SHOWN_MS = to_ms(datetime(1, 1, 2, tzinfo=UTC)), to_ms(datetime(9999, 12, 31, tzinfo=UTC))
 
 

@@ -21,7 +21,7 @@ StateKind = Literal["value", "list", "map", "timers"]
 TimeMode = Literal["none", "processing", "event"]
 ValidationMode = Literal["fast", "full"]
 
-# --- The state of a shard. -----------------------------------------------------------------------------------------------
+# --- The state of a shard. --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class FiledShard:
 ShardRef = InlineShard | FiledShard
 
 
-# --- The result of an attempt. -----------------------------------------------------------------------------------------------
+# --- The result of an attempt. ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,7 +444,7 @@ class Prepared:
     written: tuple[Handle, ...] | None = None
 
 
-# --- The log and the marks beside it. --------------------------------------------------------------------------------------------
+# --- The log and the marks beside it. ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -752,7 +752,7 @@ class Published:
     interval: Interval
 
 
-# --- Savepoints. ---------------------------------------------------------------------------------------------------------------
+# --- Savepoints. ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -813,7 +813,7 @@ class Claim:
     attempt: str
 
 
-# --- Trials. -------------------------------------------------------------------------------------------------------------------
+# --- Trials. ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,10 +152,12 @@ class AllOf:
         return " that are also ".join(map(str, self.all_of)) or "all"
 
 
-# Each policy class has field names of its own: records store only the fields, and the decoder finds the class by their names.
+# Each policy class has field names of its own: records store only the fields, and the decoder finds the class by their
+# names.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
-# The largest count of days or checkpoints. A larger number is a typing error, and a timedelta can't hold any number of days.
+# The largest count of days or checkpoints. A larger number is a typing error, and a timedelta can't hold any number of
+# days.
 _MOST = 1_000_000
 
 

@@ -23,7 +23,8 @@ from state_backend.values.errors import UsageError
 
 _UTC_NAMES = {"UTC", "Z", "GMT", "UT", "Etc/UTC", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu", "Universal", "GMT0"}
 _OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?")
-# Source: java.time.ZoneId.SHORT_IDS. Spark resolves these short names, three of which mean a fixed offset instead of a region.
+# Source: java.time.ZoneId.SHORT_IDS. Spark resolves these short names, three of which mean a fixed offset instead of a
+# region.
 _SHORT = {
     "ACT": "Australia/Darwin",
     "AET": "Australia/Sydney",
@@ -124,7 +125,8 @@ def local_zone(zone: Zone) -> Iterator[None]:
 
 
 def _set_local(zone: Zone) -> None:
-    # On a host without zone files, the C library silently treats a region as UTC. The files of Python's tzdata package are tried next.
+    # On a host without zone files, the C library silently treats a region as UTC. The files of Python's tzdata package
+    # are tried next.
     for value in (zone.posix, *_packaged(zone.name)):
         os.environ["TZ"] = value
         time.tzset()
