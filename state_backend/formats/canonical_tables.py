@@ -11,10 +11,9 @@
     expires_at_ms    milliseconds since the epoch; null means never. For a timer, the time when it fires
     key_group        pmod(xxhash64(key columns), max_parallelism)
     schema_version   the version that the entry was written with
-    encoded_row      the entry's bytes from the row codec, for entries of older schema versions, whose bytes `value`
-    can't give
-                     back. The column exists if the state has older versions. It also exists, without `value`, if the
-                     state's value has a struct without fields, which Parquet can't hold
+    encoded_row      the entry's bytes from the row codec, for entries of older schema versions. `value` can't give
+                     these bytes back. The column exists if the state has older versions. It also exists, without `value`, if
+                     the state's value has a struct without fields, which Parquet can't hold
 
 Rows ascend by key group, then by encoded key (key codec: Spark's ascending order with nulls first), then by user key,
 position or time. No two rows are equal in these. A row group holds all timers of a key.
@@ -145,7 +144,7 @@ def read_tables(file: Path, schema: pa.Schema, key_groups: KeyGroupRange | None,
         for at in range(parquet.num_row_groups):
             if key_groups is None or _may_hold(parquet, at, key_groups):
                 table = parquet.read_row_group(at)
-                table.validate(full=True)  # Without it, invalid UTF-8 would fail only later.
+                table.validate(full=True)  # Invalid UTF-8 fails here.
                 yield table
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFile(f"{name}: not a Parquet file that can be read: {error}") from error

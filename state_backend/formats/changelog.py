@@ -6,8 +6,7 @@
     raw bytes length of each first u32 … | length of each second u32 … | firsts | seconds
     kind 1    deleted ranges: first start (included), then end (excluded), in the order of their deletion
     kind 2    entries: key and value, length FFFFFFFF for a deleted key; keys ascend over all blocks
-    kind 3    at most one, as the last block before the end: the shard's manifest, as a pair of an empty key and the
-    manifest
+    kind 3    the shard's manifest, as a pair of an empty key and the manifest: at most one, last before the end
 
 All numbers are big-endian. `crc32c` covers the block's other head fields and its stored bytes. The reader checks it
 before it uses either. Ranges come first: a replay deletes the ranges, then puts and deletes the entries. Lengths, keys

@@ -22,9 +22,9 @@ the maximum of each register.
     decimal                                             unscaled, int128, little-endian; the column has the scale
     string, binary                                      the bytes
 
-Source: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007). For the estimate: Ertl, "New cardinality estimation
-    algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases and no
-    switch between estimators. For the hash: the xxHash specification.
+Source: Flajolet, Fusy, Gandouet and Meunier, "HyperLogLog" (2007). For the estimate: Ertl, "New cardinality
+estimation algorithms for HyperLogLog sketches" (2017, arXiv 1702.01284), algorithm 6, which needs no table of biases
+and no switch between estimators. For the hash: the xxHash specification.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ class Sketches:
         return pa.Array.from_buffers(pa.binary(), self.count, buffers)
 
     def add(self, owners: I64, hashes: U64) -> Sketches:
-        """Return the sketches after adding each hash i to the set of `owners[i]`. Owners may come in any order."""
+        """Return the sketches with each `hashes[i]` added to the set of `owners[i]`. Owners may come in any order."""
         rest_bits = np.uint64(64 - self.precision)
         rest = hashes & ((np.uint64(1) << rest_bits) - np.uint64(1))
-        # The bit length of `rest`. Each bit below a set bit is cleared first, so that rounding to a float can't make
-        # the number longer.
+        # The bit length of `rest`. Each bit directly below a set bit is cleared first, so that rounding to a float
+        # can't make the number longer.
         length = np.frexp((rest & ~(rest >> np.uint64(1))).astype(np.float64))[1].astype(np.uint64)
         rank = rest_bits + np.uint64(1) - length
         register = hashes >> rest_bits
@@ -211,7 +211,7 @@ class Sketches:
         The entries may be several ascending runs. They may repeat registers and contain registers of dense owners.
         """
         dense_owners, dense = self.dense_owners, self.dense
-        entries = np.sort(entries, kind="stable")  # merges the runs
+        entries = np.sort(entries, kind="stable")  # the stable sort merges ascending runs
         # Entries of one register are neighbours now, and the last of them has the highest rank. Only that entry stays.
         registers = entries >> np.uint64(_RANK_BITS)
         entries = entries[np.append(registers[1:] != registers[:-1], True)] if len(entries) else entries

@@ -9,10 +9,9 @@ The `memcmp` order of the bytes is Spark's ascending order, nulls first. No key 
     boolean                               0x00 | 0x01
     byte short integer long, date,        big-endian, sign bit flipped, 1 2 4 8 bytes (date 4, timestamps 8)
     timestamp, timestamp_ntz
-    decimal                               the unscaled value in the same form: up to 18 digits 8 bytes, wider decimals
-    16 float double                          IEEE bits, big-endian: positive numbers with the sign bit flipped, negative
-    ones with
-                                          all bits flipped; -0.0 is stored as 0.0, every NaN as the NaN that sorts last
+    decimal                               the unscaled value in the same form, 8 bytes up to 18 digits, else 16
+    float double                          IEEE bits, big-endian: positive numbers with the sign bit flipped, negative
+                                          ones with all bits flipped; -0.0 as 0.0, every NaN as the one that sorts last
     string binary                         bytes (UTF-8) with 0x00 as 0x00 0xFF, then 0x00 0x01
     struct                                column … of its fields
     array                                 (0x01 column) … 0x00

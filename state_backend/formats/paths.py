@@ -2,34 +2,33 @@
 
 A pipeline's folder contains
 
-    checkpoints/00000000000000000042.json                            the log: one record for each commit
-    HEAD.json                                                        an id that the log contains
-    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json        effect of a commit, by the day in which its
-    interval starts settled/attempts/<attempt>.json                                  the record that ended the attempt
-    settled/names/<folder>.json                                      on disks: files that a listing of the folder must
-    not miss shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest           immutable state files
-    attempts/<attempt>/prepared.json                                 processed, not committed
-    attempts/<attempt>/refused.json                                  validation refused the attempt
-    output/<interval>/<attempt>/part-<shard>-<task>.parquet          output rows
-    output/<interval>/<attempt>/late-<shard>-<task>.parquet          late rows published/<interval>/<id>.json
-    the sink hook has run quarantine/00000000000000000042.json                             validation refused the
-    checkpoint validated/00000000000000000042-full.json                         the checkpoint passed validation; or
-    -fast leases/00000000000000000042-900-<lease>.json                     keeps checkpoint 42 until 900 s after the
-    lease's last write clock                                                            a temporary file whose time
-    shows the storage's clock
+    checkpoints/00000000000000000042.json                          the log: one record for each commit
+    HEAD.json                                                      an id that the log contains
+    settled/commits/1d-2013-01-01/<interval>-<id>-<kind>.json      effect of a commit, by its interval's first day
+    settled/attempts/<attempt>.json                                the record that ended the attempt
+    settled/names/<folder>.json                                    on disks: files that a listing must not miss
+    shared/<attempt>/<shard>-<task>-<n>.sst|.log|.manifest         immutable state files
+    attempts/<attempt>/prepared.json                               processed, not committed
+    attempts/<attempt>/refused.json                                validation refused the attempt
+    output/<interval>/<attempt>/part-<shard>-<task>.parquet        output rows
+    output/<interval>/<attempt>/late-<shard>-<task>.parquet        late rows
+    published/<interval>/<id>.json                                 the sink hook has run
+    quarantine/00000000000000000042.json                           validation refused the checkpoint
+    validated/00000000000000000042-full.json                       the checkpoint passed validation; or -fast
+    leases/00000000000000000042-900-<lease>.json                   keeps checkpoint 42 for 900 s after the last write
+    clock                                                          temporary; its time is the storage's time
 
 A savepoint's own folder contains
 
-    savepoint.json                                                   written last; without it the folder is no savepoint
-    claimed.json                                                     a pipeline has taken over the savepoint
-    shared/<savepoint>/<shard>-<task>-<n>.sst                        native
-    <savepoint>/state-<name>/<shard>-<task>-<n>.parquet              canonical, and <savepoint>/timers/…
+    savepoint.json                                                 written last; without it, this is no savepoint
+    claimed.json                                                   a pipeline has taken over the savepoint
+    shared/<savepoint>/<shard>-<task>-<n>.sst                      native
+    <savepoint>/state-<name>/<shard>-<task>-<n>.parquet            canonical, and <savepoint>/timers/…
 
 The folder .trials/<pipeline>, beside the pipelines' folders, contains the trials. No pipeline can have such a name.
 
-    trials/<name>.json                                               a trial's record: written first, deleted last
-    roots/<name>/<pipeline>/…                                        the trial's pipeline, with all files of the first
-    list
+    trials/<name>.json                                             a trial's record: written first, deleted last
+    roots/<name>/<pipeline>/…                                      the trial's pipeline: all files of the first list
 
 `<interval>` is `20130101T000000000Z_20130102T000000000Z`. These names sort by time, and all their characters are
 allowed in shells, URLs and file systems.
@@ -266,7 +265,7 @@ def parse_settled(path: str) -> tuple[Interval, int, str] | None:
 
 
 def settled_level(interval: Interval) -> int:
-    """Return the index of the interval's length in `SETTLED_DAYS`: the first length that is not shorter."""
+    """Return the index in `SETTLED_DAYS` of the shortest length that is at least the interval's length."""
     length_ms = interval.end_ms - interval.start_ms
     return next(n for n, days in enumerate(SETTLED_DAYS) if length_ms <= days * _DAY_MS)
 
@@ -304,8 +303,8 @@ def _settled_folder(level: int, period: int) -> str:
 def names(folder: str) -> str:
     """Return the path of the file that lists the names in a folder.
 
-    The folder is `settled/commits/<period>/`, `quarantine/`, `leases/`, or a folder of a plain copy of output. Readers
-    of a plain copy ignore names that begin with `_`.
+    The folder is `settled/commits/<period>/`, `quarantine/`, `leases/`, or a folder of a plain copy. Readers of a plain
+    copy ignore names that begin with `_`.
     """
     ours = folder.startswith((SETTLED_COMMITS, QUARANTINE, LEASES))
     return f"{NAMES if ours else '_names/'}{folder.rstrip('/').rpartition('/')[2]}.json"

@@ -88,7 +88,8 @@ _TYPES: dict[str, type] = {
 _NAMES = {cls: name for name, cls in _TYPES.items()}
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
-# Integers are 0 .. 2^63 - 1. Fields with these names may also be negative, and fields in _BITS have another width.
+# Integer fields are 0 .. 2^63 - 1. The fields in _SIGNED may also be negative, and the fields in _BITS are unsigned
+# integers of that many bits.
 _SIGNED = {"latest_end_ms", "watermark_ms", "late_watermark_ms", "pipeline_start_ms", "processing_time_ms", "ttl_ms"}
 _BITS = {"digest": 64, "crc32c": 32}
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")

@@ -2,8 +2,7 @@
 
 It reads the SSTs of a store with their key ranges, removes SSTs, and adds another store's SSTs.
 
-    log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; fewer than 7 bytes at the end
-    are zeros
+    log      blocks of 32 KiB: (masked crc32c u32 LE, size u16 LE, kind u8, payload) …; up to 6 zeros at a block's end
              kind: 1 a whole record, 2 its first, 3 a middle, 4 its last piece
     record   a version edit: (tag varint, value of the tag) …
     new file level, number, size, smallest key, largest key, two sequence numbers, (field, bytes) … until field 1

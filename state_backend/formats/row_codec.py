@@ -8,11 +8,11 @@
 
     fixed-width     boolean 1 (0 or 1) | byte 1 | short 2 | integer 4 | long 8 | float 4 | double 8 | date 4 (days)
                     timestamp, timestamp_ntz 8 (µs) | decimal up to 18 digits 8 (unscaled)
-    variable-width  string UTF-8 | binary unchanged | wider decimal: shortest big-endian two's complement of the
-    unscaled
+    variable-width  string UTF-8 | binary unchanged | wider decimal: unscaled, shortest big-endian two's complement
                     struct  body (no header)
-                    array   u32 count | null bitmap | items (fixed-width: packed as above; else u32 length | bytes,
-                    non-null only) map     array of keys | array of values; entries ordered by the encoded key
+                    array   u32 count | null bitmap | items
+                            (fixed-width items packed as above; for others u32 length | bytes, non-null items only)
+                    map     array of keys | array of values; entries ordered by the encoded key
 
 Lengths and numbers are little-endian, unlike in keys: no code sorts by encoded values, and Arrow and NumPy hold numbers
 in this order. If all fields have a fixed width, all rows have one length and fixed offsets. A structured dtype then

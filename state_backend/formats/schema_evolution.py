@@ -247,7 +247,7 @@ def _row_conversion(
         return None
 
     def convert_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        padded = (*row, None)  # place -1 finds the None
+        padded = (*row, None)  # place -1 is the None
         values = [padded[place] for place in places]
         for i, convert in converts:
             if values[i] is not None:

@@ -3,10 +3,11 @@
     seed 42; columns left to right, each hash seeding the next; a null leaves the hash unchanged
     boolean (as 0 or 1), byte, short, integer, date   4 bytes, little-endian
     long, timestamp, timestamp_ntz                    8 bytes, little-endian
-    float, double                                     IEEE bits, 4 or 8 bytes; -0.0 as 0.0, every NaN as the canonical
-    NaN decimal up to 18 digits                           unscaled, 8 bytes wider decimal
-    unscaled, shortest big-endian two's complement string, binary                                    the bytes struct,
-    array                                     their fields or items, hashed like columns
+    float, double                                     IEEE bits, 4 or 8 bytes; -0.0 as 0.0, every NaN as one NaN
+    decimal up to 18 digits                           unscaled, 8 bytes
+    wider decimal                                     unscaled, shortest big-endian two's complement
+    string, binary                                    the bytes
+    struct, array                                     their fields or items, hashed like columns
 
 Source: Spark's hash.scala (HashExpression, XxHash64) and XXH64.java.
 """

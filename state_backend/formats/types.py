@@ -68,7 +68,7 @@ class AtomicType:
         return _SQL_NAMES.get(self.name, self.name)
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's `jsonValue()`."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return self.name
 
 
@@ -83,7 +83,7 @@ class DecimalType:
         return f"decimal({self.precision},{self.scale})"
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's `jsonValue()`."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return str(self)
 
 
@@ -98,7 +98,7 @@ class ArrayType:
         return f"array<{self.element}>"
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's `jsonValue()`."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         return {"type": "array", "elementType": self.element.to_json(), "containsNull": self.contains_null}
 
 
@@ -114,7 +114,7 @@ class MapType:
         return f"map<{self.key}, {self.value}>"
 
     def to_json(self) -> Json:
-        """Return the type's part of Spark's `jsonValue()`."""
+        """Return the JSON of the type as Spark's `jsonValue()` writes it."""
         key, value = self.key.to_json(), self.value.to_json()
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": self.value_contains_null}
 
@@ -709,7 +709,7 @@ def _positional(expected: StructType, value: Any, nested: bool) -> Sequence[Any]
         return tuple(value)
     plain = _plain(value)
     if not nested:
-        # Spark too takes any iterable as a row. So the string "a" is a row with one field.
+        # Spark accepts any iterable as a row, so a bare string is a row of its characters here too.
         try:
             return list(plain)
         except TypeError:

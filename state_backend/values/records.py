@@ -715,7 +715,7 @@ class Refused:
 class Validated:
     """The mark on a checkpoint that passed validation.
 
-    Retention keeps the newest usable checkpoint with a mark of each mode.
+    For each mode, retention keeps the newest usable checkpoint that has this mark.
 
     Attributes:
         id: The id of the checkpoint.

@@ -1,8 +1,8 @@
 """Retention policies: values that say which checkpoints stay. Records store them.
 
 Policies combine as unions and intersections. No policy limits the bytes of all checkpoints: checkpoints share files,
-and the newest record does not say which. So the bytes that dropping a checkpoint would free are unknown when a commit
-applies the policy.
+and the newest record does not list each checkpoint's files. So when a commit applies the policy, it does not know how
+many bytes the storage would free by dropping a checkpoint.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KeepPerDay:
         _check_number("KeepPerDay", self.days)
 
     def keep(self, checkpoints: Sequence[Ended]) -> frozenset[int]:
-        """Return the id of the last checkpoint of each of the days."""
+        """Return the ids of the last checkpoint of each day, for the last `days` days."""
         newest = max((c.interval.end for c in checkpoints), default=None)
         by_day: dict[date, tuple[datetime, int]] = {}
         for c in checkpoints:
@@ -156,8 +156,8 @@ class AllOf:
 # names.
 RetentionPolicy: TypeAlias = KeepLast | KeepPerDay | KeepYounger | AnyOf | AllOf
 _NAMES = " or ".join(policy.__name__ for policy in get_args(RetentionPolicy))
-# The largest count of days or checkpoints. A larger number is a typing error, and a timedelta can't hold any number of
-# days.
+# The largest count of days or checkpoints. A larger number is a typing error, and a timedelta holds at most
+# 999,999,999 days.
 _MOST = 1_000_000
 
 
