@@ -20,14 +20,14 @@ from pathlib import Path
 
 from state_backend.adapters.folder_lock import make_locked_folder, remove_unlocked
 
-# Differs from "cairn-", the prefix of work folders, which are in the same memory if TMPDIR is there.
+# Work folders have the prefix "cairn-" and may be in the same memory, if TMPDIR names it. This prefix differs.
 _PREFIX = ".cairn-rocksdb-"
 _NEEDED_BYTES = 64 * 1024 * 1024
 _SMALL = ("CURRENT", "IDENTITY", "rocksdict-config.json")
 
 
 class BorrowedMetadata:
-    """Metadata of a store, in ``folder`` until ``give_back`` moves them to ``directory``. Not thread-safe."""
+    """Metadata of a store, kept in `folder` until `give_back` moves the files to `directory`. Not thread-safe."""
 
     def __init__(self, directory: Path, folder: Path, lock: int) -> None:
         self.folder = folder
@@ -35,7 +35,10 @@ class BorrowedMetadata:
         self._lock = lock
 
     def give_back(self) -> None:
-        """Move the files that are needed to open the state back beside it, unless the state's folder was removed."""
+        """Move the files that are needed to open the state back to its folder, and delete the folder in memory.
+
+        If the state's folder was deleted, the files are deleted too.
+        """
         with suppress(OSError):
             for path in _metadata_in(self.folder):
                 shutil.move(path, self._directory / path.name)

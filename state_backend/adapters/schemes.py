@@ -1,6 +1,7 @@
-"""The kinds of storage. A new kind needs a module with ``open_url``, and one entry here.
+"""The kinds of storage, by the scheme of their URLs.
 
-DAG files import this module with every parse, so it imports no adapter.
+A new kind needs a module with `open_url`, and one item here. DAG files import this module with every parse, so it
+imports no adapter.
 """
 
 from __future__ import annotations
@@ -54,6 +55,6 @@ def scheme_of(url: str) -> Scheme | None:
 
 
 def is_over_network(url: str) -> bool:
-    """Return whether each request to the storage of a URL takes a round trip."""
+    """Return True if each request to the storage of a URL takes a network round trip."""
     scheme = scheme_of(url)
     return scheme is not None and scheme.over_network
