@@ -1,7 +1,8 @@
 """The RocksDB engine of one shard. The only module that imports rocksdict.
 
-rocksdict raises every failure as a plain ``Exception``. This module turns these into errors of this project. Every iteration ends with a
-status check, because an iterator ends without an error at a corrupt block, as if no more keys followed.
+rocksdict raises every failure as a plain ``Exception``. This module turns these into errors of this project. Every
+iteration ends with a status check, because an iterator ends without an error at a corrupt block, as if no more keys
+followed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SST_SUFFIX = ".sst"
 # Size of a block before compression. RocksDB reads and unpacks a whole block for one key.
 BLOCK_BYTES = 16 * 1024
 _SCAN_ROWS, _SCAN_BYTES = 4096, 16 * MIB
-# Runs are merged on purpose when a shard is captured. RocksDB itself merges only during an interval that fills this many write buffers,
-# because reads would become slow.
+# A capture merges sorted runs where that pays off. RocksDB itself merges only in an interval that fills this many write
+# buffers, because more runs would make reads slow.
 RUNS_WITHIN_INTERVAL, _RUNS_PER_MERGE = 32, 8
 # After this many unwanted keys in a row, a scan seeks the next wanted key.
 _UNWANTED_KEYS = 32
@@ -53,13 +54,16 @@ class EngineOptions:
     Attributes:
         compression: Compression of new files. Files of both kinds can be read under either setting.
         most_sorted_runs: A capture of a shard with more sorted runs merges the newest runs.
-        most_obsolete_percent: Obsolete bytes in a shard's files, in percent of the live state's bytes. A shard with more is rewritten when
-            its turn comes.
-        consolidation_bytes: The most bytes that all shards together rewrite in one interval because of ``most_obsolete_percent``.
-        cache_dir: The folder where a host keeps files for later intervals; None: no cache. The host fills in ``{temp}`` and ``{uid}``.
+        most_obsolete_percent: Obsolete bytes in a shard's files, in percent of the live state's bytes. A shard with
+            more is rewritten when its turn comes.
+        consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
+            ``most_obsolete_percent``.
+        cache_dir: The folder where a host keeps files for later intervals; None: no cache. The host fills in ``{temp}``
+            and ``{uid}``.
         cache_bytes: The most bytes that the cache keeps. The cache also leaves half of the disk's free space unused.
-        metadata_dir: A folder in memory for the small files that RocksDB syncs about ten times at each open, less than 1 MB per store. The
-            small files are beside the state if this is None, the folder does not exist, or it has too little room.
+        metadata_dir: A folder in memory for the small files that RocksDB syncs about ten times at each open, less than
+            1 MB per store. The small files are beside the state if this is None, the folder does not exist, or it has
+            too little room.
     """
 
     write_buffer_bytes: int = 64 * MIB
@@ -85,7 +89,7 @@ class EngineOptions:
             )
 
     def cache_folder(self) -> Path | None:
-        """Return ``cache_dir`` on this host."""
+        """Return `cache_dir` with this host's temp folder and user id filled in; None for no cache."""
         if self.cache_dir is None:
             return None
         return Path(self.cache_dir.replace("{temp}", tempfile.gettempdir()).replace("{uid}", str(os.getuid())))
@@ -99,7 +103,7 @@ class EngineOptions:
         table.set_format_version(6)
         universal = rocksdict.UniversalCompactOptions()
         universal.max_size_amplification_percent = _ANY_RATIO
-        # A merge holds a block of every run, and a block is as large as the largest entry.
+        # A merge holds one block of every run in memory, and a block is as large as the largest entry.
         universal.max_merge_width = _RUNS_PER_MERGE
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
@@ -109,7 +113,7 @@ class EngineOptions:
         options.set_level_zero_slowdown_writes_trigger(2 * RUNS_WITHIN_INTERVAL)
         options.set_level_zero_stop_writes_trigger(4 * RUNS_WITHIN_INTERVAL)
         if self.compression == "zstd":
-            # Level 3, RocksDB's default, compacted 15 % slower and saved 1.4 % more.
+            # zstd level 1. Level 3, RocksDB's default, compacted 15 % slower and saved 1.4 % more.
             options.set_compression_type(rocksdict.DBCompressionType.zstd())
             options.set_compression_options(-14, 1, 0, 0)
         else:
@@ -119,7 +123,8 @@ class EngineOptions:
         options.set_target_file_size_base(self.target_file_bytes)
         options.set_max_background_jobs(self.background_jobs)
         options.set_keep_log_file_num(1)
-        options.set_manifest_preallocation_size(64 * 1024)  # 4 MiB otherwise, in memory if the metadata are in memory
+        # RocksDB would allocate 4 MiB, of memory if the metadata are in memory.
+        options.set_manifest_preallocation_size(64 * 1024)
         options.set_stats_dump_period_sec(0)
         options.set_stats_persist_period_sec(0)
         return options
@@ -140,12 +145,12 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRun:
-    """A file of level 0, or all files of a deeper level: no key is in two files of a run.
+    """A sorted run: one file of level 0, or all files of a deeper level. No key is in two files of a run.
 
     Attributes:
-        entries: Puts and deletions, deleted ranges included.
-        raw_bytes: Keys and values before compression, and 8 bytes for each. RocksDB gives one sum for all runs of level 0; each run gets
-            a share by its size.
+        entries: The number of puts and deletions, range deletions included.
+        raw_bytes: Bytes of keys and values before compression, and 8 for each entry. RocksDB knows only the sum for all
+            runs of level 0; each run gets a share by its size.
     """
 
     size_bytes: int
@@ -162,7 +167,7 @@ class RocksStore:
     """
 
     def __init__(self, directory: Path, options: EngineOptions = EngineOptions()) -> None:
-        """Open the store in ``directory``, or an empty store.
+        """Open the store in `directory`, or create an empty store there.
 
         Raises:
             CorruptFile: The store is damaged.
@@ -187,7 +192,8 @@ class RocksStore:
             self._return_metadata()
             raise _translated(error, f"can't open the state in {directory}") from error
         unlogged = rocksdict.WriteOptions()
-        unlogged.disable_wal = True  # an interval is captured as a whole or thrown away: nothing would read a log
+        # No log: an interval is captured as a whole or thrown away, so a log would never be read.
+        unlogged.disable_wal = True
         self._db.set_write_options(unlogged)
 
     def __enter__(self) -> RocksStore:
@@ -242,8 +248,8 @@ class RocksStore:
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries with start <= key < end, ascending; ``end`` None: to the last key.
 
-        Entries are read in chunks. Each chunk sees the store as the store is when the chunk is read. No iterator stays open between
-        chunks, because an open iterator keeps the store locked after ``close``.
+        Entries are read in chunks. Each chunk sees the store as the store is when the chunk is read. No iterator stays
+        open between chunks, because an open iterator keeps the store locked after ``close``.
         """
         ended = False
         while not ended:
@@ -258,13 +264,14 @@ class RocksStore:
         """Read the first entries with start <= key < end, ascending.
 
         Args:
-            end: None: to the last key.
+            start: The smallest key to read.
+            end: The end of the range (exclusive); None for the last key of the store.
             rows: The most entries to read.
             most_bytes: No entry is read after keys and values have this many bytes.
 
         Returns:
-            The keys, their values, and whether no entry of the range follows. Lists of keys and values take half the time of pairs that
-            are taken apart again.
+            The keys, their values, and whether no entry of the range follows. Two lists take half the time of a list of
+            pairs.
         """
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -276,7 +283,7 @@ class RocksStore:
             iterator.seek(start)
             key, value, next_ = iterator.key, iterator.value, iterator.next
             add_key, add_value = keys.append, values.append
-            # key() returns None behind the last key: one call less for each entry than to ask valid() first.
+            # key() returns None after the last key. Without a call of valid(), each entry costs one call less.
             while (at := key()) is not None:
                 if len(keys) >= rows or most_bytes <= 0:
                     return keys, values, False
@@ -289,17 +296,23 @@ class RocksStore:
         return keys, values, True
 
     def read_keys(self, start: bytes, end: bytes, *, rows: int = sys.maxsize) -> tuple[list[bytes], bool]:
-        """Read the first stored keys with start <= key < end, ascending, without their values: half the time of ``read_range``.
+        """Read the first stored keys with start <= key < end, ascending, in half the time of `read_range`.
+
+        Args:
+            start: The smallest key to read.
+            end: The end of the range (exclusive).
+            rows: The most keys to read.
 
         Returns:
-            At most ``rows`` keys, and whether no key of the range follows. False is possible where no key follows.
+            The keys, and True if no key of the range follows. False is possible where no key follows.
         """
         read = _before(end)
         with self._reading:
             keys: list[bytes] = list(islice(self._db.keys(from_key=start, read_opt=read), rows))
             if len(keys) == rows:
                 return keys, False
-            # The iterator of `keys` also ends at a damaged block, without an error. A second iterator tells which of the two happened.
+            # The iterator of `keys` also ends, without an error, at a damaged block. A second iterator tells the two
+            # cases apart.
             last = self._db.iter(read)
             last.seek(keys[-1] if keys else start)
             if keys:
@@ -310,15 +323,18 @@ class RocksStore:
         return keys, True
 
     def read_wanted(self, wanted: Sequence[bytes], most_bytes: int = sys.maxsize) -> list[bytes | None]:
-        """Read the values of these ascending keys by one scan from the first to the last; None for a key that the store does not have.
+        """Read the values of ascending keys by one scan from the first key to the last.
 
-        A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the last.
+        A scan is faster than a multi-get where the wanted keys are a good part of all keys between the first and the
+        last.
 
         Args:
+            wanted: The keys, ascending.
             most_bytes: Reading ends once the values have this many bytes.
 
         Returns:
-            One value for each key, or for the first keys only if ``most_bytes`` ended the scan; at least one value.
+            The value of each key, None for a key that the store does not have. If `most_bytes` ended the scan, only the
+            values of the first keys, at least one.
         """
         entries: list[bytes | None] = []
         if not wanted:
@@ -340,7 +356,7 @@ class RocksStore:
                             seek(at)
                         stored = key()
                     if stored != at:
-                        # The iterator is already behind a key that is wanted a second time.
+                        # The iterator is past a key that `wanted` has twice, so the key's value is copied.
                         entries.append(entries[-1] if entries and wanted[len(entries) - 1] == at else None)
                         continue
                 entry = value()
@@ -397,8 +413,8 @@ class RocksStore:
     def copy_range(self, destination: RocksStore, start: bytes, end: bytes | None) -> None:
         """Copy the entries with start <= key < end (None: to the last key) to a store that is empty there.
 
-        The destination takes new files in at its lowest level; writes would have to be sorted, flushed and merged again. Both stores must
-        be on one file system.
+        The destination takes new files in at its lowest level; writes would have to be sorted, flushed and merged
+        again. Both stores must be on one file system.
         """
         read = rocksdict.ReadOptions()
         if end is not None:
@@ -441,7 +457,7 @@ class RocksStore:
                 self._db.flush()
             self._await_compactions(600.0)
             for level, files in groupby(self._db.live_files(), key=lambda file: file["level"]):
-                # RocksDB does not know each file's counts after an open, but knows their sum.
+                # After an open, RocksDB knows the sums of a level's counts, but not the counts of each file.
                 counts = self._table_properties(f"-at-level{level}")
                 raw_bytes = counts["raw key size"] + counts["raw value size"]
                 of_level = list(files)
@@ -480,8 +496,8 @@ class RocksStore:
     def merge_newest(self, count: int) -> None:
         """Merge the newest ``count`` sorted runs, at least two and not all, into one run, and wait.
 
-        RocksDB has no call to merge given runs. The options below make universal compaction pick exactly these: the present number of
-        runs triggers a compaction, runs of any sizes qualify, and the width is fixed.
+        RocksDB has no call to merge given runs. The options below make universal compaction pick exactly these: the
+        present number of runs triggers a compaction, runs of any sizes qualify, and the width is fixed.
         """
         runs = self.sorted_runs()
         if not 2 <= count < len(runs):
@@ -536,14 +552,15 @@ class RocksStore:
             if target_bytes > least_bytes:
                 self._db.set_options({"target_file_size_base": str(target_bytes)})
             self._db.compact_range(None, None, options)
-            self._await_compactions(600.0)  # compact_range raises no error of its jobs
+            self._await_compactions(600.0)  # Raises the errors of the compaction's jobs; `compact_range` does not.
 
     def capture(self, destination: Path, *, deadline_s: float = 600.0) -> tuple[list[Path], list[Path]]:
         """Flush, and hard-link a consistent image into ``destination``, which must not exist.
 
-        Waits for compactions that the flush started. Otherwise the next checkpoint would upload small files or merged files by chance.
-        RocksDB's own checkpoint refuses a store whose metadata are in another folder. That checkpoint guards against concurrent writes,
-        which can't happen here: the caller is the only writer, and no job runs in the background.
+        Waits for compactions that the flush started. Otherwise the next checkpoint would upload small files or merged
+        files by chance. RocksDB's own checkpoint refuses a store whose metadata are in another folder. That checkpoint
+        guards against concurrent writes, which can't happen here: the caller is the only writer, and no job runs in the
+        background.
 
         Returns:
             The SSTs, and the small files that are needed to open the image, each sorted by name.
@@ -566,7 +583,7 @@ class RocksStore:
         try:
             with suppress(rocksdict.DbClosedError):
                 self._db.close()
-        except Exception as error:  # rocksdict raises the error of a failed compaction once more
+        except Exception as error:  # rocksdict raises the error of a failed compaction again
             raise _translated(error, f"can't close the state in {self.directory}") from error
         finally:
             self._return_metadata()
@@ -601,7 +618,8 @@ class _Failures:
 def _before(end: bytes) -> rocksdict.ReadOptions:
     """Return options of an iterator that ends before ``end``.
 
-    The caller keeps the options as long as the iterator: the options own the bound, and the iterator does not hold the options.
+    The caller keeps the options as long as the iterator: the options own the bound, and the iterator does not hold the
+    options.
     """
     read = rocksdict.ReadOptions()
     read.set_iterate_upper_bound(end)
@@ -611,7 +629,7 @@ def _before(end: bytes) -> rocksdict.ReadOptions:
 def _link_or_copy(source: Path, destination: Path) -> None:
     try:
         os.link(source, destination)
-    except OSError as error:  # not every file system has links
+    except OSError as error:  # some file systems have no hard links
         if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EXDEV):
             raise
         shutil.copyfile(source, destination)

@@ -1,14 +1,16 @@
 """RocksDB's metadata in memory while a store is open.
 
-RocksDB writes a new MANIFEST, CURRENT and OPTIONS at each open, and syncs each file and the folder. These syncs are most of a restore's
-time besides the transfer, and much more on a busy disk. A store is not durable before ``capture``, so a crash may lose these files. They
-are in a folder of their own in memory while the store is open, and beside the state again after the close:
+RocksDB writes a new MANIFEST, CURRENT and OPTIONS at each open, and syncs each file and the folder. These syncs are
+most of a restore's time besides the transfer, and much more on a busy disk. A store is not durable before ``capture``,
+so a crash may lose these files. They are in a folder of their own in memory while the store is open, and beside the
+state again after the close:
 
     <memory>/.cairn-rocksdb-<random>/CURRENT, MANIFEST-n, LOCK, ...    what is not state
 
-A process holds a lock on the folder while its store is open (``folder_lock``). A killed process leaves the folder, and the kernel drops
-the lock. The next process that opens a store removes folders without a lock. RocksDB's own lock on LOCK can't be used: RocksDB locks the
-file some time after it creates the file, and a process that tests its own lock drops the lock.
+A process holds a lock on the folder while its store is open (``folder_lock``). A killed process leaves the folder, and
+the kernel drops the lock. The next process that opens a store removes folders without a lock. RocksDB's own lock on
+LOCK can't be used: RocksDB locks the file some time after it creates the file, and a process that tests its own lock
+drops the lock.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ class Scheme:
         form: A URL of this kind, for messages. None: messages do not offer this kind.
         absolute: The part behind ``://`` must begin with a slash.
         over_network: Each request takes a round trip and may cost money. Waiting tasks ask less often.
-        needs: The library that only this kind needs, as (its top-level module, its name for people, the command that installs it).
+        needs: The library that only this kind needs, as (its top-level module, its name for people, the command that
+            installs it).
     """
 
     module: str
