@@ -56,8 +56,8 @@ from state_backend.values.handles import FileInfo, Handle
 
 CHUNK_BYTES = 1 << 20
 
-# Bytes that a sweep writes before it has deleted much: a record of at most 64 KiB, small files and folders of one block
-# each, and one tombstone at a time.
+# Name and size of the file that reserves disk space for a sweep. Before it has deleted much, a sweep writes a record of
+# at most 64 KiB, small files and folders of one block each, and one tombstone at a time.
 _ROOM, _ROOM_BYTES = "room", 2 << 20
 
 _ADVICE = {

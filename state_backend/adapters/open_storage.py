@@ -58,7 +58,7 @@ def remove_all(url: str, *, dry_run: bool = False) -> tuple[int, int]:
         return len(files), sum(f.size_bytes for f in files)
     if isinstance(storage, LocalStorage):
         storage.remove_all()
-    # On a disk, these files could not be deleted above. `delete` raises the reason.
+    # On a disk, only files that `remove_all` could not delete are left, and `delete` raises the reason.
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda f: storage.delete(f.path), _own_files(storage)))
     return len(files), sum(f.size_bytes for f in files)

@@ -517,7 +517,7 @@ class ShardState:
         self._totals[name] = self._totals.get(name, 0) + count_change
 
     def resize(self, key_group: int, change_bytes: int) -> None:
-        """Add a change to the bytes of a key group's records."""
+        """Add `change_bytes` to the size of a key group's records."""
         self._sizes[key_group] = self._sizes.get(key_group, 0) + change_bytes
 
     def key_group_states(self) -> tuple[KeyGroupState, ...]:
@@ -544,8 +544,8 @@ class ShardState:
 
     def _counted_bytes(self, key_group: int) -> int | None:
         size_bytes = self._sizes.get(key_group, 0)
-        # A negative size is a wrong count. None, for unknown, costs at most a rewrite of the shard. A negative number
-        # would make the record unreadable.
+        # A size below 0 means that a count was wrong. None (not counted) costs at most a rewrite of the shard. A
+        # negative number would make the record unreadable.
         return None if key_group in self._uncounted or size_bytes < 0 else size_bytes
 
     # --- single entries ---------------------------------------------------------------------------------------------------------
