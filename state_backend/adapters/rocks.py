@@ -54,7 +54,7 @@ class EngineOptions:
         compression: Compression of new files. Either setting can read the files of both.
         most_sorted_runs: If a shard has more sorted runs than this, its capture merges the newest runs.
         most_obsolete_percent: A shard whose files have more obsolete bytes than this percentage of its live bytes is
-            rewritten, at the latest when its turn comes.
+            rewritten when its turn comes.
         consolidation_bytes: The most bytes that all shards together rewrite in one interval because of
             `most_obsolete_percent`.
         cache_dir: The folder where a host keeps files for later intervals; None for no cache. The host fills in

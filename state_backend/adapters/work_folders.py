@@ -117,7 +117,8 @@ def _remove_if_abandoned(above: int, name: str, kernel: str, now_s: float) -> bo
     if now_s - _changed_s(above, name) < _MIN_AGE_S:
         return False
     try:
-        # If the disk shares locks between hosts, a live task's lock keeps its folder.
+        # Where hosts see each other's locks, the lock of a live task keeps its folder. On a disk without locks
+        # (OSError), only the age decides.
         return remove_unlocked(name, above)
     except OSError:
         shutil.rmtree(name, ignore_errors=True, dir_fd=above)

@@ -241,7 +241,7 @@ def check_ascending(groups: Array, rests: pa.Array, before: tuple[int, bytes] | 
     Args:
         groups: The key group of each row; at least one row.
         rests: The stored keys without key group and state id.
-        before: Key group and rest of the row before the first one; None at the beginning of a file.
+        before: Key group and rest of the row before the first one; None if no row is before.
         name: The file, for the message.
 
     Returns:

@@ -54,7 +54,7 @@ class MapColumns(StateColumns):
         return self._table(rows), rows.is_valid().to_numpy(zero_copy_only=False)
 
     def update(self, owners: Places, user_keys: Sequence[pa.Array], values: pa.Table) -> None:
-        """Set the values of user keys. If a key's user key occurs several times, its last value counts.
+        """Set the values of user keys. If a user key occurs several times for one key, its last value counts.
 
         Raises:
             StateTypeError: `user_keys` or `values` do not fit their schemas.

@@ -94,7 +94,7 @@ class Stride:
         self._size_bytes, self._most = size_bytes, most
 
     def seen(self, rows: int, size_bytes: int) -> None:
-        """Adapt the number after a read: `rows` entries had `size_bytes` in total."""
+        """Adapt `rows` to the last read, in which `rows` entries had `size_bytes` in total."""
         fitting = self._size_bytes * rows // size_bytes if size_bytes else self._most
         self.rows = max(1, min(4 * self.rows, fitting, self._most))
 
@@ -106,8 +106,7 @@ class _Scan:
     Attributes:
         start: The first stored key that is not read yet.
         end: The end of the scan (exclusive); None for the last key of the store.
-        over: Entries that the store holds otherwise than they were at the beginning of the scan, as they were then.
-            None for an entry that did not exist.
+        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
     """
 
     start: bytes
@@ -352,7 +351,10 @@ class ShardState:
         self.gathered_bytes = 0
 
     def relieve(self) -> None:
-        """Flush if more than 32 MiB have gathered. State methods call this between two calls of a handler."""
+        """Flush if the entries that were read on demand or changed exceed 32 MiB.
+
+        State methods call this, so that one call of a handler can use much state in little memory.
+        """
         if self.gathered_bytes > GATHERED_BYTES:
             self.flush()
 
@@ -369,9 +371,9 @@ class ShardState:
         self._listed.clear()
 
     def _parts(self) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
-        """Yield the stored keys of all changes, ascending, with the entries that the store holds under them.
+        """Yield the stored keys of all changes, ascending, with the old entries that the store holds under them.
 
-        A part has about 32 MiB of old and new entries.
+        Each part has about 32 MiB of old and new entries.
         """
         cache, before, stride = self.cache, self.before, self._change_stride
         keys = sorted(before)
@@ -422,7 +424,11 @@ class ShardState:
     def _account_one_by_one(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Update digests, counts and sizes entry by entry. Return the changes to write to the indexes."""
+        """Update digests, counts and sizes of the key groups, one entry at a time.
+
+        Returns:
+            The records to write to the timer index and the expiry index; None deletes.
+        """
         index: dict[bytes, bytes | None] = {}
         for key, entry_before, entry in zip(keys, old, new, strict=True):
             name, seed = self._accounts[key[2]]
@@ -444,7 +450,7 @@ class ShardState:
     def _account_columns(
         self, keys: list[bytes], old: list[bytes | None], new: list[bytes | None]
     ) -> dict[bytes, bytes | None]:
-        """Do what `_account_one_by_one` does, for many entries at once as Arrow columns."""
+        """Do what `_account_one_by_one` does, with all entries as Arrow columns."""
         groups, state_ids, rests = parts_of(pa.array(keys, pa.binary()))
         old_entries, new_entries = pa.array(old, pa.binary()), pa.array(new, pa.binary())
         for state_id in np.unique(state_ids).tolist():
@@ -465,7 +471,7 @@ class ShardState:
     def put_many(
         self, keys: Sequence[bytes], entries: Sequence[bytes | None], sizes: tuple[int, int] | None = None
     ) -> None:
-        """Write entries to the store at once, without gathering.
+        """Write entries to the store immediately, not to the changes in memory.
 
         The caller updates digests, counts and indexes itself.
 
@@ -487,7 +493,7 @@ class ShardState:
                 begin, size_bytes = end, 0
 
     def delete_many(self, keys: Sequence[bytes], start: bytes, end: bytes) -> None:
-        """Delete records from the store at once, without gathering.
+        """Delete records from the store immediately, not in the changes in memory.
 
         From 64 keys on, one range deletion replaces the single deletions: one record in the files instead of one for
         each key.
@@ -716,7 +722,10 @@ class ShardState:
         self.relieve()
 
     def _timers_base(self) -> bytes:
-        """Return the prefix of the current key's timers, which have one entry each afterwards."""
+        """Return the prefix of the current key's timers.
+
+        Before that, a key group with the old timer layout is rewritten to one entry per timer.
+        """
         if self.key_group not in self._timers_apart:
             self.lay_timers_apart(self.key_group)
         return layout.prefix(self.key_group, layout.TIMERS) + self.key
@@ -794,7 +803,7 @@ class ShardState:
             yield new(unpack(packed), key_group, key, base + key + packed)
 
     def _read_due(self, timers: Sequence[DueTimer]) -> None:
-        """Prefetch the state that handlers of these timers need. The store holds the timers."""
+        """Prefetch the state that handlers of these timers need. The timers themselves are in the store."""
         keys = sorted({timer[1:3] for timer in timers})
         for key_group in {key_group for key_group, _ in keys}:
             self.lay_timers_apart(key_group)
@@ -846,7 +855,8 @@ def _overlaid(
 
     Args:
         chunk: Stored keys and entries as the store has them now.
-        over: Entries that were otherwise, as they were then. Those before `end` are removed from it.
+        over: For each entry that differs in the store now, the entry at the beginning of the scan; None for no entry.
+            Items before `end` are removed from it.
         end: The end of the chunk (exclusive); None for the last chunk.
     """
     entries: dict[bytes, bytes | None] = dict(chunk)
