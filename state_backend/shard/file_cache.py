@@ -111,7 +111,8 @@ class FileCache:
                     self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
-        """Remove files that were found to be damaged, and return how many were removed. The next restore downloads them."""
+        """Remove files that were found to be damaged, and return how many were removed. Later restores download them.
+        """
         forgotten = 0
         with suppress(OSError), self._opened() as folder:
             for handle in handles:

@@ -55,8 +55,8 @@ def join_manifests(
     except (
         CorruptFile,
         ValueError,
-        # This code can't parse the MANIFEST, perhaps of another RocksDB version. The caller copies the entries instead.
     ):
+        # This code can't parse the MANIFEST, perhaps of another RocksDB version. The caller copies the entries instead.
         return first, ()
     if not joined:
         return first, ()
