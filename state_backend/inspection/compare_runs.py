@@ -5,8 +5,7 @@
     state      If the digests differ, the state of the last interval that both sides retain is compared entry by entry.
 
 The comparison reads production's present files. An interval that production has run again since may differ for that
-reason. Then its source
-position differs too.
+reason. Then its source position differs too.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class StateDifference:
         added: The number of entries that only the trial has.
         removed: The number of entries that only production has.
         changed: The number of entries that both have with other values. A timer counts as changed if it moved: a key
-            has one timer less at one
-            time, and one more at another. The field `at_ms` has the distance.
+            has one timer less at one time, and one more at another. The field `at_ms` has the distance.
         fields: The fields that differ.
         examples: Some of the entries, as `describe_change` returns them.
     """
@@ -123,8 +121,7 @@ def compare_states(old: StateSource, new: StateSource, work: Path, limit: int) -
     """Compare two states entry by entry, and return the differences by state.
 
     Both checkpoints are kept by leases meanwhile. `work` is an empty local folder, and `limit` the most examples of
-    each state. Errors are those
-    of `diff_states`.
+    each state. Errors are those of `diff_states`.
     """
     with ExitStack() as stack:
         for source in (old, new):
@@ -217,7 +214,7 @@ class _Sizes:
         )
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------------------
+# --- whole run --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Compare two Arrow tables: rows that only one table has, rows that changed, and changes by column. Pure functions.
 
 With key columns, rows with the same key are compared field by field. Rows match only as a whole if there are no key
-columns, or if several
-rows of a table have the same key. Null equals null, and NaN equals NaN. The order of rows does not matter.
+columns, or if several rows of a table have the same key. Null equals null, and NaN equals NaN. The order of rows does
+not matter.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _codes(old: pa.ChunkedArray, new: pa.ChunkedArray) -> tuple[Numbers, Numbers
 
 
 def _combined(codes: Sequence[tuple[Numbers, Numbers]], old_rows: int, new_rows: int) -> tuple[Numbers, Numbers]:
-    """Return one number for the values of several columns in a row."""
+    """Return one number for each row's values in several columns. Rows with equal values have equal numbers."""
     made = np.zeros(old_rows + new_rows, np.int64)
     for old, new in codes:
         both = np.concatenate([old, new])

@@ -1,10 +1,8 @@
 """Estimate of the long-term costs of a pipeline: objects, requests, bytes, dollars, seconds and memory. Pure functions.
 
 The model describes one interval on Google Cloud Storage after the pipeline has run longer than its retention keeps
-checkpoints. Then each
-commit drops one checkpoint. docs/storage.md explains the requests of each phase, and `tests/unit/test_cost_model.py`
-compares them with
-counted requests.
+checkpoints. Then each commit drops one checkpoint. docs/storage.md explains the requests of each phase, and
+`tests/unit/test_cost_model.py` compares them with counted requests.
 """
 
 from __future__ import annotations
@@ -51,16 +49,16 @@ class Measured:
     uploaded_to_changed: float = 3.27
     stored_to_live: float = 1.41
     files_per_shard: float = 12
-    # Seconds of an interval of 10,000 rows in a warm session. Microseconds per row, from "CPU per update", where two
-    # thirds of the keys have rows. Additional microseconds per RocksDB block with a changed key, from "At size", where
-    # 1 % of the keys change.
+    # Seconds of an interval of 10,000 rows in a warm session. Microseconds per row, from the benchmark "CPU per
+    # update", where two thirds of the keys have rows. Additional microseconds per RocksDB block with a changed key,
+    # from the benchmark "At size", where 1 % of the keys change.
     interval_s: float = 0.35
     row_us: Mapping[str, float] = field(default_factory=lambda: {"row": 9.4, "arrow": 5.9})
     block_us: float = 25
-    # The largest state of "At size" that fit into the machine's memory.
+    # The largest state of the benchmark "At size" that fit into the machine's memory.
     in_memory_bytes: float = 9.5e9
-    # The most memory of a worker in "At size" with up to 5,000,000 keys a shard: for 100 bytes a key, and for 570 bytes
-    # a key. The narrow figure is used up to 200 bytes a key.
+    # The most memory of a worker in the benchmark "At size", with up to 5,000,000 keys a shard: for 100 bytes a key,
+    # and for 570 bytes a key. The lower figure is used for up to 200 bytes a key.
     worker_mib: int = 529
     wide_worker_mib: int = 892
     narrow_bytes: int = 200
@@ -79,8 +77,7 @@ class Prices:
     """Prices of Cloud Storage's Standard class in one region of the United States (us-central1), in US dollars.
 
     Free quotas, discounts and traffic between regions are left out. Source: copies of Google's pages "Cloud Storage
-    pricing" and "Pricing
-    examples".
+    pricing" and "Pricing examples".
 
     Attributes:
         gib_month: The price of a GiB stored for a month.
@@ -108,8 +105,7 @@ class Usage:
         retention: The retention policy; None: the default.
         output_bytes: Bytes of an interval's output files.
         uploaded_to_changed: Bytes that an interval uploads, divided by `changed * keys * bytes_per_key`. Below 1 if a
-            change affects only a
-            small part of a value.
+            change affects only a small part of a value.
         uploaded_files: State files that a changed shard uploads in an interval; None: computed from the bytes.
         stored_to_live: Bytes of a checkpoint, obsolete versions included, divided by `keys * bytes_per_key`.
         live_files: State files of one shard.
@@ -427,7 +423,8 @@ def estimate(usage: Usage, prices: Prices = Prices()) -> Estimate:
         objects=live + sum(min(gap * files, live) for gap in held.gaps),
         savepoint_bytes=savepoint_bytes,
         growth_bytes=growth,
-        # Four objects stay of every interval: a record, two files in `settled/`, and a publishing mark.
+        # Each interval leaves four objects that nothing deletes: a record, two files in `settled/`, and a publishing
+        # mark.
         growth_objects=month * (4 + usage.changed_shards),
         seconds=seconds,
         worker_mib=MEASURED.worker_mib if usage.bytes_per_key <= MEASURED.narrow_bytes else MEASURED.wide_worker_mib,
@@ -441,8 +438,8 @@ def savepoint_requests(usage: Usage) -> Requests:
     """Return the requests of one native savepoint.
 
     Counted are: a lease and its return, a check that the checkpoint is still retained, the read and write of every
-    shard, and
-    `savepoint.json`. Not counted are the search for the checkpoint, and a renewal of the lease every five minutes.
+    shard, and `savepoint.json`. Not counted are the search for the checkpoint, and a renewal of the lease every five
+    minutes.
     """
     each = usage.state_bytes / usage.shards
     files = max(1, math.ceil(each / _TARGET_FILE_BYTES))
@@ -526,7 +523,7 @@ def usage_of(contents: Sequence[Content]) -> History | None:
     if not shown or not max(shown[-1].totals.keys, shown[-1].totals.entries):
         return None
     newest, many = shown[-1], len(shown)
-    # A pipeline without a value state counts no keys; then an entry stands for one.
+    # A pipeline without a value state counts no keys. Then the number of its entries is used instead.
     keys = newest.totals.keys or newest.totals.entries
     touched = sum(c.totals.keys_touched for c in shown) / many
     bytes_per_key = newest.totals.state_bytes / keys

@@ -29,9 +29,8 @@ def describe_log(log: Log, ids: Collection[int], written_ms: Mapping[int, int], 
     """Return one row for each entry in `ids`, newest first.
 
     `written_ms` has the time of each record's last write, by id. For a dropped checkpoint this is when its record
-    became a tombstone. In the
-    rows, `code` is a short name of the code. `code_changed` is True if the code differs from that of the preceding
-    complete record in `ids`.
+    became a tombstone. In the rows, `code` is a short name of the code. `code_changed` is True if the code differs from
+    that of the preceding complete record in `ids`.
     """
     rows, before = [], None
     for n in sorted(ids):
@@ -175,9 +174,8 @@ def describe_difference(
     """Return the difference of two checkpoints.
 
     Manifests are None for a canonical savepoint. Key groups are compared only if both sides have manifests and the same
-    number of key groups.
-    Then `key_groups` lists those whose entries or digest differ, with the number of entries of each state on both
-    sides. Otherwise it is None.
+    number of key groups. Then `key_groups` lists those whose entries or digest differ, with the number of entries of
+    each state on both sides. Otherwise it is None.
     """
     a, b = first.content, second.content
     comparable = a.max_parallelism == b.max_parallelism and manifests is not None and others is not None
@@ -241,7 +239,7 @@ def plain(value: Any) -> Any:
             return bytes(value).hex()
         case Decimal():
             return str(value)
-        case date():  # datetimes too
+        case date():  # Also matches `datetime`, a subclass of `date`.
             return value.isoformat()
         case tuple() | list():
             return [plain(item) for item in value]

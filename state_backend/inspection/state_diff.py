@@ -4,13 +4,12 @@
     key groups   Two key groups with equal counts and digests are equal.
     shards       Only shards with a differing key group are restored, and only from SSTs whose keys overlap such groups.
                  A file that both sides need is fetched once.
-    entries      The entries of a differing key group are read from both sides in the order of their keys, and compared
-        as stored.
+    entries      The entries of a differing key group are read from both sides in the order of their keys. The
+                 stored bytes are compared.
 
 After a schema change, entries may be stored in different bytes but decode to the same value. They count as equal. A
-canonical savepoint
-records one digest for the whole state. If this digest differs, the whole savepoint is read, into the key groups of the
-other side.
+canonical savepoint records one digest for the whole state. If this digest differs, the whole savepoint is read, into
+the key groups of the other side.
 """
 
 from __future__ import annotations
@@ -215,8 +214,7 @@ def describe_change(change: EntryChange) -> dict[str, Any]:
     """Return a differing entry as JSON values.
 
     A timer has the field `at_ms`. Bytes are hex digits, decimals text, and instants ISO 8601 (columns of type timestamp
-    are in UTC). Numbers that
-    JSON lacks are "NaN", "Infinity" or "-Infinity".
+    are in UTC). Numbers that JSON lacks are "NaN", "Infinity" or "-Infinity".
     """
     row = {"state": change.state, "change": change.change, "key": plain(change.key)}
     if change.user_key is not None:
@@ -288,7 +286,10 @@ def _compare(
 
 
 def _same(before: Entry, after: Entry) -> bool:
-    """Return True if both entries have equal values. A field that one side's schema lacks counts as null."""
+    """Return True if both entries have equal values and expiry times.
+
+    A field that one side's schema lacks counts as null.
+    """
     known = [{name: value for name, value in e.value.items() if value is not None} for e in (before, after)]
     return (repr(known[0]), before.expiry_ms) == (repr(known[1]), after.expiry_ms)
 

@@ -1,16 +1,15 @@
 """State of a checkpoint or a savepoint as Arrow tables. Shards are read one by one, in bounded memory, without Spark.
 
-    key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp | key_group int | shard
-        int
+    state      key struct | value struct | user_key struct (maps) | pos long (lists) | expires_at timestamp
+               | key_group int | shard int
     timers     key struct | expires_at timestamp | key_group int | shard int
 
 A time outside of the calendar's range is shown as 9999-12-31T00:00:00Z or 0001-01-02T00:00:00Z (`shown_ms`). Expired
-entries are left
-out, because processors do not see them. Rows ascend by key group and encoded key, then by user key, position or time.
+entries are left out, because processors do not see them. Rows ascend by key group and encoded key, then by user key,
+position or time.
 
 A read of a part of a shard fetches only the shard's manifest, its segments, and the SSTs whose key ranges overlap the
-part. The key ranges
-are in RocksDB's own MANIFEST, which the shard's manifest contains.
+part. The key ranges are in RocksDB's own MANIFEST, which the shard's manifest contains.
 """
 
 from __future__ import annotations
@@ -281,8 +280,7 @@ def open_shard(
         storage: The storage of the source's URL.
         work: A local folder.
         spans: Ranges of stored keys that the caller will read. Other SSTs are not fetched, so the store is incomplete
-            outside of the
-            ranges. None: the whole shard.
+            outside of the ranges. None: the whole shard.
         cache: A cache of files; None: every file is downloaded.
 
     Raises:

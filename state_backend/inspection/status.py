@@ -48,8 +48,7 @@ def with_refused_bases(log: Log, pipeline: str, rerun: Rerun, length: timedelta,
     """Extend a re-run back to the first interval whose base is usable.
 
     The base of the re-run's first interval may be stale or quarantined itself. Then this interval would be refused, so
-    the re-run must begin
-    earlier.
+    the re-run must begin earlier.
     """
     while True:
         try:

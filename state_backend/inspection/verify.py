@@ -1,14 +1,13 @@
 """Verify the files on the storage against the log: by metadata only (fast), or by a restore of every shard (deep).
 
 Fast: every record, mark and manifest is read and checked. Every file that a record names is compared with one listing
-by size, and by
-crc32c if the storage keeps checksums. Deep: every file is also downloaded and compared with its handle. Every shard is
-restored into an
-empty folder, and its entries are compared with the counts and digests of their key groups.
+by size, and by crc32c if the storage keeps checksums. Deep: every file is also downloaded and compared with its handle.
+Every shard is restored into an empty folder, and its entries are compared with the counts and digests of their key
+groups.
 
 `verify_files` checks one checkpoint or savepoint before it is used or published. It is like the fast verification, but
-if the storage keeps
-no checksums, it reads every file. It decodes no entry, so a file that was rewritten together with its handle passes.
+if the storage keeps no checksums, it reads every file. It decodes no entry, so a file that was rewritten together with
+its handle passes.
 
 The log is read before the files are listed, so that a commit or a drop during the verification causes no finding.
 """
@@ -200,8 +199,7 @@ def intact_before(storage: Storage, damaged: Content) -> Record | None:
     """Return the newest usable checkpoint that ends no later than the damaged checkpoint's interval starts.
 
     Usable means: the following interval would start from it (it is neither stale nor quarantined), and its files verify
-    by metadata. None: no
-    checkpoint is usable. The log must be readable.
+    by metadata. None: no checkpoint is usable. The log must be readable.
     """
     log, files = read_log(storage), {info.path: info for info in storage.list("")}
     ends = {r.content.interval.end for r in log.completed() if r.content.interval.end <= damaged.interval.start}
@@ -276,16 +274,15 @@ def verify_files(
     """Verify that the files of a checkpoint or savepoint match their recorded sizes and checksums.
 
     The record's states, shards, key-group ranges, counts and digests are compared with those of the manifests, and the
-    digests of all key groups
-    must sum up to the recorded digest. Problems are returned as findings. Only an unreachable storage raises an error.
+    digests of all key groups must sum up to the recorded digest. Problems are returned as findings. Only an unreachable
+    storage raises an error.
 
     Args:
         content: The content of the checkpoint's record or of the savepoint.
         storage: The storage that the content's handles are relative to.
         work: An empty local folder. If the storage keeps no checksums, it holds eight downloaded files at a time.
         savepoint: The canonical files of a savepoint, empty for a native one; None for a checkpoint. A savepoint's
-            total of bytes is not
-            checked, because it records that of its checkpoint.
+            total of bytes is not checked, because it records that of its checkpoint.
     """
     findings, canonical = [*_contradictions(content)], savepoint or ()
     manifests, damaged = _manifests(content, storage)

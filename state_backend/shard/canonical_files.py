@@ -1,10 +1,8 @@
 """Write a shard's state to canonical Parquet files, and read the files into a store of any key-group range.
 
 The files hold only entries. The reader computes everything else again: positions of lists, the index of timers, the
-index of expiry times,
-counts and digests. The reader also computes the key group of each key, although the file records it: no lookup would
-find an entry that
-is stored under a wrong key group.
+index of expiry times, counts and digests. The reader also computes the key group of each key, although the file records
+it: no lookup would find an entry that is stored under a wrong key group.
 """
 
 from __future__ import annotations
@@ -177,8 +175,7 @@ class EntryWriter:
     """Writer of entries into an empty store, limited to the key groups that the store owns.
 
     It also writes the positions of lists, the index of timers and the index of expiry times, and counts entries and
-    digests. Positions need
-    all elements of a list at once, or in ascending order over several calls.
+    digests. Positions need all elements of a list at once, or in ascending order over several calls.
     """
 
     def __init__(

@@ -1,10 +1,8 @@
 """Changelog mode: the changes of an interval become a segment beside the files of the base.
 
 No image of the store is captured while segments stay below the thresholds of `ChangelogOptions`. Past a threshold, the
-checkpoint captures
-the store's files, which then contain all changes of the segments. A task that stops leaves a segment under
-`shared/<attempt>/` that no
-record names.
+checkpoint captures the store's files, which then contain all changes of the segments. A task that stops leaves a
+segment under `shared/<attempt>/` that no record names.
 
 Source: the idea is that of Flink's changelog state backend, which writes changes continuously and materialises now and
 then.
@@ -46,15 +44,13 @@ class ChangelogOptions:
     """Thresholds up to which a shard's changes stay segments.
 
     A checkpoint writes files instead of a segment if the segments, this interval's included, would exceed one of the
-    thresholds. Every restore
-    replays all segments.
+    thresholds. Every restore replays all segments.
 
     Attributes:
         max_bytes: The most bytes of keys and values in all segments of a shard.
         max_segments: The most segments of a shard.
         max_share_of_state: The most bytes of keys and values in segments, as a share of the bytes of the shard's files.
-            256 KiB are always
-            allowed by this threshold.
+            256 KiB are always allowed by this threshold.
     """
 
     max_bytes: int = 64 * MIB
@@ -79,12 +75,10 @@ def plan_changelog(
     Args:
         base: The manifest that the segment would be added to.
         content_bytes: Bytes of keys and values of the changes, together with those of an inline segment that the new
-            segment absorbs.
-            None: more than `changelog_limit`.
+            segment absorbs. None: more than `changelog_limit`.
         options: The thresholds.
         most_bytes: The most bytes of the shard's files and segments together; at least 256 KiB are allowed. Above it
-            files are written,
-            because consolidation can remove obsolete bytes from files only. None: no limit.
+            files are written, because consolidation can remove obsolete bytes from files only. None: no limit.
     """
     held = kept_segments(base)
     return (
@@ -102,8 +96,7 @@ def kept_segments(base: ShardManifest) -> tuple[Segment, ...]:
     """Return the base's segments that stay when a new segment is added.
 
     If the base's last segment is inline, the new segment absorbs its changes. Otherwise a few small intervals would
-    fill the record, and each
-    later segment would need a file.
+    fill the record, and each later segment would need a file.
     """
     return base.segments[:-1] if base.segments and base.segments[-1].data is not None else base.segments
 
@@ -170,8 +163,7 @@ class ShardChangelog:
         """Return the base's manifest with one more segment; without changes, with the same segments.
 
         A segment stays inline if it fits `inline_budget_bytes` (None: `inline_segment_bytes`). A larger segment is
-        uploaded as a file. If the
-        manifest would then need a file too, it is appended to the segment's file.
+        uploaded as a file. If the manifest would then need a file too, it is appended to the segment's file.
 
         Raises:
             InvariantViolated: The changes exceed `changelog_limit`. `fits` returns False in this case.

@@ -1,28 +1,23 @@
 """Consolidation: merge a shard's files, so that their number and bytes stay constant over any number of intervals.
 
 Every interval adds one sorted run of files. The entries that it replaces stay in the older runs. Two rules limit this
-growth. Both are
-applied when the shard is captured, so that merged files are uploaded only once:
+growth. Both are applied when the shard is captured, so that merged files are uploaded only once:
 
 1. More than `most_sorted_runs` runs: the newest runs are merged. The number of merged runs is the one with the lowest
-   cost per removed run.
-   This merge writes little, but the oldest run and its obsolete entries stay.
+   cost per removed run. This merge writes little, but the oldest run and its obsolete entries stay.
 2. Obsolete bytes above `most_obsolete_percent` of the live bytes: the whole shard is rewritten. Shards with equal load
-   exceed the limit in
-   the same interval. So each shard waits for its turn, one interval in eight, and for its share of the byte budget. A
-       shard that
-   exceeds the limit by a quarter waits for neither.
+   exceed the limit in the same interval. So each shard waits for its turn, one interval in eight, and for its share of
+   the byte budget. A shard that exceeds the limit by a quarter waits for neither.
 
 Live bytes are counted for each key group when records are written and deleted (`KeyGroupState.size_bytes`). RocksDB
-counts the bytes of its
-files in the same way, before compression. The difference is obsolete: replaced entries, deleted entries and deletion
-markers.
+counts the bytes of its files in the same way, before compression. The difference is obsolete: replaced entries, deleted
+entries and deletion markers.
 
 Neither rule starts a merge if the local disk lacks room for the output. A delayed merge costs only time and bytes.
 
 Source: sorted runs and merges of the newest ones are RocksDB's universal compaction. RocksDB itself picks runs by size
-alone, for all
-shards at once: it uploaded 3.6 times the changed bytes over 300 batches, where leveled compaction took 13.6.
+alone, for all shards at once: it uploaded 3.6 times the changed bytes over 300 batches, where leveled compaction took
+13.6.
 """
 
 from __future__ import annotations
@@ -38,8 +33,8 @@ from state_backend.values.records import KeyGroupState
 
 TURNS = 8
 # A merge of w runs that writes b bytes has the cost b / (w - 1) ** _WIDTH_BIAS. With a bias of 1.0, the same two small
-# runs would be merged again and again. With 1.3 to 1.4, a history of 70 to 110 equal batches was rewritten least: with
-# 12 runs, 1.1 times.
+# runs would be merged again and again. With 1.3 to 1.4, a history of 70 to 110 equal batches was rewritten least: each
+# byte 1.1 times, with 12 runs.
 _WIDTH_BIAS = 1.4
 
 
@@ -129,10 +124,8 @@ def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
     """Estimate the bytes of a shard's files after a rewrite.
 
     The estimate uses the compression ratio of the oldest run, because a rewrite leaves only such a run. If all runs
-    together are compressed
-    further, it uses their ratio. Both mislead if live records differ in kind from most of the files. Then the shard is
-    rewritten once
-    too early, and its new oldest run has the right ratio from then on.
+    together are compressed further, it uses their ratio. Both ratios mislead if live records differ in kind from most of the
+    files. Then the shard is rewritten once too early, and its new oldest run has the right ratio from then on.
     """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))
@@ -143,8 +136,8 @@ def _is_paid(runs: Sequence[SortedRun], options: EngineOptions) -> bool:
     """Return True if the shard has changed enough since its last rewrite to justify another.
 
     After a split, both new shards hold the files of the whole old shard. A rewrite of all shards just for this would
-    upload the whole state in
-    one interval. So the changes must reach a quarter of `most_obsolete_percent` of the oldest run.
+    upload the whole state in one interval. So the changes must reach a quarter of `most_obsolete_percent` of the oldest
+    run.
     """
     oldest, newer = runs[-1], runs[:-1]
     deleted_bytes = sum(run.deletions for run in newer) * oldest.size_bytes / max(oldest.entries, 1)

@@ -5,20 +5,15 @@
     <folder>/.<uuid>.part               an unfinished copy, perhaps left behind by a crash
 
 A hit is a hard link into the shard's folder: RocksDB deletes its SSTs, but never changes them. All processes of one
-user on the host share
-the cache, without a lock. Every failure of the cache counts as a miss, which costs a download:
+user on the host share the cache, without a lock. Every failure of the cache counts as a miss, which costs a download:
 1. A file is verified before it is added. Then its modification time is set to a value that its name implies. A process
-   that writes to the
-   file through any link changes this time. A file with a wrong size or time is a miss and is removed. Damage by the
-       disk itself is found by
-   RocksDB's block checksums; the reader that finds it calls `forget`.
+   that writes to the file through any link changes this time. A file with a wrong size or time is a miss and is
+   removed. Damage by the disk itself is found by RocksDB's block checksums; the reader that finds it calls `forget`.
 2. Removal of an entry does not affect processes that have linked the file. Two processes that remove or add the same
-   entry at once end
-   with the same result.
+   entry at once end with the same result.
 3. The least recently used files are removed first, by access time. Every hit sets the access time. A scan of all
-   entries takes time, so
-   only some additions start one, selected by checksum: on average once per 1/16 of the limit in bytes, and per 1/64 of
-       the most files.
+   entries takes time, so only some additions start one, selected by checksum: on average once per 1/16 of the limit in
+   bytes, and per 1/64 of the most files.
 4. If the shard's folder is on another file system, files are copied instead of linked, and each copy is verified.
 """
 
@@ -95,8 +90,8 @@ class FileCache:
         """Add local files that were just verified against their handles, and evict old entries if needed.
 
         The local files may still be read, but nothing may write to them afterwards, because they are links to the
-        cache's files. An `OSError`, such
-        as a full disk or a folder of another user, ends the call: the remaining files are not cached.
+        cache's files. An `OSError`, such as a full disk or a folder of another user, ends the call: the remaining files
+        are not cached.
         """
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +106,9 @@ class FileCache:
                     self._evict(folder)
 
     def forget(self, url: str, handles: Iterable[Handle]) -> int:
-        """Remove files that were found to be damaged, and return how many were removed. Later restores download them.
+        """Remove files that were found to be damaged, and return how many were removed.
+
+        Later restores download the files again.
         """
         forgotten = 0
         with suppress(OSError), self._opened() as folder:
@@ -203,8 +200,7 @@ def damage_of_copies(cache: FileCache | None, url: str, manifests: Iterable[Shar
     """Replace a `CorruptFile` of the block by `DamagedCopy` if cached copies may be the cause.
 
     The block's damaged files may be damaged only in this host's cache. So the cached files of the manifests are
-    removed. Another try downloads
-    them from the storage, and shows if those are damaged too.
+    removed. Another try downloads them from the storage, and shows if those are damaged too.
 
     Raises:
         DamagedCopy: The block raised `CorruptFile`, and the cache had files of these manifests.

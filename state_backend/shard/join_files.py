@@ -1,12 +1,10 @@
 """Union of the files of several shards in one store, without a read of their entries.
 
 Shards of one checkpoint have no key in common. So one store can hold the SSTs of several shards, each SST in its level,
-if RocksDB's
-MANIFEST lists all of them. This holds only while no SST has a key outside of its shard's key groups. After a split of a
-shard, both halves
-have the files of the whole shard, with a deleted range over the other half's keys. In one store with the other half,
-the deleted range
-would hide the other half's keys. The entries of such shards are copied until consolidation has rewritten the shard.
+if RocksDB's MANIFEST lists all of them. This holds only while no SST has a key outside of its shard's key groups. After
+a split of a shard, both halves have the files of the whole shard, with a deleted range over the other half's keys. In
+one store with the other half, the deleted range would hide the other half's keys. The entries of such shards are copied
+until consolidation has rewritten the shard.
 
 Source: Flink restores in this way with `createColumnFamilyWithImport`, which rocksdict does not have.
 """

@@ -36,8 +36,7 @@ def write_manifests(
     """Return the refs of new manifests for a record: inline if all of them fit, else as files that are created here.
 
     The manifests must not share files with an earlier checkpoint's manifest. `task` is a number in the names of the
-    files: a second try of the
-    attempt passes another number if the first has left files.
+    files: a second try of the attempt passes another number if the first has left files.
     """
     encoded = [record_codec.encode(m) for m in manifests]
     if sum(map(len, encoded)) <= INLINE_MANIFESTS_BYTES:
@@ -140,8 +139,7 @@ def plan_ref(manifest: ShardManifest, kept: FiledShard | None, parallelism: int)
     """Return the ref of a shard for a record, if it fits the shard's equal part of the room for manifests.
 
     The part depends on `parallelism` alone, so a worker and the driver decide alike. `kept` is a ref to an earlier
-    manifest's file with the
-    changes since; None if the manifest differs in more than these.
+    manifest's file with the changes since; None if the manifest differs in more than these.
 
     Returns:
         `kept` if its changes fit, else the inline manifest if it fits, else None: the manifest needs a file.

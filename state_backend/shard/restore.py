@@ -1,15 +1,13 @@
 """Restore: open one shard of any key-group range from the manifests of a checkpoint.
 
 Source: the plan follows Flink's incremental restore. If one manifest overlaps the range, its files are opened and
-clipped to the range. If
-several overlap, the best one is opened, together with the files of all others that can be in the same store
-(`join_files`). From the
-remaining manifests, the entries in the range are written to files that the store ingests.
+clipped to the range. If several overlap, the best one is opened, together with the files of all others that can be in
+the same store (`join_files`). From the remaining manifests, the entries in the range are written to files that the
+store ingests.
 
 Every file is verified against its handle while it is fetched, because RocksDB opens a damaged SST without an error, and
-its iterators end
-early. Segments are replayed last, limited to the range. Each key group's segments come from the manifest that held the
-key group.
+its iterators end early. Segments are replayed last, limited to the range. Each key group's segments come from the
+manifest that held the key group.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class RestoredShard:
 
     Attributes:
         base: The manifest that holds exactly this range, if there is one. A segment can be added to it. None if the
-            store was clipped or
-            combined from several manifests.
+            store was clipped or combined from several manifests.
         opened: The files that the store was opened from. The next checkpoint shares them.
         opened_inline: The names of the SSTs that the manifest carried inline.
         downloaded_bytes: Bytes from the storage.
@@ -83,10 +80,8 @@ def plan_restore(target: KeyGroupRange, manifests: Sequence[ShardManifest]) -> R
     """Plan which manifests a shard is restored from, and how.
 
     `first` is the manifest with the most key groups of the range. Among equals it is the one with the largest share of
-    its own key groups in
-    the range. Another manifest is worth joining if at least half of its key groups are in the range: the next
-    checkpoint shares all
-    opened files, and each later restore downloads them.
+    its own key groups in the range. Another manifest is worth joining if at least half of its key groups are in the
+    range: the next checkpoint shares all opened files, and each later restore downloads them.
     """
     overlapping = [(m, i) for m in manifests if (i := m.key_groups.intersect(target)) is not None]
     if not overlapping:

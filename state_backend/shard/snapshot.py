@@ -1,11 +1,9 @@
 """Upload an open shard's state as durable files: the snapshot of a checkpoint.
 
 1. Capture an image of the store: flush, then hard links. The store must not be written meanwhile. A crash leaves a
-   local folder that
-   nothing refers to.
+   local folder that nothing refers to.
 2. Upload the SSTs that the base does not have. SSTs never change, so the manifest refers to the base's files for all
-   others. A crash
-   leaves files under `shared/<attempt>/` that no record names, and `cairn sweep` deletes them.
+   others. A crash leaves files under `shared/<attempt>/` that no record names, and `cairn sweep` deletes them.
 
 The state counts only when a record names the files.
 """
@@ -34,8 +32,7 @@ def inline_budget_bytes(parallelism: int) -> int:
     """Return the bytes of small files that one shard's manifest may carry inline.
 
     The budget is an equal share of 256 KiB per record, but at least 8 KiB: with many shards, each changed shard writes
-    its manifest as a file
-    anyway.
+    its manifest as a file anyway.
     """
     return max(INLINE_RECORD_BYTES // parallelism, INLINE_SHARD_BYTES)
 
@@ -59,8 +56,7 @@ class Snapshot:
         in_segment: The position of the manifest in the file of the last segment; None if the manifest is not stored
             there.
         changes: The changes since the manifest file that the base's ref names; None if the base has no such file, or
-            more has changed than
-            segments and key-group states.
+            more has changed than segments and key-group states.
     """
 
     manifest: ShardManifest
@@ -76,8 +72,7 @@ def plan_snapshot(
     """Plan which SSTs of an image are shared, carried inline, or uploaded.
 
     A file of the base is shared only if the store was opened from it under the same name. RocksDB never uses a file
-    number twice within one
-    store, but two stores that were opened from one checkpoint both continue at the same number.
+    number twice within one store, but two stores that were opened from one checkpoint both continue at the same number.
 
     Args:
         sizes: The sizes in bytes of the image's SSTs, by name.

@@ -18,8 +18,8 @@ def upload_all(storage: Storage, files: Sequence[tuple[str, Path]], *, paralleli
     """Upload (path, local file) pairs in parallel, and return their handles in the order of the pairs.
 
     At the first failure no further upload starts, and running uploads are awaited. Then the files that this call
-    created are deleted, and the
-    first error is raised unchanged. If the outcome of any upload is unknown, no file is deleted.
+    created are deleted, and the first error is raised unchanged. If the outcome of any upload is unknown, no file is
+    deleted.
     """
     return _create_all(storage, lambda at: storage.upload(*files[at]), len(files), parallelism)
 
@@ -38,8 +38,7 @@ def download_all(storage: Storage, files: Sequence[tuple[Handle, Path]], *, para
     """Download (handle, destination) pairs in parallel, and verify each.
 
     At the first failure no further download starts, and running downloads are awaited. Then the destinations that this
-    call wrote are deleted,
-    and the first error is raised unchanged.
+    call wrote are deleted, and the first error is raised unchanged.
     """
     done: list[Path] = []
 
@@ -63,7 +62,10 @@ def _create_all(storage: Storage, create: Callable[[int], Handle], count: int, p
 
 
 def _run(work: Callable[[T], object], items: Sequence[T], parallelism: int) -> list[BaseException]:
-    """Run `work` on all items in threads, and return the errors, the first one first. All threads have ended then."""
+    """Run `work` on all items in threads, and return the errors, the first one first.
+
+    When the function returns, no thread runs any more.
+    """
     if parallelism < 1:
         raise UsageError(f"parallelism of transfers must be at least 1; got {parallelism}")
     errors: list[BaseException] = []

@@ -1,10 +1,8 @@
 """Sort the rows of one shard in its task.
 
 A job gets the rows as if Spark had sorted them (`routing` lists the columns): the tick first, then rows by key group,
-key, kind, `order_by`
-and all other columns, and last by the signs of zeros. docs/design.md compares the costs with Spark's sort. Spark still
-sorts rows that
-have a column of a type that only Spark can order (`row_order`).
+key, kind, `order_by` and all other columns, and last by the signs of zeros. docs/design.md compares the costs with
+Spark's sort. Spark still sorts rows that have a column of a type that only Spark can order (`row_order`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Local rows instead of a DataFrame, and their routing to shards without a JVM.
 
 `route_locally` gives each shard the same batches as `routing.route_in_order`: equal columns, key groups and order of
-rows. `LocalRows` refuses
-types that only the JVM can order, and names the column.
+rows. `LocalRows` refuses types that only the JVM can order, and names the column.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class LocalRows:
     """Rows with a Spark schema, in this process's memory.
 
     Raises:
-        UsageError: The rows do not fit the schema, or only the JVM can order a column. The message names the rows by
-            `what`.
+        UsageError: The rows do not fit the schema, or only the JVM can order a column. The message calls the rows by
+            the argument `what`.
     """
 
     isStreaming = False

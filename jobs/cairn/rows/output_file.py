@@ -41,10 +41,9 @@ def _with_dictionary(schema: pa.Schema) -> bool | list[str]:
     """Return the columns that a dictionary makes smaller: strings and binary values.
 
     For numbers, a dictionary costs more time and mostly more bytes: Parquet abandons the dictionary in the middle of a
-    column without equal
-    values.
+    column without equal values.
     """
     if any(map(pa.types.is_nested, schema.types)):
-        # For nested columns, Parquet wants the names of the leaves. A dictionary for all columns is simpler.
+        # The names of the leaves would be needed to exclude nested columns, so all columns get a dictionary.
         return True
     return [f.name for f in schema if not pa.types.is_primitive(f.type) and not pa.types.is_decimal(f.type)]

@@ -2,30 +2,25 @@
 
 One DataFrame holds ticks, initial-state rows and input rows, with all columns side by side:
 
-    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, … where there is an
-        initial state
+    __key_group int | __part binary | __kind tinyint | __input_0, __input_1, … | __initial_0, …
 
 A task sorts these rows (`arrange_rows`). Structs would cost the shuffle a copy of each row. Rows of types that only
-Spark can order are
-sorted here instead, and have the layout that jobs read:
+Spark can order are sorted here instead, and have the layout that jobs read:
 
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
-                                                  | __initial struct<initial state's columns>, where there is an initial
-                                                      state
+                                                     | __initial struct<initial state's columns>
 
-The key has columns of its own, because the sort compares the key most often.
+The `__initial` columns exist only if the interval has an initial state. The key has columns of its own, because the
+sort compares the key most often.
 
 `__part` is data for the job of one shard. Only ticks have it. A tick is the first row of its partition. Each shard has
-a tick for two
-reasons: a shard without input must run too, because its timers may be due; and adaptive execution must neither drop nor
-merge its partition.
-`repartitionById` places the rows. They are sorted by key group, key, kind, `order_by` and then by every other column
-(`row_order`).
-So the order within a key is total and depends on neither file splits nor shuffle order.
+a tick for two reasons: a shard without input must run too, because its timers may be due; and adaptive execution must
+neither drop nor merge its partition. `repartitionById` places the rows. They are sorted by key group, key, kind,
+`order_by` and then by every other column (`row_order`). So the order within a key is total and depends on neither file
+splits nor shuffle order.
 
 Spark treats some different keys as equal (0.0 and -0.0). The key columns hold only one of them, because the stored key
-must not depend on
-which row comes first.
+must not depend on which row comes first.
 """
 
 from __future__ import annotations
@@ -227,8 +222,7 @@ def _sort_prefix(first_key: DataType) -> list[Column]:
     """Return an integer column that sorts like key group and first key column, except for ties.
 
     Spark's sort compares an integer without reading the rows, in half the time. The key group is in the upper 15 bits.
-    The lower 48 bits hold
-    0 for null, else the key, clamped to this range.
+    The lower 48 bits hold 0 for null, else the key, clamped to this range.
     """
     if not isinstance(first_key, ByteType | ShortType | IntegerType | LongType):
         return []
@@ -287,7 +281,7 @@ _TICK_OF_KIND = StructType([*_TICK, StructField(KIND, ByteType())])
 
 
 def _tick_rows(spark: SparkSession, parts: Sequence[bytes], max_parallelism: int, kind: int | None = None) -> DataFrame:
-    """Return the ticks in one partition, which is one task. If `kind` is given, they have a column for it."""
+    """Return the ticks in one partition, which is one task. If `kind` is given, each tick has it in the kind's column."""
     firsts = [range_of(shard, len(parts), max_parallelism).first for shard in range(len(parts))]
     columns = {KEY_GROUP: pa.array(firsts, pa.int32()), PART: pa.array(parts, pa.binary())}
     if kind is not None:

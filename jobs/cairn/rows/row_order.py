@@ -1,11 +1,9 @@
 """Total order of rows in Spark's JVM, for columns of every type that reaches Python.
 
 Spark's own order treats some different values as equal: 0.0 and -0.0, and strings that are equal under their collation.
-Maps, variants and
-geographic values have no order at all. The state of a processor that keeps the last row of a key would then change with
-the order of such
-rows. So rows are sorted by Spark's order, if the type has one. Ties are broken by an expression that differs for
-different values:
+Maps, variants and geographic values have no order at all. The state of a processor that keeps the last row of a key
+would then change with the order of such rows. So rows are sorted by Spark's order, if the type has one. Ties are broken
+by an expression that differs for different values:
 
     type                        Spark's order        tie-break
     float, double               by value, NaN last   a bit per column: set for -0.0
@@ -16,8 +14,8 @@ different values:
     array, struct               element by element   element by element
 
 The order does not depend on the session's time zone or ANSI mode. Spark evaluates a tie-break only for rows that are
-equal in all columns
-before it. These are few. Only variants and values of user-defined types are sent through Python for their bytes.
+equal in all columns before it. These are few. Only variants and values of user-defined types are sent through Python
+for their bytes.
 """
 
 from __future__ import annotations
@@ -86,7 +84,10 @@ def spark_order(column: Column, data_type: DataType) -> Column | None:
 
 
 def tie_breaks(columns: Sequence[tuple[Column, DataType]]) -> list[Column]:
-    """Return expressions that order rows with equal `spark_order`. Columns with a type that `needs_bytes` are left out."""
+    """Return expressions that order rows with equal `spark_order`.
+
+    Columns whose type fulfils `needs_bytes` are left out.
+    """
     floats = [column for column, data_type in columns if isinstance(data_type, FloatType | DoubleType)]
     masks = [_zero_signs(floats[i : i + MASK_BITS]) for i in range(0, len(floats), MASK_BITS)]
     others = [

@@ -1,22 +1,20 @@
 """Sort the rows of one shard by Arrow columns, in bounded memory.
 
 The rows are sorted by one column after the other. Each further column is read only for rows that are equal in all
-earlier columns. A column
-is turned into one or more passes. A pass is an array of integers that sort as the column's values do:
+earlier columns. A column is turned into one or more passes. A pass is an array of integers that sort as the column's
+values do:
 
     type                                  passes                                        order
     boolean, integers, dates, times       the number                                    by value
-    float, double                         its bits, negative numbers inverted           by value; 0.0 equals -0.0; NaN
-        last, all equal
+    float, double                         its bits, negative numbers inverted           by value, NaN last
     decimal                               upper half, lower half                        by value
     string, binary                        eight bytes, eight more, its size or rank     by bytes
     any, with nulls                       first a pass that marks nulls                 nulls first
 
-Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in the task's folder. A merge reads the next
-rows of each run and
-sorts them together. It yields them up to the first row that an unread row may precede. If one row of each run together
-exceeds memory,
-a few runs at a time are merged into a longer run first.
+0.0 equals -0.0, and all NaN are equal. Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in
+the task's folder. A merge reads the next rows of each run and sorts them together. It yields them up to the first row
+that an unread row may precede. If one row of each run together exceeds memory, a few runs at a time are merged into a
+longer run first.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ MIB = 1024 * 1024
 # The most bytes of a shard's rows in memory before they are written to a run. Memory holds the rows twice: as the
 # incoming batches, and as one concatenated batch.
 SORT_BYTES = 64 * MIB
-# The most rows and bytes of a batch. 10,000 rows are the size of Spark's batches.
+# The most rows and the most bytes of a batch. Spark's batches also have 10,000 rows.
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * MIB
 # A run is read in pieces of this size, at least one row at a time.
 _PIECE_OF_RUN_BYTES = MIB // 4
@@ -70,8 +68,7 @@ def sorted_batches(
         batches: The rows, in any order.
         columns_of: A function from a batch to its sort columns.
         spill: A function that makes a local folder for sorted runs. The folder is made once `most_bytes` are exceeded,
-            and removed after
-            the last batch.
+            and removed after the last batch.
         most_bytes: The most bytes of rows in memory before a run is written.
         batch_rows: The most rows of a yielded batch.
     """
@@ -112,8 +109,8 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
     Rows that are equal in all columns may change places.
     """
     order = np.arange(count)
-    # `tied` are the positions in `order` whose rows are equal to a neighbour so far. `group` numbers the groups of
-    # equal rows, ascending.
+    # `tied` are the positions in `order` whose rows are not yet told apart from a neighbour by the columns so far.
+    # `group` numbers the groups of such equal rows, ascending.
     tied, group = order.copy(), np.zeros(count, np.int64)
     for values_of in chain.from_iterable(map(_passes, columns)):
         if not len(tied):

@@ -1,21 +1,18 @@
 """Event time: late rows, due timers, and the watermarks that a checkpoint records.
 
 A watermark says that no older row is expected. As in Spark there are two: one decides which rows are late, the other is
-visible to
-processors and fires timers. A checkpoint records both for the next interval:
+visible to processors and fires timers. A checkpoint records both for the next interval:
 
-    rule       late rows            processors see   timers fire up to         recorded: watermark
-        recorded: late
-    observed   the base's late one  the base's       the base's                max(the base's, newest - delay)   the
-        base's
-    interval   the base's           the base's       max(base's, end - delay)  max(base's, end - delay)          none
+    rule       late rows up to      processors see   timers fire up to              recorded watermarks
+    observed   the base's late one  the base's       the base's                     max(the base's, newest - delay),
+                                                                                    late: the base's
+    interval   the base's           the base's       max(the base's, end - delay)   max(the base's, end - delay),
+                                                                                    late: none
 
 "observed" is Spark's rule. Late rows are filtered by the watermark of one interval earlier, because timers up to the
-newest watermark have
-not fired yet when rows arrive. Both watermarks start at 0, so events up to 1970 are late from the first interval on.
-With "interval", an
-interval closes its own windows, and no row of the first interval is late. No watermark ever decreases. An interval
-without rows keeps it.
+newest watermark have not fired yet when rows arrive. Both watermarks start at 0, so events up to 1970 are late from the
+first interval on. With "interval", an interval closes its own windows, and no row of the first interval is late. No
+watermark ever decreases. An interval without rows keeps it.
 """
 
 from __future__ import annotations

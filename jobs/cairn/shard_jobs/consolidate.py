@@ -1,9 +1,8 @@
 """Consolidate a checkpoint: rewrite its shards without obsolete entries.
 
 The job ends with a `prepared.json` for a checkpoint with equal entries. A shard that is already one sorted run without
-deletions and segments
-stays as it is. All other shards are read and written as a whole. So this job runs before a savepoint, which reads every
-shard anyway.
+deletions and segments stays as it is. All other shards are read and written as a whole. So this job runs before a
+savepoint, which reads every shard anyway.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The rows are placed in shards by key. A row has all entries of one key in one state. So the order of the rows does not
 matter:
 
-    __key_group int | state int | key struct | entries_<n> array<struct<[user_key struct,] value struct, expires_at_ms
-        long>>
+    __key_group int | state int | key struct
+    | entries_<n> array<struct<[user_key struct,] value struct, expires_at_ms long>>
     | timers array<long>, ascending
 
 `state` is the position n of the state in `content.states`, and only column `entries_<n>` is filled. It is -1 for timers
@@ -67,7 +67,7 @@ class ImportJob(JobOnContent):
         ):
             writer = EntryWriter(store, content.states, key_schema, owned, content.max_parallelism)
             readers: list[Any] = [StateRows(descriptor, key_schema) for descriptor in content.states]
-            readers.append(TimerRows(key_schema))  # Index -1, as `TIMERS`.
+            readers.append(TimerRows(key_schema))  # This reader has the index -1, the value of `TIMERS`.
             for batch in batches:
                 table = pa.Table.from_batches([batch])
                 for n in pc.unique(table["state"].drop_null()).to_pylist():

@@ -1,12 +1,10 @@
 """Process one interval on each shard, and write `prepared.json` with the results of all shards.
 
 Each Spark task: restore -> process -> fire timers -> expire -> capture -> upload -> ack. Then the driver, once: all
-acks -> prepared.json.
-In changelog mode, the task uploads a segment instead of captured files.
+acks -> prepared.json. In changelog mode, the task uploads a segment instead of captured files.
 
 A task that stops leaves a local folder, and files of the attempt that no record names. If Spark runs a task twice, each
-run writes under
-other names, and only the successful run's ack counts.
+run writes under other names, and only the successful run's ack counts.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ class IntervalJob:
         h0: The highest checkpoint id when the interval was planned.
         base: The refs of the base checkpoint's shards; in a task only those that the task reads.
         base_parallelism: The number of the base's shards; 0 if the interval starts from empty state.
-        dropped: States that the processor no longer declares. Their entries are deleted.
+        dropped: States that the processor's `init` deletes. The job deletes their entries.
         time: The clock that the processor sees. The recorded watermark is known only after all shards.
         plan_us: The time that planning took, in microseconds.
     """
@@ -158,7 +156,7 @@ class IntervalJob:
         state = ShardState(
             restored.store,
             key_groups=restored.key_group_states,
-            # A state's name may be dropped and declared again in one interval.
+            # If a dropped name is declared again, the declared state must win. So `self.states` comes last.
             descriptors=(*self.dropped, *self.states),
             now_ms=self.time.processing_time_ms,
             struct_factory=row_maker,
@@ -274,8 +272,8 @@ class IntervalJob:
         """Return the recorder of the shard's changes; None if the checkpoint must write files.
 
         A segment can be added only to a base manifest of the same key-group range, or to an empty shard at the start. A
-        store that was clipped, or
-        combined from several shards, has no files on the storage that a segment could follow.
+        store that was clipped, or combined from several shards, has no files on the storage that a segment could
+        follow.
         """
         base, ref = restored.base, None
         if not self.base_parallelism:
@@ -361,7 +359,7 @@ class IntervalJob:
         """Write `prepared.json`, and return its content.
 
         Args:
-            acks: The acks of all shards, in their order.
+            acks: The acks of all shards, in the order of the shards.
             spark_us: The time from the start of Spark's job to its end, in microseconds, which includes the phases of
                 the slowest shard.
             coordinator: The coordinator that will commit the attempt in this process; None: another process commits it.

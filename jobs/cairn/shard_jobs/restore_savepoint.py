@@ -1,11 +1,9 @@
 """Restore a savepoint as the state of a pipeline, in files of the pipeline's own under `shared/<attempt>/`.
 
 The job ends with a `prepared.json`. Native: each file is linked, or copied if the storage can't link it. The shards
-stay as they are. The
-next interval restores them into its own parallelism, as with any checkpoint. Canonical: each shard of the pipeline
-reads its own
-entries, at any parallelism and max parallelism. In both cases, the digest over all shards must equal the one that the
-savepoint records.
+stay as they are. The next interval restores them into its own parallelism, as with any checkpoint. Canonical: each
+shard of the pipeline reads its own entries, at any parallelism and max parallelism. In both cases, the digest over all
+shards must equal the one that the savepoint records.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Run a job on every shard of a pipeline.
 
 A job is a value that travels to the workers. Spark runs it once for each shard, and again if a task fails or is run
-speculatively. The driver
-gets the acks of the successful tasks only, and combines them. A new kind of job is a frozen dataclass with
-`parallelism`,
-`max_parallelism`, the refs that it reads, and `run_shard`. A job that makes a checkpoint ends with a call of
-`state_backend.checkpoint.prepare_content.prepare`.
+speculatively. The driver gets the acks of the successful tasks only, and combines them. A new kind of job is a frozen
+dataclass with `parallelism`, `max_parallelism`, the refs that it reads, and `run_shard`. A job that makes a checkpoint
+ends with a call of `state_backend.checkpoint.prepare_content.prepare`.
 """
 
 from __future__ import annotations
@@ -122,8 +120,7 @@ def run_on_shards(
         spark: The Spark session.
         job: The job.
         placed: A function that gets the data of each shard's tick, and returns the routed rows: a partition for each
-            shard that begins with the
-            shard's tick (`cairn.rows.routing`). None: only ticks.
+            shard that begins with the shard's tick (`cairn.rows.routing`). None: only ticks.
         arrangement: The order and layout into which each task sorts its rows; None: the rows have them already.
 
     Raises:
@@ -139,9 +136,9 @@ def run_on_shards(
                 found = collect_once(spark, lambda: rows.mapInArrow(partial(_run_shard, shipped), _ACK_ROW))
             break
         except DamagedCopy as error:
-            # On a cluster, Spark runs the failed shard again; with a local master, Spark runs each task only once. The
-            # shard that raised the error has removed its damaged copies. Spark ended other tasks early, which may not
-            # have found theirs.
+            # On a cluster, Spark runs a failed shard again; with a local master, Spark runs each task only once. The
+            # shard that raised `DamagedCopy` has removed its damaged copies. Tasks that Spark ended early may not have
+            # removed theirs yet.
             if not tries_left:
                 raise
             log.warning("a host's copy of a file is damaged; all is computed once more, with the storage's: %s", error)
@@ -197,7 +194,7 @@ class StopWatch:
             self.durations_us[name] = self.durations_us.get(name, 0) + max(0, own_us)
 
 
-# A worker's full garbage collection sees all objects after this many tasks.
+# After this many tasks, a Spark worker lets Python's garbage collector see all objects again.
 _LOOK_AT_ALL_EVERY = 32
 _tasks = count(1)
 
@@ -207,14 +204,13 @@ def rare_garbage_collection() -> Iterator[None]:
     """Make Python's garbage collector run rarely during the block.
 
     By default the collector checks new objects by the hundred, and all objects now and then. With a batch of rows in
-    memory and pandas imported,
-    this took two fifths of the time per key. Cycles in user code are still collected, but later.
+    memory and pandas imported, this took two fifths of the time per key. Cycles in user code are still collected, but
+    later.
 
     Objects from before the block stay frozen (invisible to the collector) after the block too. Spark's worker collects
-    after every task,
-    which took 60 ms of CPU for the objects of the imports alone. After every 32nd task all objects are unfrozen, so
-    that the garbage of at
-    most 32 tasks accumulates. In any other process, such as a test, all objects are unfrozen after each block.
+    after every task, which took 60 ms of CPU for the objects of the imports alone. After every 32nd task all objects
+    are unfrozen, so that the garbage of at most 32 tasks accumulates. In any other process, such as a test, all objects
+    are unfrozen after each block.
     """
     thresholds = gc.get_threshold()
     gc.freeze()

@@ -1,8 +1,7 @@
 """Take a savepoint: restore each shard, and write it whole to the user's folder as compacted SSTs or as Parquet.
 
 A savepoint is self-contained: its handles are relative to its folder, so the folder can be moved or copied, and a
-restore needs nothing from
-the pipeline's root. `savepoint.json` is written last. A folder without it is no savepoint.
+restore needs nothing from the pipeline's root. `savepoint.json` is written last. A folder without it is no savepoint.
 """
 
 from __future__ import annotations

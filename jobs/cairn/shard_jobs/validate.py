@@ -59,7 +59,11 @@ class ValidationJob(JobOnContent):
     engine: EngineOptions
 
     def findings(self, shards: Sequence[ShardValidation]) -> tuple[str, ...]:
-        """Return the findings of all shards, or, if there are none, a difference between their sums and the record."""
+        """Return the findings of all shards.
+
+        If no shard has a finding, the sums of their entries and digests are compared with the record, and a difference
+        is the only finding.
+        """
         findings = [finding for shard in shards for finding in shard.findings]
         entries, digest = sum(s.entries for s in shards), sum(s.digest for s in shards) % 2**64
         recorded = self.content

@@ -27,8 +27,7 @@ def git_version(file: Path) -> str | None:
     """Return `git describe` of the repository that contains a file, with `-dirty` if the repository has changes.
 
     Return None without git, or if the repository does not track the file. A virtual environment inside of a repository
-    must not get that
-    repository's version.
+    must not get that repository's version.
     """
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None

@@ -1,14 +1,11 @@
 """Transport of a processor and its code to the workers.
 
 A Spark server lives longer than one interval, and its workers may have imported an older version of the processor. So
-the sources of the
-user's modules travel with every task, and the processor is pickled by reference to these modules. Each worker runs
-exactly the driver's
-bytes. It imports them from its own path if the same bytes are there. It imports them again if an earlier task imported
-other bytes. So
-the worker makes a module's locks, loggers and clients itself, as under Spark. A module may need something at import
-that only the
-driver has. The worker can't import such a module, and loads a pickle by value instead.
+the sources of the user's modules travel with every task, and the processor is pickled by reference to these modules.
+Each worker runs exactly the driver's bytes. It imports them from its own path if the same bytes are there. It imports
+them again if an earlier task imported other bytes. So the worker makes a module's locks, loggers and clients itself, as
+under Spark. A module may need something at import that only the driver has. The worker can't import such a module, and
+loads a pickle by value instead.
 
 The workers import the runtime (this package) themselves. A task refuses to run if the worker's runtime differs from the
 driver's.
@@ -254,8 +251,7 @@ class _Copier(cloudpickle.Pickler):
     """Pickler for a copy in the same process, which keeps classes, modules and broadcast variables by identity.
 
     Loading a notebook's class in the notebook's process would replace its methods by copies. These would not see later
-    changes of the notebook's
-    variables.
+    changes of the notebook's variables.
     """
 
     def __init__(self, file: Any) -> None:
@@ -405,8 +401,7 @@ def _check_distributions(wanted: Sequence[InstalledDistribution]) -> None:
     """Raise `UsageError` if an installed distribution has another version or other files than on the driver.
 
     A missing distribution raises no error: a module may import a package that only the driver uses. If the worker needs
-    the package, the import
-    itself fails.
+    the package, the import itself fails.
     """
     for package in wanted:
         found = distribution_here(package.name)
@@ -478,8 +473,8 @@ class _Loader(Loader):
     """Loader that runs exactly the shipped bytes.
 
     Python's own loader might run a cached compilation: it recognises an older file only by its time, in seconds, and
-    its size.
-    `inner` is the loader of the same file in this process, for data beside the file; None if the file is not here.
+    its size. `inner` is the loader of the same file in this process, for data beside the file; None if the file is not
+    here.
     """
 
     def __init__(self, digest: str, source: bytes, inner: Any) -> None:

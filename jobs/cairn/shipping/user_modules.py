@@ -1,10 +1,9 @@
 """Find the modules that a processor needs, with their sources.
 
 A user's module belongs neither to Python, nor to an installed package, nor to this runtime. Imports are read from the
-sources, because an
-imported constant does not know its module. The package that defines the processor is recorded module by module, even if
-it is installed.
-Other installed packages that the user's modules import are recorded by version and installed files.
+sources, because an imported constant does not know its module. The package that defines the processor is recorded
+module by module, even if it is installed. Other installed packages that the user's modules import are recorded by
+version and installed files.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from state_backend.values.errors import UsageError
 
 # The package of the Airflow operators. A DAG's module may import it beside its pipeline, but no worker needs it.
 _OPERATORS = "cairn_operators"
-# Packages of Spark. They are not recorded, because a task checks Spark's version in another way.
+# Packages of Spark. Their modules are never recorded as the user's code.
 _SPARK = {"pyspark", "py4j"}
 _SITE_FOLDERS = {"site-packages", "dist-packages"}
 

@@ -1,11 +1,9 @@
 """Hash of any value that is equal in every process, for a processor's arguments and for code without a file.
 
 Equal values have equal hashes under every PYTHONHASHSEED. Classes and functions with a file are hashed by name, because
-`ship_processor`
-hashes the file's bytes. Other classes and functions (in a notebook, or made within a function) are hashed by bytecode,
-constants,
-closures and members. Other objects are hashed by class and state, as pickle would send them. An object that can't be
-pickled is refused.
+`ship_processor` hashes the file's bytes. Other classes and functions (in a notebook, or made within a function) are
+hashed by bytecode, constants, closures and members. Other objects are hashed by class and state, as pickle would send
+them. An object that can't be pickled is refused.
 """
 
 from __future__ import annotations
