@@ -5,7 +5,7 @@
     state      If the digests differ, the state of the last interval that both sides retain is compared entry by entry.
 
 The comparison reads production's present files. An interval that production has run again since may differ for that
-reason. Then its source position differs too.
+reason. The comparison of the source positions may show this.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def live_bytes(runs: Sequence[SortedRun], live_raw_bytes: int) -> int:
     """Estimate the bytes of a shard's files after a rewrite.
 
     The estimate uses the compression ratio of the oldest run, because a rewrite leaves only such a run. If all runs
-    together are compressed further, it uses their ratio. Both ratios mislead if live records differ in kind from most of the
-    files. Then the shard is rewritten once too early, and its new oldest run has the right ratio from then on.
+    together are compressed further, it uses their ratio. Both ratios mislead if live records differ in kind from most
+    of the files. Then the shard is rewritten once too early, and its new oldest run has the right ratio from then on.
     """
     oldest, size_bytes = runs[-1], sum(run.size_bytes for run in runs)
     density = min(size_bytes / max(sum(run.raw_bytes for run in runs), 1), oldest.size_bytes / max(oldest.raw_bytes, 1))

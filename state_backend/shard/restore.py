@@ -42,7 +42,7 @@ class RestorePlan:
 
     Attributes:
         first: The manifest whose files are opened; None: the shard starts empty.
-        clip: True if `first` has key groups outside of the range, which must be deleted.
+        clip: True if `first` has key groups outside of the range. They are deleted after the files are opened.
         others: The other manifests that overlap the range. The range's entries are copied from those that are not
             joined.
         worth_joining: Those of `others` whose files may be opened together with the files of `first`.

@@ -10,8 +10,9 @@ Spark can order are sorted here instead, and have the layout that jobs read:
     __key_group int | __part binary | __kind tinyint | __key_0, __key_1, … | __input struct<source columns>
                                                      | __initial struct<initial state's columns>
 
-The `__initial` columns exist only if the interval has an initial state. The key has columns of its own, because the
-sort compares the key most often.
+The `__initial` columns exist only if the interval has an initial state.
+
+The key has columns of its own, because the sort compares the key most often.
 
 `__part` is data for the job of one shard. Only ticks have it. A tick is the first row of its partition. Each shard has
 a tick for two reasons: a shard without input must run too, because its timers may be due; and adaptive execution must

@@ -11,10 +11,11 @@ values do:
     string, binary                        eight bytes, eight more, its size or rank     by bytes
     any, with nulls                       first a pass that marks nulls                 nulls first
 
-0.0 equals -0.0, and all NaN are equal. Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in
-the task's folder. A merge reads the next rows of each run and sorts them together. It yields them up to the first row
-that an unread row may precede. If one row of each run together exceeds memory, a few runs at a time are merged into a
-longer run first.
+0.0 equals -0.0, and all NaN are equal.
+
+Rows beyond `most_bytes` are sorted in runs. Each run is an Arrow IPC file in the task's folder. A merge reads the next
+rows of each run and sorts them together. It yields them up to the first row that an unread row may precede. If one row
+of each run together exceeds memory, a few runs at a time are merged into a longer run first.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def total_order(columns: Iterable[pa.Array], count: int) -> Positions:
     Rows that are equal in all columns may change places.
     """
     order = np.arange(count)
-    # `tied` are the positions in `order` whose rows are not yet told apart from a neighbour by the columns so far.
-    # `group` numbers the groups of such equal rows, ascending.
+    # `tied` are the positions in `order` whose rows equal a neighbour in all columns so far. `group` numbers the groups
+    # of such equal rows, ascending.
     tied, group = order.copy(), np.zeros(count, np.int64)
     for values_of in chain.from_iterable(map(_passes, columns)):
         if not len(tied):
