@@ -322,6 +322,7 @@ def check_fits(
 
 @contextmanager
 def in_zone_of(spark: SparkSession, wanted: str | None) -> Iterator[None]:
+    """Set the session's time zone to `wanted` within the block; None leaves the zone as it is."""
     if wanted is None:
         yield
         return

@@ -158,7 +158,7 @@ def _reuse(
             permissions=job.permissions,
             code_hash=job.code_hash,
             options=options,
-            source_position=json.loads(json.dumps(job.source_position)),  # JSON turns tuples into lists, as in the record.
+            source_position=json.loads(json.dumps(job.source_position)),  # Tuples become lists.
             initial_state=job.initial_schema is not None,
         ),
     )
