@@ -108,7 +108,8 @@ class RunningAggregate(ArrowProcessor):
 
     splits_keys = True
     ttl_ms: int | None = None
-    # In the order of declaration. `vars(cls)` would not do: pickling a class by value for a worker sorts its attributes.
+    # In the order of declaration. `vars(cls)` loses this order: a class that is pickled by value for a worker arrives
+    # with its attributes sorted.
     declared_aggregates: Mapping[str, Aggregate] = {}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -563,7 +564,8 @@ class Min(_Extreme):
     """Smallest value of a column, in the column's type.
 
     The order is Spark's: NaN is above all numbers, strings compare by their UTF-8 bytes, and false is below true. The
-    result never is -0.0: -0.0 becomes 0.0. Arrays, maps, structs and collated strings are refused.
+    result is never -0.0: -0.0 becomes 0.0. Columns of arrays, maps, structs or collated strings raise `UsageError` when
+    the interval is planned.
     """
 
     @property

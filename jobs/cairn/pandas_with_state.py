@@ -172,8 +172,8 @@ class PandasWithState(StatefulProcessor):  # type: ignore[misc]
                 # A timeout is due after its millisecond, a timer in its millisecond. So the timer is 1 ms later.
                 self._handle.registerTimer(timeout_ms + 1)
         elif fired_ms is not None:
-            # The function left the state and the timeout as they were. Spark then calls it again in every batch. The fired timer
-            # is deleted after this call, so a timer with another expiry must replace it.
+            # The function left the state and the timeout as they were. Spark then repeats the timeout in every batch.
+            # The fired timer is deleted after this call. So a timer with another expiry must repeat the timeout.
             self._handle.registerTimer(fired_ms - 1)
 
     @property

@@ -162,7 +162,7 @@ class PipelineTester:
             )
         return LocalRows(rows, _schema(schema, "initial_schema"), self._zone, f"{self._where}: the initial state")
 
-    # --- running intervals --------------------------------------------------------------------------------------------------------
+    # --- running intervals --------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -249,7 +249,7 @@ class PipelineTester:
             )
         self.pipeline = pipeline
 
-    # --- reading results ------------------------------------------------------------------------------------------------------------
+    # --- reading results ----------------------------------------------------------------------------------------------
 
     @property
     def next_interval(self) -> Interval:
@@ -318,7 +318,7 @@ class PipelineTester:
         """
         return self.state(TIMERS_NAME, checkpoint)
 
-    # --- internals --------------------------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------------
 
     def _as_run(self, rows: LocalRows, position: dict[str, Any] | None) -> Pipeline:
         source: Any = _Given((rows, position) if position is not None else rows)
@@ -369,7 +369,7 @@ class _Given:
         return self._read
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The input hash covers the source. Hashing all rows would be slow, and no later try compares the hash here.
+        # The input hash covers the source. Hashing all rows would be slow, and no later try of a test compares the hash.
         raise TypeError("rows of a test have no lasting value")
 
 

@@ -8,9 +8,9 @@ scheduler writes. A backfill counts as active for half a minute after its end.
 
 1. It asks for the logical dates with a dry run, before it changes anything.
 2. It creates the backfill. After a temporary refusal it tries again. It cancels the incomplete backfill that the failed
-call left. The DAG is paused meanwhile, so that no run of the incomplete backfill starts.
+   call left. The DAG is paused meanwhile, so that no run of the incomplete backfill starts.
 3. It checks that each logical date has a run that is queued, is running, or was queued since the creation. If a date
-has no run, it begins again.
+   has no run, it begins again.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class AirflowRest:
         self._token = str(answer["access_token"])
         return self._token
 
-    # --- backfills -----------------------------------------------------------------------------------------------------------
+    # --- backfills ----------------------------------------------------------------------------------------------------
 
     def pause(self, dag_id: str, paused: bool) -> None:
         """Pause or unpause a DAG."""

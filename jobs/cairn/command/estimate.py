@@ -137,7 +137,7 @@ def _history(root: str, pipeline: str) -> History:
     return history
 
 
-# --- printing -------------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def as_values(found: Estimate, history: History | None, prices: Prices) -> dict[str, Any]:

@@ -51,9 +51,14 @@ class Api(StrEnum):
 class NewPipeline:
     """The answers from which a new pipeline is written.
 
+    Attributes:
+        name: Name of the pipeline, of its modules and of its folder.
+        schedule: How often the pipeline runs.
+        key: Name of the key column.
+        api: Interface of the processor.
+
     Raises:
-        UsageError: The name or the key can't be a Python and column name, or the key is another column of the sample
-            data.
+        UsageError: The name or the key is not a valid Python name, or the key is another column of the sample data.
     """
 
     name: str

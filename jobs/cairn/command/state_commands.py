@@ -280,7 +280,7 @@ def fork(
     return _say({"checkpoint": done.id, **said}, text, as_json)
 
 
-# --- shared parts ---------------------------------------------------------------------------------------------------------------
+# --- shared parts -----------------------------------------------------------------------------------------------------
 
 
 def _would_take(record: Record, to: str, format: str, dag: str, stop: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ ended waits for its `checkpoint` task until the DAG is unpaused. Therefore `stop
 1. pause the DAG, so that no new task starts;
 2. wait until two checks in a row find no active task, since the scheduler may just have chosen a task;
 3. commit what was prepared and not committed, as the waiting `checkpoint` task would. This task later finds the commit
-and only calls the sink.
+   and only calls the sink.
 
 If a step fails, `stopped` unpauses the DAG again, except if the DAG was paused before.
 """
@@ -56,7 +56,7 @@ class DagControl(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
-    """What the runs of a paused DAG still need.
+    """The tasks and commits that the runs of a paused DAG still need.
 
     Attributes:
         under_way: Active tasks to wait for, as `run/task`.
@@ -69,7 +69,7 @@ class StopPlan:
 
 
 def plan_stop(running: Mapping[str, Mapping[str, str | None]]) -> StopPlan:
-    """Return what the runs of a paused DAG still need.
+    """Return the tasks and commits that the runs of a paused DAG still need.
 
     Args:
         running: Task states, as `DagControl.running` returns them.

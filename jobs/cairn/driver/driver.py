@@ -400,10 +400,10 @@ COMMANDS: dict[type[Any], Callable[[Session, Any], Mapping[str, Any]]] = {
 
 
 def _print_error(error: Exception) -> None:
-    """Print an error for the task's log.
+    """Print an error into the task's log.
 
-    A `CairnError` is one line. Its notes come first, and for a `ProcessorError` the traceback of the user's code. Other
-    errors are unexpected: their traceback is printed.
+    For a `CairnError`, print its notes and then one line with its type and message. For a `ProcessorError`, print the
+    traceback of the user's code first. For any other error, print the whole traceback.
     """
     if isinstance(error, CairnError):
         cause = error.__cause__

@@ -351,7 +351,7 @@ class ValidateResult(TypedDict):
     rerun: dict[str, Any] | None
 
 
-# --- the command line ----------------------------------------------------------------------------------------------------
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
 def to_arguments(value: Call | Request) -> list[str]:

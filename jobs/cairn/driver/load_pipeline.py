@@ -1,4 +1,4 @@
-"""Load the pipeline that ``module:NAME`` names."""
+"""Load the pipeline that `module:NAME` names."""
 
 from __future__ import annotations
 

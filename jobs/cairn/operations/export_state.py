@@ -6,7 +6,7 @@
 
 Cairn does not track or delete exported files.
 
-An export needs no Spark. It restores shard after shard, or several shards at a time in processes of their own, and
+An export needs no Spark. It restores one shard after the other, or several shards at a time in separate processes. It
 writes about 64 MiB of entries at a time. Each shard needs local disk for its files.
 """
 

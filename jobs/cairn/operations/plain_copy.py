@@ -3,10 +3,13 @@
     <to>/interval=20130101T000000000Z_20130102T000000000Z/00000000000000000042-part-00000-7.parquet
 
 **Not atomic.** While the sink copies an interval, files appear one by one. While the sink copies a re-run, the folder
-holds the files of both results, until the older files are deleted one by one. After its first copy an interval's folder
-always holds at least one complete result. The exception is an interval with other boundaries that replaces this one:
-then the files of this one are deleted first. Readers that must not see such a state read `format("keyed_output")`. The
-sink leaves files with other names alone.
+holds the files of both results, until the sink deletes the older files one by one. Readers that must not see such a
+state read `format("keyed_output")`.
+
+After its first copy an interval's folder always holds at least one complete result. There is one exception: an interval
+with other boundaries replaces this interval. Then the sink deletes the files of the replaced interval first.
+
+The sink does not touch files with other names.
 """
 
 from __future__ import annotations

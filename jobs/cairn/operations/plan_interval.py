@@ -274,7 +274,7 @@ def _input_hash(
     output_schema: StructType,
 ) -> str | None:
     if pipeline.initial_state is not None and interval.start == pipeline.start:
-        return None  # The rows of initial state have no position.
+        return None  # No hash: rows of initial state have no position to compare.
     session_zone = spark.conf.get(_SESSION_ZONE)
     inputs = ResultInputs(
         code_hash=code_hash,

@@ -57,7 +57,7 @@ def keep_or_compute(there: Result | None, reprocess: Reprocess, run: RunRef) -> 
     """Decide about an interval, as far as the log allows.
 
     Args:
-        there: The interval's committed result; None if there is none.
+        there: The interval's committed result; None if it has no result.
         reprocess: "none" keeps every valid result. "changed" keeps a result if code and input are unchanged. "all"
             computes the interval again, except if an earlier try of the same run committed the result.
         run: The present run.

@@ -1,4 +1,4 @@
-"""Decision whether a retry uses what an earlier try of the same run has prepared, and the hashes for this decision.
+"""Decide whether a retry uses what an earlier try of the same run has prepared, by comparing hashes and options.
 
 The decision is a pure function.
 """
@@ -41,7 +41,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """What this try would compute.
+    """The inputs of this try, which decide what it would compute.
 
     Attributes:
         log: The present log.
@@ -66,7 +66,11 @@ class Now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
-    """Decision: commit the earlier attempt, and compute nothing."""
+    """Decision: commit the earlier attempt, and compute nothing.
+
+    Attributes:
+        attempt: Id of the earlier attempt.
+    """
 
     attempt: str
 

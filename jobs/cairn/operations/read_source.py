@@ -52,7 +52,7 @@ def read_source(spark: SparkSession, pipeline: Pipeline, interval: Interval) -> 
             raise SourceError(
                 f"{where}: the source returned {_described(read)}; it must return a DataFrame, or a DataFrame and its position"
             )
-        schema = rows.schema  # Spark Connect analyses the query only here.
+        schema = rows.schema  # Spark Connect analyses the query only when its schema is read.
     except CairnError:
         raise
     except Exception as error:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cairn")
 
 CLAIM_MODES = ("NO_CLAIM", "CLAIM")
-# A try's task numbers start at a random number: the upper 48 of a uuid's 128 bits. The lower 80 bits are cut off.
+# A try's task numbers start at a random number: the upper 48 of a uuid's 128 bits. The lower 80 bits are shifted out.
 _BITS_BEHIND_TASK = 80
 
 

@@ -10,7 +10,7 @@ One call saves time in four ways:
 2. The log's records are read once.
 3. The source is asked for the next interval while the shards compute the present one.
 4. The work after a commit (publication without a sink, clean-up) runs beside the next interval. It ends before the next
-commit.
+   commit.
 
 State stays closed between intervals. Spark gives a shard to any of its workers, and linking the files of the host's
 cache takes only milliseconds.
@@ -416,7 +416,7 @@ class _Range:
     def _finish(self, checkpoint_id: int) -> None:
         finish_commit(self.spark, self.pipeline, self._coordinator, checkpoint_id, self.root)
 
-    # --- the source ------------------------------------------------------------------------------------------------------------
+    # --- the source ---------------------------------------------------------------------------------------------------
 
     def _read(self, interval: Interval) -> Read:
         """Return the source's answer for the interval, from a request ahead or from a request now.
@@ -451,7 +451,7 @@ class _Range:
 
     def _in_thread(self, work: Callable[[], Any]) -> Callable[[], Any]:
         """Bind this thread's Spark tags to the work, so that an interrupt by tag also stops the work's Spark jobs."""
-        if not hasattr(self.spark, "addTag"):  # A session of `PipelineTester`, without Spark.
+        if not hasattr(self.spark, "addTag"):  # `PipelineTester` passes a session without Spark, which has no tags.
             return work
         from pyspark import inheritable_thread_target
 

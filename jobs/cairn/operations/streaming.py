@@ -53,7 +53,7 @@ _HELD = "__state"
 Types = Mapping[str, tuple[Struct, Struct | None]]
 
 
-# --- in --------------------------------------------------------------------------------------------------------------------------
+# --- in ---------------------------------------------------------------------------------------------------------------
 
 
 def from_streaming_checkpoint(
@@ -166,8 +166,8 @@ def _time_of(spark: SparkSession, pipeline: Pipeline, interval: Interval, path: 
     time = LogicalTime(mode=pipeline.time_mode, processing_time_ms=interval.end_ms, watermark_ms=None)
     if pipeline.time_mode != "event":
         return time
-    # Handlers of the next batch see the watermark of this batch's commit. Rows are late up to the watermark that handlers of this batch
-    # saw. Both are 0 before the first event.
+    # Handlers of the next batch see the watermark of this batch's commit. Rows are late up to the watermark that
+    # handlers of this batch saw. Both watermarks are 0 before the first event.
     return replace(
         time,
         watermark_ms=_journaled(spark, f"{path}/commits/{batch}")["nextBatchWatermarkMs"],
@@ -309,7 +309,7 @@ def _check_type(path: str, what: str, found: StructType, declared: dict[str, Any
         raise StateSchemaError(f"state {what}: {ours} has a struct without fields, which can't be imported")
 
 
-# --- out -------------------------------------------------------------------------------------------------------------------------
+# --- out --------------------------------------------------------------------------------------------------------------
 
 
 def initial_state_of(

@@ -158,7 +158,7 @@ def consolidate_checkpoint(spark: SparkSession, pipeline: Pipeline, root: str, r
         )
     earlier = [c for c in checkpoints.completed() if c.content.kind == "consolidate" and c.content.base_id == record.id]
     if earlier and checkpoints.quarantine_above(earlier[-1].id) is None:
-        return earlier[-1]  # An earlier try has consolidated it.
+        return earlier[-1]  # An earlier try has consolidated this checkpoint.
     attempt = str(uuid.uuid4())
     job = ConsolidationJob(
         root=join_url(root, pipeline.name),

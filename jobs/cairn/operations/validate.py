@@ -333,7 +333,7 @@ def _restored(spark: SparkSession, pipeline: Pipeline, target: _Target, found: V
     return replace(found, findings=job.findings(shards), entries=sum(s.entries for s in shards), pids=pids)
 
 
-# --- states as tables ----------------------------------------------------------------------------------------------------------
+# --- states as tables -------------------------------------------------------------------------------------------------
 
 
 def _state(spark: SparkSession, options: Mapping[str, str], state: str) -> DataFrame:
@@ -404,7 +404,7 @@ def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | No
     return joined.select(*there, *values, fate.alias("fate"), lost)
 
 
-# --- expectations --------------------------------------------------------------------------------------------------------------
+# --- expectations -----------------------------------------------------------------------------------------------------
 
 
 def _expected(

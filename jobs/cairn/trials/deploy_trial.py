@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployPlan:
-    """What a deployment would do.
+    """The intervals and the code that a deployment would change in production.
 
     Attributes:
         trial: The trial.
@@ -249,7 +249,7 @@ def _check_next(spark: SparkSession, pipeline: Pipeline, newest: Record, there: 
 
 
 def _in_row(last: Interval, behind: Sequence[Interval]) -> list[Interval]:
-    """Return the later intervals that follow the trial's last interval without a gap.
+    """Return the intervals of `behind` that follow the trial's last interval without a gap.
 
     Intervals after a gap are left to the user. `cairn status` names them.
     """
