@@ -1,10 +1,10 @@
 """The driver program that Airflow's operators start: it runs one command and writes one result file.
 
-    python -m cairn.driver.driver process|range|savepoint|restore|validate --pipeline MODULE:NAME --root URL --spark
-    WHERE --result FILE ...
+    python -m cairn.driver.driver COMMAND --pipeline MODULE:NAME --root URL --spark WHERE --result FILE ...
 
-The result is JSON: `{"ok": {...}}`, or `{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is
-killed leaves no result. The driver writes its log to stdout.
+COMMAND is process, range, try, deploy, savepoint, restore or validate. The result is JSON: `{"ok": {...}}`, or
+`{"error": {"type": ..., "message": ...}}` with exit code 1. A driver that is killed leaves no result. The driver writes
+its log to stdout.
 """
 
 from __future__ import annotations
