@@ -163,7 +163,7 @@ class Iceberg:
         self._catalog.create_namespace("state")
 
     def batch(self, number: int) -> None:
-        """Join the input file of this number with the table, and write the new table and the output rows of its keys."""
+        """Join the input file of this number with the table, and write the table and the output rows of its keys."""
         rows = pq.read_table(self._files[number])
         if number == 0:
             merged = query(f"select {_FROM_BATCH} from rows", rows=rows)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One process at one moment.
+    """The CPU time and memory of one process.
 
     Attributes:
         pid: The process id.

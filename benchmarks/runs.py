@@ -109,9 +109,7 @@ class Keyed:
     api: str
     output_schema: str
     state: str
-    # The value columns in Spark's table of the state.
     peer_columns: str = "value.*"
-    # The output columns that must be equal in both engines.
     compared: Sequence[str] = ()
 
 

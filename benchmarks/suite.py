@@ -165,7 +165,7 @@ def _run_apart(section: str, variant: str, scale: Scale, scale_name: str, work: 
             try:
                 processes.check_alive()
             except RuntimeError:
-                # The process may have written its result and ended after the check above.
+                # The process may have written its result and ended since the loop checked for the result.
                 if not result.exists():
                     raise
         return Run(**json.loads(result.read_text()))

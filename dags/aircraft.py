@@ -25,7 +25,8 @@ dag = stateful_pipeline(
         "docs_dir": f"{DATA}/docs",
         "expectations_every": timedelta(days=int(os.environ.get("CAIRN_EXPECTATIONS_DAYS", "1"))),
     },
-    # The preset "@daily" would give intervals of zero length, except if airflow.cfg sets `create_cron_data_intervals`.
+    # The preset "@daily" would give intervals of zero length in an Airflow whose configuration does not set
+    # `create_cron_data_intervals`.
     schedule=CronDataIntervalTimetable("@daily", timezone="UTC"),
     start_date=datetime(2013, 1, 1, tzinfo=UTC),
     end_date=datetime(2013, 12, 31, tzinfo=UTC),

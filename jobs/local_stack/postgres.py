@@ -6,8 +6,8 @@ SQLite allows one writer only. With SQLite, Airflow refused most requests for a 
 left parts of backfills behind.
 
 The wheel's own `get_server` is not used. Run as root, it creates a system user and opens every folder above the data to
-all users. This module instead runs the server as `nobody` if this program runs as root. If that is not possible, there
-is no server.
+all users. This module instead runs the server as `nobody` if this program runs as root. If `nobody` can't
+enter the folder, the server does not start.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Postgres(Server):
         """Start the server without waiting for it.
 
         Raises:
-            PostgresUnavailable: The wheel is missing, or the server's user can't enter the folder.
+            PostgresUnavailable: The wheel is missing, the server's user can't enter the folder, or the data can't be
+                created.
             RuntimeError: Another server uses this folder.
         """
         programs = _programs()

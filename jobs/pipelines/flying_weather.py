@@ -21,7 +21,7 @@ WINDY_KNOTS = 20
 def flying_weather(root: str) -> dict[str, Any]:
     """Return the mean departure delay by weather, over all committed output under `root`.
 
-    The weather of a flight is that of the airport and of the six hours in which its scheduled departure lies. The
+    A flight's weather is the weather of its airport in the six hours of its scheduled departure. The
     conditions are "wet", "windy", "wet and windy" and "fair".
 
     Returns:

@@ -148,7 +148,7 @@ class LandingReport:
 
 
 def count_flights(flights: pa.Table) -> FlightCounts:
-    """Count the flights of a table.
+    """Count the flights of a table, in total and by kind of missing value.
 
     Args:
         flights: A table with the columns of `FLIGHT_SCHEMA`.
@@ -242,7 +242,7 @@ def land(destination: Path, *, first: date, last: date) -> LandingReport:
     alone. Any other file is replaced. A file appears completely or not at all. The same rows give the same bytes.
 
     Raises:
-        SourceError: The archive has no flights of a day.
+        SourceError: The archive is missing, can't be read, or has no flights of a day.
     """
     archive = find_archive()
     flights = read_archive(archive)

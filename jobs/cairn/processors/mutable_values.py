@@ -106,4 +106,4 @@ def _copy_of_other(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        return value  # Arrow can't convert this type either, and its error names the column.
+        return value  # Arrow can't convert a value that can't be copied. Arrow's error then names the column.

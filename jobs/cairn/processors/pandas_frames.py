@@ -50,8 +50,8 @@ def frame_slices(zone: str) -> SlicesOf:
         for at, values in enumerate(batch.columns):
             if _null_inside(values):
                 frame.isetitem(at, [_exact_cell(cell, values.type.value_type) for cell in frame.iloc[:, at]])
-        # The copy has one block for each dtype, and handlers may write to that block. A separate copy for each key
-        # would have the same layout.
+        # `copy` joins the columns of each dtype into one block. The frames of all keys are slices of these blocks, and
+        # handlers may write to them.
         frame = frame.copy()
         names = batch.schema.names
         # All frames share this array of labels. A separate index for each key would cost a lookup table of names for

@@ -272,7 +272,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         """Declare a value state.
 
         Raises:
-            StateSchemaError: The name, the schema or the time to live is not allowed, or the name is declared twice.
+            UsageError: The name, the schema or the time to live is not allowed, or the name is declared twice.
         """
         return self._declare(stateName, "value", schema, None, ttlDurationMs)
 
@@ -280,7 +280,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         """Declare a list state.
 
         Raises:
-            StateSchemaError: The name, the schema or the time to live is not allowed, or the name is declared twice.
+            UsageError: The name, the schema or the time to live is not allowed, or the name is declared twice.
         """
         return self._declare(stateName, "list", schema, None, ttlDurationMs)
 
@@ -290,7 +290,7 @@ class DeclaringHandle(spark_api.StatefulProcessorHandle):
         """Declare a map state.
 
         Raises:
-            StateSchemaError: The name, a schema or the time to live is not allowed, or the name is declared twice.
+            UsageError: The name, a schema or the time to live is not allowed, or the name is declared twice.
         """
         return self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
 

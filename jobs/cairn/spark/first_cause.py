@@ -47,7 +47,7 @@ def first_cause() -> Iterator[None]:
                     "Cairn's own modules are sent by the driver of a master; on a Connect server install them too"
                 ) from error
             raise
-        # The worker's traceback lists the causes first. The last error is the one that Spark received.
+        # The worker's traceback lists the causes first. Spark received the last error.
         last = found[-1]
         translated = getattr(errors, last[1], CairnError)(last[2].strip())
         rest = text[last.end() :]

@@ -26,8 +26,8 @@ from pathlib import Path
 IDLE_VARIABLE = "CAIRN_DAEMON_IDLE_S"
 _IDLE_S = 600.0
 
-# The watcher runs without site-packages and takes 8 MiB. It holds a pidfd, because the kernel may give a process id to
-# another process.
+# The watcher runs without site-packages and takes 8 MiB. It holds a pidfd, because the kernel may give the daemon's
+# process id to another process later.
 _WATCHER = """
 import os, select, signal, sys
 pid, idle_s = int(sys.argv[1]), float(sys.argv[2])
@@ -48,8 +48,8 @@ except OSError:
 def end_idle_daemon() -> None:
     """Start a watcher for this worker's daemon.
 
-    The function does nothing if the daemon has a watcher, if the worker serves no Connect session, or if the system is
-    not Linux.
+    The function does nothing if the daemon has a watcher, if the worker serves no Connect session, if the system is not
+    Linux, or if the idle time is 0.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if sys.platform != "linux" or "SPARK_JOB_ARTIFACT_UUID" not in os.environ or not main:

@@ -60,7 +60,7 @@ def kept_secret(server: str, port: int, secret: str) -> Iterator[Path]:
 
 
 def find_secret(server: str, port: int) -> str | None:
-    """Return the secret of a server that this user runs on this machine; None if there is no file.
+    """Return the secret of a server that this user runs on this machine; None if no file can be read.
 
     Raises:
         UsageError: Another user could read or write the file.

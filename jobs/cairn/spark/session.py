@@ -85,8 +85,8 @@ def connect(
 
     Raises:
         StorageUnavailable: The server can't be reached.
-        UsageError: A master needs a Java runtime and there is none, the server refuses the token, or it forbids a
-            setting.
+        UsageError: There is no Java runtime for a master. The server refuses the token or forbids a setting. The token
+            would be sent to another machine without TLS.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -257,7 +257,7 @@ def _with_token(where: str, given: str | None) -> tuple[str, str | None]:
 
 
 def _channel(url: str, token: str | None) -> ConnectChannel:
-    # A session on a master needs neither gRPC nor Spark's Connect client, so both are imported here.
+    # gRPC and Spark's Connect client are imported only here, because a session on a master needs neither.
     from cairn.spark.connect_channel import ConnectChannel
 
     return ConnectChannel(url, token)
@@ -329,7 +329,7 @@ def interrupt_former(where: str, shared_as: str, tag: str, *, token: str | None 
     attempt.
 
     Args:
-        where: The URL of the Connect server. For a master, nothing happens.
+        where: The URL of the Connect server. For a master, or a URL that names a session, nothing happens.
         shared_as: The name that the drivers gave to `connect`.
         tag: The tag of the operations.
         token: The Connect server's token, as for `connect`.
@@ -438,7 +438,7 @@ def explain(error: Exception, where: str) -> Exception:
 
 
 def is_lost(error: Exception) -> bool:
-    """Return True if the server is gone, has lost the session, or has interrupted the operation.
+    """Return True if the server is dead, has lost the session, or has interrupted the operation.
 
     Neither the input nor the code is the cause of such an error.
     """
