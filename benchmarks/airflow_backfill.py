@@ -8,8 +8,8 @@ The ways are:
 - *cold*: Cairn with drivers that tasks start.
 - *warm*: Cairn with warm drivers.
 - *streaming*: Spark's Structured Streaming. One DAG has a task whose query with `Trigger.AvailableNow` reads the run's
-  day. It has one active run, because two
-  queries can't share a checkpoint. A second DAG reads all days in one run.
+  day. It has one active run, because two queries can't share a checkpoint. A second DAG reads all days in
+  one run.
 
 Each way has one Spark Connect server on two cores and one Airflow (PostgreSQL, LocalExecutor with two workers). The
 ways run one after the other. Each number of active runs has a root and a DAG of its own: process, checkpoint and

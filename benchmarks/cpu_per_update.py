@@ -155,7 +155,7 @@ def measure(
 
     Returns:
         The seconds of every interval after the warm-up, by kind: CPU of the JVM, CPU of Python, CPU of both, and wall
-            time. Then the digest of the last state.
+        time. Then the digest of the last state.
     """
     pipeline = updates_over(files, api)
     found: dict[str, list[float]] = {"java": [], "python": [], "both": [], "wall": []}

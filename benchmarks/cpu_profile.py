@@ -94,7 +94,7 @@ def owner_by_path(function: Function) -> str | None:
     """
     file, _, name = function
     if file == "~":
-        # The name of a compiled method may name its package.
+        # The name of a compiled method may contain its package.
         return next((owner for package, owner in _PACKAGES.items() if f"{package}." in name), None)
     path = Path(file)
     if path.is_relative_to(_ROOT):

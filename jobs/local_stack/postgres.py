@@ -6,8 +6,8 @@ SQLite allows one writer only. With SQLite, Airflow refused most requests for a 
 left parts of backfills behind.
 
 The wheel's own `get_server` is not used. Run as root, it creates a system user and opens every folder above the data to
-all users. This module instead runs the server as `nobody` if this program runs as root. If `nobody` can't
-enter the folder, the server does not start.
+all users. This module instead runs the server as `nobody` if this program runs as root. If `nobody` can't enter the
+folder, the server does not start.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def read_flights(spark: SparkSession, interval: Interval) -> tuple[DataFrame, di
 
     Returns:
         The flights, and the source position with two entries. `files` lists each file with its path relative to the
-            folder, its size in bytes and its crc32c in hex. `counts` holds the `FlightCounts`.
+        folder, its size in bytes and its crc32c in hex. `counts` holds the `FlightCounts`.
 
     Raises:
         SourceError: The interval is not whole days. A file is missing or can't be read. A column is missing or has

@@ -21,13 +21,13 @@ WINDY_KNOTS = 20
 def flying_weather(root: str) -> dict[str, Any]:
     """Return the mean departure delay by weather, over all committed output under `root`.
 
-    A flight's weather is the weather of its airport in the six hours of its scheduled departure. The
-    conditions are "wet", "windy", "wet and windy" and "fair".
+    A flight's weather is the weather of its airport in the six hours of its scheduled departure. The conditions are
+    "wet", "windy", "wet and windy" and "fair".
 
     Returns:
         A dict with three entries. `windows` is the number of weather windows. `flights_without_weather` is the number
-            of departed flights without a window. `conditions` gives, by condition, the number of departed flights and
-            their mean departure delay in minutes. If a pipeline has no output yet, `conditions` is empty.
+        of departed flights without a window. `conditions` gives, by condition, the number of departed flights and
+        their mean departure delay in minutes. If a pipeline has no output yet, `conditions` is empty.
     """
     windows = {(row["origin"], row["window_start"]): _conditions(row) for row in _rows(root, "weather")}
     delays: dict[str, list[int]] = {}

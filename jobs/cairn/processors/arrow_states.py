@@ -8,8 +8,8 @@ argument `keys` gives positions in `batch.keys`, in one of two forms:
                       times. `batch.key_of_row` has this form for the batch's own rows.
     chosen keys       Ascending integers without repetition, or one bool for each key, or None for all keys of the batch.
 
-The next call sees all changes. A method returns its whole result in memory. If lists or maps are large, read a
-few keys at a time.
+The next call sees all changes. A method returns its whole result in memory. If lists or maps are large, read a few
+keys at a time.
 
 Every method raises StateTypeError if keys or rows do not fit, and UsageError outside a batch.
 """
