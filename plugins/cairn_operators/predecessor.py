@@ -140,7 +140,7 @@ def plan_start(
             "for this run to end"
         )
     if log.newest is None:
-        return Go(reason=left_alone)  # The driver checks that the interval is the pipeline's first.
+        return Go(reason=left_alone)  # Only the driver knows `Pipeline.start`, and checks it.
     pipeline_start_ms = log.newest.content.pipeline_start_ms
     try:
         choose_base(log, pipeline, interval, permissions, pipeline_start_ms)
