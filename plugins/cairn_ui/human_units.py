@@ -7,7 +7,7 @@ _SPANS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def size(count: int | None) -> str:
-    """Format bytes in binary units with at most three or four digits: 1023 B, 1.5 KiB, 12 MiB. None is `–`."""
+    """Format bytes in binary units: 1023 B, 1.5 KiB, 12 MiB. None is `–`."""
     if count is None:
         return "–"
     value, unit = float(count), 0

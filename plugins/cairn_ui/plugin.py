@@ -32,6 +32,7 @@ class Mounted:
     async def __call__(
         self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
+        """Import the application and pass the request on."""
         module = await asyncio.to_thread(import_module, self._module)
         await module.app(scope, receive, send)
 
