@@ -19,9 +19,9 @@ def predecessor_runs(context: Any, start: datetime, end: datetime, tasks: Sequen
 
     These are the scheduled or backfill run of the interval before, and manual runs of that interval.
 
-    A scheduled run has its interval's start as logical date. A manual run has an instant at or after its interval's end.
-    So the search begins one interval length after `end`. It goes back to the first run that is not manual and has a logical
-    date before `start`.
+    A scheduled run has its interval's start as logical date. A manual run has an instant at or after its interval's
+    end. So the search begins one interval length after `end`. It goes back to the first run that is not manual and has
+    a logical date before `start`.
 
     Args:
         context: Airflow's context of the running task.

@@ -23,7 +23,7 @@ def ask_person(context: Any, subject: str, text: str) -> None:
         options=[APPROVE, REJECT],
         subject=subject,
         body=as_markdown(text),
-        params={},  # Airflow's API takes no None here
+        params={},  # Airflow's API refuses None here.
     )
 
 
@@ -36,8 +36,8 @@ def as_markdown(text: str) -> str:
     items: list[str] = []
     for line in filter(str.strip, text.splitlines()):
         words = line.strip()
-        # The fence has more backticks than any run of backticks in the line. A line that begins or ends with a backtick gets
-        # spaces at its ends, which Markdown does not show.
+        # The fence has more backticks than any run of backticks in the line. A line that begins or ends with a backtick
+        # gets spaces at its ends, which Markdown does not show.
         fence = "`" * (1 + max((len(run) for run in re.findall("`+", words)), default=0))
         within = f" {words} " if "`" in (words[0], words[-1]) else words
         below = bool(items) and line.startswith(" ")

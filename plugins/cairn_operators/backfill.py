@@ -45,8 +45,8 @@ class RunIntervalsOperator(DriverOperator):
         first: Start of the first interval: an ISO instant, or a day; UTC if it has no zone.
         last: Start of the last interval, included.
         every: Length of an interval.
-        reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result), "none"
-            or "all".
+        reprocess: Which intervals with a result are computed again: "changed" (other code or input made the result),
+            "none" or "all".
         permissions: As in `StatefulMicroBatchOperator`; only `replace_overlapping` applies to all intervals.
         dry_run: Log what would be computed; compute nothing.
         mode: Form of the checkpoints: incremental, full or changelog.
@@ -79,7 +79,8 @@ class RunIntervalsOperator(DriverOperator):
         mode: str = "incremental",
         **kwargs: Any,
     ) -> None:
-        # Airflow keeps only one event per task for an asset that is an outlet. Through an alias a task can add many events.
+        # Airflow keeps only one event per task for an asset that is an outlet. Through an alias a task can add many
+        # events.
         self.alias = AssetAlias(f"cairn_{pipeline_name}_range")
         self.asset = pipeline_asset(pipeline_name)
         super().__init__(**{"doc_md": _DOC, **kwargs, "outlets": [self.alias, *kwargs.pop("outlets", [])]})
@@ -100,11 +101,12 @@ class RunIntervalsOperator(DriverOperator):
         """Process the range in a driver, and add an event to the asset for each commit.
 
         Returns:
-            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. The id is None after a dry run in
-            which that interval would be computed.
+            Counts of intervals, and `checkpoint`: the id of the last interval's checkpoint. The id is None after a dry
+            run in which that interval would be computed.
 
         Raises:
-            AirflowException: Storage, Spark or user code failed, and a retry may help. It continues after the last commit.
+            AirflowException: Storage, Spark or user code failed, and a retry may help. It continues after the last
+                commit.
             AirflowFailException: An argument is invalid, or a retry can't help.
             DownstreamTasksSkipped: There is no checkpoint for the tasks behind this one.
         """
@@ -231,8 +233,8 @@ def backfill_pipeline(
 ) -> DAG:
     """Build a DAG without schedule that runs a range of a pipeline's intervals in one driver.
 
-    The form of its trigger asks for the first and the last interval, for the treatment of results that exist, and for a dry
-    run.
+    The form of its trigger asks for the first and the last interval, for the treatment of results that exist, and for a
+    dry run.
 
     Args:
         dag_id: Id of the DAG.
@@ -243,16 +245,16 @@ def backfill_pipeline(
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
         backfill: More arguments of the `RunIntervalsOperator`.
-        validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its defaults,
-            False for no validation.
+        validate: Arguments of the `ValidateStateOperator`, which validates the last checkpoint only; True for its
+            defaults, False for no validation.
         **dag_arguments: More arguments of the DAG.
 
     Returns:
         The DAG with the tasks `backfill` and, with validation, `validate`.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show the
-            pipeline's name.
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
+            the pipeline's name.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     where: dict[str, Any] = {

@@ -12,7 +12,8 @@ _PIPELINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 def check_pipeline_and_root(dag_id: str, pipeline: str, root: str) -> None:
     """Raise an error if the pipeline or the root of a DAG is malformed.
 
-    Templates are not checked. The pipeline's module is not searched for, since that would import packages with every parse.
+    Templates are not checked. The pipeline's module is not searched for, since that would import packages with every
+    parse.
 
     Args:
         dag_id: Id of the DAG, for the error message.

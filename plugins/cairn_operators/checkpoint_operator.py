@@ -36,14 +36,14 @@ output is published and files that no retained checkpoint needs are deleted. No 
 
 
 class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The task that commits a prepared attempt, publishes its output and deletes files that no retained checkpoint needs.
+    """The task that commits a prepared attempt, publishes its output and deletes files of dropped checkpoints.
 
         process = StatefulMicroBatchOperator(task_id="process", ...)
         CheckpointOperator(task_id="checkpoint", attempt=process.output["attempt"])
 
-    A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for good,
-    since only a new attempt can replace it. `output["checkpoint"]` is the checkpoint's id. The asset `cairn://<pipeline_name>`
-    gets an event with the id and counts.
+    A retry finishes the steps that an earlier try left; nothing is committed twice. A lost attempt fails the task for
+    good, since only a new attempt can replace it. `output["checkpoint"]` is the checkpoint's id. The asset
+    `cairn://<pipeline_name>` gets an event with the id and counts.
 
     Args:
         attempt: The output of the task that prepared the attempt. The other arguments are then taken from that task.
@@ -52,8 +52,8 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         sink_of: The pipeline with a sink, as `module:NAME`; empty for no sink. Only for a sink the task imports the
             pipeline's code, and with it PySpark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
-        validated: Value of `validated` in the asset's event: True if validation precedes the commit, False if a later task
-            may still refuse the checkpoint.
+        validated: Value of `validated` in the asset's event: True if validation precedes the commit, False if a later
+            task may still refuse the checkpoint.
         **kwargs: More arguments of Airflow's `BaseOperator`.
 
     Raises:
@@ -114,10 +114,10 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
         return summary
 
     def _not_due(self, context: Any, *, dropped: bool) -> list[str]:
-        """Return the ids of the tasks directly behind this one that have nothing to do, so that Airflow does not start them.
+        """Return the ids of directly following tasks that have nothing to do, so that Airflow does not start them.
 
-        These are savepoint and sweep tasks that are not due after this interval. If retention has dropped the checkpoint
-        already, they are also the tasks that read the checkpoint.
+        These are savepoint and sweep tasks that are not due after this interval. If retention has dropped the
+        checkpoint already, they are also the tasks that read the checkpoint.
         """
         behind = context["task"].downstream_list if self.has_dag() else []
         examine = [task.task_id for task in behind if dropped and getattr(task, "checkpoint", None) is not None]
@@ -155,7 +155,7 @@ class CheckpointOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not 
             ended("publish")
             try:
                 coordinator.clean_up()
-            except CorruptFile as error:  # The damaged file is of another checkpoint: the commit counts.
+            except CorruptFile as error:  # A file of another checkpoint is damaged. The commit counts.
                 self.log.warning("nothing was deleted, since it can't be told what is needed: %s", error)
             ended("clean_up")
             tags = {"pipeline": self.pipeline_name}
@@ -239,7 +239,7 @@ def send_metrics(pipeline_name: str, record: Record, duration: timedelta) -> Non
 
 
 def _sink_hook(sink_of: str, url: str) -> tuple[Callable[[Record], None] | None, bool]:
-    """Return the pipeline's sink hook, and True if a failed interval must hold back later intervals."""
+    """Return the pipeline's sink hook or None, and True if a failed interval must hold back later intervals."""
     module, _, name = sink_of.partition(":")
     pipeline = getattr(importlib.import_module(module), name)
     return pipeline.sink_hook(None, url), pipeline.sink_in_order

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 from airflow.sdk import BaseOperatorLink
 
 URL_PREFIX = "/cairn/docs"
-# Pages of Great Expectations load their styles and status icons from other hosts. A browser without access to those hosts
-# shows the styles below. In other browsers the loaded styles come later and override these.
+# Pages of Great Expectations load their styles and status icons from other hosts. A browser without access to those
+# hosts shows the styles below. In other browsers the loaded styles come later and override these.
 _STYLE = """<style>
 body { font-family: system-ui, sans-serif; margin: 1.5rem; color: #222 }
 td, th { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
@@ -79,7 +79,7 @@ def styled(html: str) -> str:
 
 
 class DataDocsLink(BaseOperatorLink):  # type: ignore[misc]  # Airflow is not type-checked here
-    """The button for Data Docs on the task in Airflow's UI. A failed task has it too: its Data Docs show the failure."""
+    """The button for Data Docs on the task in Airflow's UI. A failed task has it too: the pages show the failure."""
 
     name = "Data Docs"
 

@@ -12,8 +12,8 @@ def data_interval(context: Any) -> tuple[datetime, datetime]:
     """Return start and end of the run's data interval.
 
     Raises:
-        AirflowFailException: The run has no data interval, or its interval has no length. State is kept per interval, so
-            the run can't be processed. The message says what to do.
+        AirflowFailException: The run has no data interval, or its interval has no length. State is kept per interval,
+            so the run can't be processed. The message says what to do.
     """
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     if start is None or end is None or not start < end:
@@ -51,7 +51,8 @@ def _suggestion(timetable: Any) -> str:
 def is_due(end: datetime, start: datetime, every: timedelta | None) -> bool:
     """Return True if an interval is on a cadence: it ends a whole number of `every` after `start`.
 
-    The elapsed time counts from `start` and not from the last run. So a re-run of an old interval decides as its first run.
+    The elapsed time counts from `start` and not from the last run. So a re-run of an old interval decides as its first
+    run.
 
     Args:
         end: End of the interval.

@@ -25,9 +25,10 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         root: URL of the folder that holds the pipelines.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
-        spark_conf: Spark's configuration. It takes precedence over the configuration in the connection. Airflow shows it
-            with the task, and secrets as `***`.
-        **kwargs: More arguments of Airflow's `BaseOperator`. `doc_md` is by default the docstring of the operator's class.
+        spark_conf: Spark's configuration. It takes precedence over the configuration in the connection. Airflow shows
+            it with the task, and secrets as `***`.
+        **kwargs: More arguments of Airflow's `BaseOperator`. `doc_md` is by default the docstring of the operator's
+            class.
 
     Attributes:
         driver_module: Module with the driver's command line. Tests use another module.
@@ -47,7 +48,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
         spark_conf: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        # Airflow's UI shows `doc_md` with the task. An operator without a text for the UI shows the docstring of its class.
+        # Airflow's UI shows `doc_md` with the task. An operator without a text for the UI shows the docstring of its
+        # class.
         super().__init__(**{"doc_md": inspect.cleandoc(type(self).__doc__ or ""), **kwargs})
         self.pipeline = pipeline
         self.root = root
@@ -58,8 +60,8 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
 
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
         """Render the templates of this copy of the task, and hide secrets among the rendered values."""
-        # Airflow renders the `Hidden` values of `spark_conf` in place, and all copies of a task share them. So each copy gets
-        # `Hidden` values of its own.
+        # Airflow renders the `Hidden` values of `spark_conf` in place, and all copies of a task share them. So each
+        # copy gets `Hidden` values of its own.
         self.spark_conf = {k: Hidden(v.text) if isinstance(v, Hidden) else v for k, v in self.spark_conf.items()}
         super().render_template_fields(context, jinja_env)
         # A rendered value may be the output of another task, and a secret.
@@ -110,9 +112,9 @@ class DriverOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type
     def on_kill(self) -> None:
         """Stop the driver and end this process.
 
-        Airflow calls this from its SIGTERM handler, and `execute` continues when the handler returns. Without the exit, a stopped
-        task would report the result of the killed driver, or begin its next step. After a timeout `execute` has already ended:
-        then no driver runs, and Airflow itself raises the timeout.
+        Airflow calls this from its SIGTERM handler, and `execute` continues when the handler returns. Without the exit,
+        a stopped task would report the result of the killed driver, or begin its next step. After a timeout `execute`
+        has already ended: then no driver runs, and Airflow itself raises the timeout.
 
         Raises:
             SystemExit: A driver was running.

@@ -2,8 +2,8 @@
 
 The driver's output goes to the task log line by line. Its result comes back as a file. It never outlives the task.
 
-Python workers and a JVM do not belong into Airflow's task process. A leak or a crash of user code ends with the driver, and
-importing Airflow's operators stays cheap.
+Python workers and a JVM do not belong into Airflow's task process. A leak or a crash of user code ends with the driver,
+and importing Airflow's operators stays cheap.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def _lines(process: subprocess.Popen[bytes] | WarmDriver) -> Iterator[str]:
     """Yield the lines of the driver's output until it ends, even if a grandchild keeps the pipe open.
 
     Raises:
-        AirflowException: Airflow's supervisor of this task has died. The kernel does not kill this process then, and another
-            try may already be running.
+        AirflowException: Airflow's supervisor of this task has died. The kernel does not kill this process then, and
+            another try may already be running.
     """
     assert process.stdout is not None
     supervisor, rest = os.getppid(), b""

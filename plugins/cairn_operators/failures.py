@@ -30,9 +30,9 @@ def failure_of(error: CairnError, dag_id: str) -> AirflowException:
 def failure(type_name: str, message: str) -> AirflowException:
     """Return the exception to raise for an error that is given by the name of its class.
 
-    Airflow retries an error that may pass by itself: of storage, of a lost attempt, of late data, or of user code. It also
-    retries an error whose class is not in `state_backend.values.errors`. A wrong call, unusable state or a bug fails the
-    task for good.
+    Airflow retries an error that may pass by itself: of storage, of a lost attempt, of late data, or of user code. It
+    also retries an error whose class is not in `state_backend.values.errors`. A wrong call, unusable state or a bug
+    fails the task for good.
 
     Args:
         type_name: Name of the error's class.
@@ -51,7 +51,9 @@ def failure(type_name: str, message: str) -> AirflowException:
 
 
 def exit_failure(return_code: int) -> AirflowException:
-    """Return the exception for a driver that ended without a result. A driver commits nothing here, so a retry is safe.
+    """Return the exception for a driver that ended without a result.
+
+    A retry is safe: it takes what the driver committed or prepared, and computes the rest again.
 
     Args:
         return_code: Exit code of the process; negative for the signal that killed it.

@@ -1,8 +1,8 @@
 """Credentials for Google Cloud Storage, from an Airflow connection of type `google_cloud_platform`.
 
 The key never appears in an argument, a log line, an XCom or a record. It is written to a file that only this user can
-read, and an environment variable holds the path. The file is deleted when the `with` block ends. Airflow's Google provider is
-not needed.
+read, and an environment variable holds the path. The file is deleted when the `with` block ends. Airflow's Google
+provider is not needed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def google_credentials(conn_id: str | None) -> Iterator[dict[str, str]]:
         the block ends.
 
     Raises:
-        AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is not
-            the JSON of a key file.
+        AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is
+            not the JSON of a key file.
     """
     if conn_id is None:
         yield {}
@@ -70,8 +70,8 @@ def as_google_identity(conn_id: str | None) -> Iterator[None]:
         conn_id: Id of the connection; None for application default credentials.
 
     Raises:
-        AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is not
-            the JSON of a key file.
+        AirflowFailException: The connection gives its key in a way that Cairn does not support, or `keyfile_dict` is
+            not the JSON of a key file.
     """
     with google_credentials(conn_id) as environment:
         before = {name: os.environ.get(name) for name in environment}
@@ -94,7 +94,7 @@ def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(conn_id: str, value: Any) -> str:
-    """Return the key as JSON text, and let Airflow mask its secrets. `value` is an object, or text from a form field."""
+    """Return the key as JSON text, and let Airflow mask its secrets. `value` is an object or the text of a field."""
     try:
         key = json.loads(value) if isinstance(value, str) else value
     except ValueError:

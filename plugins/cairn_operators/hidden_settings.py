@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# A setting is secret if its name contains one of these words. Spark's own pattern leaves out fs.azure.account.key, which
-# opens the whole storage account.
+# A setting is secret if its name contains one of these words. Spark's own pattern leaves out fs.azure.account.key,
+# which opens the whole storage account.
 _NAMES = ("password", "passphrase", "secret", "token", "credential", "private", "key")
 _REDACTION_SETTING = "spark.redaction.regex"
 # Spark's default for spark.redaction.regex. Spark applies the pattern to the names and the values of settings.

@@ -55,9 +55,9 @@ interval's rows, uploads what changed. Nothing is committed; that is for the nex
 class StatefulMicroBatchOperator(DriverOperator):
     """The task that processes a data interval. It commits nothing.
 
-    The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the interval, and
-    uploads the changes. `CheckpointOperator` commits `output["attempt"]` of this task. A retry takes the attempt that an
-    earlier try of the same run prepared, if base, code, options and input are unchanged.
+    The task restores the state of the checkpoint that ends where the interval starts, processes the rows of the
+    interval, and uploads the changes. `CheckpointOperator` commits `output["attempt"]` of this task. A retry takes the
+    attempt that an earlier try of the same run prepared, if base, code, options and input are unchanged.
 
     While the run of the interval before is queued or running, the task waits for its checkpoint.
 
@@ -66,23 +66,24 @@ class StatefulMicroBatchOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`; None: read from the source of its module.
         mode: Form of the checkpoint: incremental, full or changelog.
-        permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a checkpoint
-            that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this interval and have
-            other boundaries. Values may be templates, for a permission of one run.
+        permissions: `allow_gap`: start from the latest checkpoint before a gap. `allow_stale_base`: start from a
+            checkpoint that a re-run made stale. `replace_overlapping`: replace output of intervals that overlap this
+            interval and have other boundaries. Values may be templates, for a permission of one run.
         wait_timeout: Longest wait for the checkpoint of the interval before.
         start_patience: Longest wait for a queued run that perhaps only this run keeps from starting.
         poll: Time between two requests to the storage.
-        wait_in_slot: Longest wait with a worker slot before the task defers. A short wait is cheaper than a second start of
-            the task.
+        wait_in_slot: Longest wait with a worker slot before the task defers. A short wait is cheaper than a second
+            start of the task.
         reuse_prepared: False computes again in every try. A cleared task computes again in any case.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
-        ValueError: `mode` is unknown, the source of the module does not show the pipeline's name, or `depends_on_past` or
-            `max_active_tis_per_dag` is set.
+        ValueError: `mode` is unknown, the source of the module does not show the pipeline's name, or `depends_on_past`
+            or `max_active_tis_per_dag` is set.
     """
 
-    # When an attempt is lost, `CheckpointOperator` looks upstream for a task with this attribute, and names it in its message.
+    # When an attempt is lost, `CheckpointOperator` looks upstream for a task with this attribute, and names it in its
+    # message.
     makes_attempts = True
     template_fields: Sequence[str] = (
         *DriverOperator.template_fields,
@@ -140,14 +141,15 @@ class StatefulMicroBatchOperator(DriverOperator):
     def after_wait(self, context: Any, event: Any, since_ms: int, alone_since_ms: int | None) -> dict[str, Any]:
         """Continue after a wait without a worker slot. Airflow calls this method.
 
-        Airflow and the log are asked again: the wait was for one checkpoint, and meanwhile a person may have cleared a task.
+        Airflow and the log are asked again: the wait was for one checkpoint, and meanwhile a person may have cleared a
+        task.
 
         Args:
             context: Airflow's context of the running task.
             event: Event of the trigger. `why` says what ended the wait.
             since_ms: When the task began to wait, in ms since the epoch.
-            alone_since_ms: Since when all awaited runs are queued while no earlier run is running, in ms since the epoch; None
-                if that is not the case.
+            alone_since_ms: Since when all awaited runs are queued while no earlier run is running, in ms since the
+                epoch; None if that is not the case.
 
         Returns:
             As `execute`.
@@ -217,7 +219,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         runs = predecessor_runs(context, start, end, self._checkpoint_tasks(context))
         queued = any(run.state == "queued" for run in runs)
         try:
-            # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as succeeded.
+            # The log is read after Airflow was asked, so it has the commits of all tasks that Airflow reported as
+            # succeeded.
             with as_google_identity(self.gcp_conn_id):
                 log = read_newest(open_storage(self._url()))
             decision = plan_start(
@@ -293,7 +296,8 @@ class StatefulMicroBatchOperator(DriverOperator):
             trigger=self._trigger(context, log, start, wait, until_ms=until_ms),
             method_name="after_wait",
             kwargs={"since_ms": since_ms, "alone_since_ms": alone_since_ms},
-            # The trigger ends the wait at the deadline. Airflow's timeout acts ten minutes later, in case the triggerer is down.
+            # The trigger ends the wait at the deadline. Airflow's timeout acts ten minutes later, in case the triggerer
+            # is down.
             timeout=timedelta(milliseconds=deadline_ms - now_ms) + timedelta(minutes=10),
         )
         raise AssertionError("deferring raises")
@@ -305,8 +309,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         from state_backend.values.intervals import to_ms
 
         return PreviousCheckpointTrigger(
-            # All triggers share the triggerer's environment variables, so one pipeline's Google identity can't be set there. Without
-            # a URL the trigger asks Airflow only.
+            # All triggers share the triggerer's environment variables, so one pipeline's Google identity can't be set
+            # there. Without a URL the trigger asks Airflow only.
             url=self._url() if self.gcp_conn_id is None else None,
             head_id=log.head_id,
             end_ms=to_ms(start),
@@ -332,9 +336,10 @@ class StatefulMicroBatchOperator(DriverOperator):
 
         run, ti = context["dag_run"], context["ti"]
         store = context.get("task_state_store")
-        # Every try has an attempt of its own: an earlier try may still be writing files, which bear the earlier attempt.
+        # Every try has an attempt of its own: an earlier try may still be writing files, which bear the earlier
+        # attempt.
         attempt = str(uuid.uuid4())
-        # A first try has no earlier attempt, so it saves the request to Airflow's API.
+        # A first try has no earlier attempt, so Airflow's API is not asked for one.
         known = store is not None and self.reuse_prepared and ti.try_number > 1
         request = Process(
             start=start,
@@ -361,7 +366,8 @@ class StatefulMicroBatchOperator(DriverOperator):
         began_s = time.monotonic()
         result = self.run_driver(request, on_line=line)
         wall_us = int((time.monotonic() - began_s) * 1e6)
-        # `start` is the driver's time outside of its own clock: start of the process, imports, user modules, and its end.
+        # `start` is the driver's time outside of its own clock: start of the process, imports, user modules, and its
+        # end.
         start_us = max(0, wall_us - int(result.get("seconds", 0) * 1e6))
         phases_us = {**before, "start": start_us, **result.get("durations_us", {})}
         self.log.info("%s: %s", self.pipeline_name, in_words(phases_us, wall_us + sum(before.values())))
@@ -376,11 +382,12 @@ class StatefulMicroBatchOperator(DriverOperator):
 def before_us(run: Any, ti: Any, now: datetime) -> dict[str, int]:
     """Return the microseconds that passed before the task's own code ran, by phase.
 
-    `scheduler` is the time from the run's start to the task's start. Only the first try of a run that was never cleared has
-    it: in other tries the time contains more than the scheduler's work. `task` is the start of Airflow's task process.
+    `scheduler` is the time from the run's start to the task's start. Only the first try of a run that was never cleared
+    has this phase: in other tries the time contains more than the scheduler's work. `task` is the start of Airflow's
+    task process.
 
-    The operator adds the phases that follow. `order` is the time of the questions about the interval before, and of a wait
-    with a worker slot. After a wait without a worker slot, `wait` replaces `scheduler` and `task`.
+    The operator adds the phases that follow. `order` is the time of the questions about the interval before, and of a
+    wait with a worker slot. After a wait without a worker slot, `wait` replaces `scheduler` and `task`.
 
     Args:
         run: Airflow's run of the DAG.

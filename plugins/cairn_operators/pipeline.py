@@ -61,8 +61,8 @@ def stateful_pipeline(
 ) -> DAG:
     """Build the DAG of a pipeline: `process >> checkpoint >> [validate, savepoint, sweep]`.
 
-    The intervals are processed one after the other. Every task is retried as `retry_arguments` says. A `retry_delay` of your own
-    replaces these retries.
+    The intervals are processed one after the other. Every task is retried as `retry_arguments` says. A `retry_delay` of
+    your own replaces these retries.
 
     Args:
         dag_id: Id of the DAG.
@@ -76,8 +76,8 @@ def stateful_pipeline(
         checkpoint: More arguments of the `CheckpointOperator`.
         validate: Arguments of the `ValidateStateOperator`, such as `docs_dir`; True for its defaults, False for no
             validation. With `gate`, False means the defaults.
-        savepoint: Arguments of the `SavepointOperator`. `to` is required: the URL of the folder for all savepoints. None takes
-            no savepoints.
+        savepoint: Arguments of the `SavepointOperator`. `to` is required: the URL of the folder for all savepoints.
+            None takes no savepoints.
         sweep: Arguments of the `SweepStateOperator`, such as `every`. None sweeps nothing.
         spark_conn_id: Connection to Spark.
         gcp_conn_id: Connection with the key for a `gs://` root; None for application default credentials.
@@ -85,7 +85,8 @@ def stateful_pipeline(
         **dag_arguments: More arguments of the DAG.
 
     Returns:
-        The DAG with the tasks `process`, `checkpoint` and those of `validate`, `savepoint` and `sweep` that are asked for.
+        The DAG with the tasks `process`, `checkpoint` and those of `validate`, `savepoint` and `sweep` that are asked
+        for.
 
     Raises:
         ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or an operator refuses its arguments.
@@ -98,8 +99,8 @@ def stateful_pipeline(
     params = {p: Param(False, type="boolean", description=text) for p, text in _PERMISSIONS.items()}
     arguments = {"catchup": False, "max_active_runs": 1, "params": params, **dag_arguments}
     with DAG(dag_id, schedule=with_data_intervals(schedule, start_date), start_date=start_date, **arguments) as dag:
-        # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` can't keep the
-        # order, since a backfill has a limit of its own.
+        # The `process` task itself waits for the checkpoint of the interval before. Airflow's `max_active_runs` can't
+        # keep the order, since a backfill has a limit of its own.
         batch = StatefulMicroBatchOperator(
             task_id="process",
             pipeline_name=name,

@@ -18,8 +18,8 @@ def pipeline_name_of(pipeline: str, *, otherwise: str | None = None) -> str:
         otherwise: Name to return if the source does not show it; None raises `ValueError`.
 
     Raises:
-        ValueError: The module's source can't be read, or `NAME` is not assigned a call with `name="…"`; and `otherwise` is
-            None.
+        ValueError: The module's source can't be read, or `NAME` is not assigned a call with `name="…"`; and `otherwise`
+            is None.
     """
     module, _, variable = pipeline.partition(":")
     name = _name_in_source(module, variable) or otherwise

@@ -111,9 +111,9 @@ def plan_start(
 ) -> Go | Wait | Refuse:
     """Decide whether `interval` may be processed now, must wait, or is refused.
 
-    A queued run of the interval before is waited for, with one exception: no earlier run is running, and the queued run has
-    not started for `patience`. Then Airflow's `max_active_runs` may keep it queued until the task's own run has ended, so
-    the task goes on. If the queued run commits a different state later, the task's checkpoint becomes stale.
+    A queued run of the interval before is waited for, with one exception: no earlier run is running, and the queued run
+    has not started for `patience`. Then Airflow's `max_active_runs` may keep it queued until the task's own run has
+    ended, so the task goes on. If the queued run commits a different state later, the task's checkpoint becomes stale.
 
     Args:
         log: The pipeline's log, read after Airflow was asked for `runs`.
@@ -140,15 +140,16 @@ def plan_start(
             "for this run to end"
         )
     if log.newest is None:
-        return Go(reason=left_alone)  # Only the driver knows `Pipeline.start`, and checks it.
+        # The log is empty. The driver checks that the interval begins at `Pipeline.start`.
+        return Go(reason=left_alone)
     pipeline_start_ms = log.newest.content.pipeline_start_ms
     try:
         choose_base(log, pipeline, interval, permissions, pipeline_start_ms)
     except CairnError as error:
         there = _result(log, interval, pipeline_start_ms)
         if isinstance(error, StateGapError) and there is not None and there.dropped:
-            # The driver keeps the interval's result if code and input are the same. Otherwise the driver refuses the interval,
-            # because the dropped base can't be restored.
+            # The driver keeps the interval's result if code and input are the same. Otherwise the driver refuses the
+            # interval, because the dropped base can't be restored.
             return Go(
                 reason="the state that it starts from is dropped, and so is its own: it stays as it is if code and input are the same",
                 there=True,
@@ -178,9 +179,9 @@ def is_unfinished(wanted: Sequence[str], tasks: Mapping[str, str | None]) -> boo
 def _is_at_work(log: Log, run: PredecessorRun, interval: Interval) -> bool:
     """Return True if the run computes its interval, or has computed it, so that its checkpoint is near.
 
-    A `process` task that is running may itself wait for its predecessor. So the log must already extend to the start of that
-    run's interval, which is computed from the length of `interval`. If intervals differ in length the answer may be wrong.
-    A wrong answer only decides whether the task first waits with a worker slot or defers at once.
+    A `process` task that is running may itself wait for its predecessor. So the log must already extend to the start of
+    that run's interval, which is computed from the length of `interval`. If intervals differ in length the answer may
+    be wrong. A wrong answer only decides whether the task first waits with a worker slot or defers at once.
     """
     process, *rest = (run.tasks.get(name) for name in run.wanted)
     before_it = interval.start - (interval.end - interval.start)

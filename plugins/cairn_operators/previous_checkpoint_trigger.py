@@ -12,8 +12,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from state_backend.adapters.schemes import is_over_network
 
 _FIRST_LOOK_S = 1.0
-# Only the storage shows the awaited checkpoint. Airflow shows that no checkpoint will come, so it is asked less often: each
-# answer costs its API some 10 ms.
+# Only the storage shows the awaited checkpoint. Airflow shows that no checkpoint will come, so it is asked less often:
+# each answer costs its API some 10 ms.
 _AIRFLOW_EVERY_S = 5.0
 _SLOWEST_S = 2.0
 _SHARE_OF_WAIT = 20
@@ -22,9 +22,9 @@ _SHARE_OF_WAIT = 20
 def pause_s(waited_s: float, poll_s: float, *, local: bool) -> float:
     """Return the seconds until the next question, after a wait of `waited_s`.
 
-    A read of a local file costs nothing, so it is repeated every `poll_s`. A question to an object store or to Airflow's API
-    costs a request, so the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two seconds. A wait of
-    up to ten seconds then ends within half a second of its event, a longer wait within two seconds.
+    A read of a local file costs nothing, so it is repeated every `poll_s`. A question to an object store or to
+    Airflow's API costs a request, so the pause grows: a twentieth of the wait so far, at least `poll_s` and at most two
+    seconds. A wait of up to ten seconds then ends within half a second of its event, a longer wait within two seconds.
 
     Args:
         waited_s: Seconds since the wait began.
@@ -43,8 +43,9 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     2. An awaited run ended otherwise or was deleted, or a queued run started.
     3. The time is `until_ms`.
 
-    It asks the storage for the next record every `poll_s` seconds, and less and less often on an object store (`pause_s`). It
-    asks Airflow every five seconds for the states of the runs' tasks. A storage that does not answer is asked again.
+    It asks the storage for the next record every `poll_s` seconds, and less and less often on an object store
+    (`pause_s`). It asks Airflow every five seconds for the states of the runs' tasks. A storage that does not answer is
+    asked again.
 
     Args:
         url: URL of the pipeline's folder; None asks Airflow only.
@@ -89,8 +90,8 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield one event with the reason when the wait is over."""
-        # The first question comes after a second: Airflow may fail a task whose trigger fires before Airflow's scheduler has
-        # noticed that the task was deferred.
+        # The first question comes after a second: Airflow may fail a task whose trigger fires before Airflow's
+        # scheduler has noticed that the task was deferred.
         began_s = time.monotonic()
         await asyncio.sleep(max(self.poll_s, _FIRST_LOOK_S))
         asked_s = -_AIRFLOW_EVERY_S
@@ -107,7 +108,8 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
     async def _look(self, ask_airflow: bool) -> str | None:
         if self.url is not None and (checkpoint_id := await asyncio.to_thread(self.committed, self.url)) is not None:
             return f"checkpoint {checkpoint_id} is there"
-        # Airflow's answers come through one channel of the triggerer with an async lock, so Airflow is not asked in a thread.
+        # Airflow's answers come through one channel of the triggerer with an async lock, so Airflow is not asked in a
+        # thread.
         if ask_airflow and (ended := await self._ended()) is not None:
             return ended
         return "time is up" if time.time() * 1000 >= self.until_ms else None
@@ -146,7 +148,7 @@ class PreviousCheckpointTrigger(BaseTrigger):  # type: ignore[misc]  # Airflow i
             return None
 
     async def _ended(self) -> str | None:
-        """Return what happened to the awaited runs in Airflow: one started, ended or was deleted. None if nothing happened."""
+        """Return what happened to the awaited runs: one started, ended or was deleted. None if nothing happened."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
         from asgiref.sync import sync_to_async
 

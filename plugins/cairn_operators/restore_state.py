@@ -52,14 +52,15 @@ class Restoration:
 class RestoreStateOperator(DriverOperator):
     """The task that makes an earlier state the pipeline's state, or starts another pipeline with it.
 
-    The task lists the checkpoints that it would discard, waits for a person if the list is not empty, validates the target,
-    and commits. A retry finishes the same restore.
+    The task lists the checkpoints that it would discard, waits for a person if the list is not empty, validates the
+    target, and commits. A retry finishes the same restore.
 
     Args:
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         pipeline_name: Name of the `Pipeline`.
-        target: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or the URL of a savepoint.
+        target: A checkpoint's id, the end of an interval (ISO format with a time zone), `latest`, or the URL of a
+            savepoint.
         pipeline_dag_id: DAG that processes the pipeline, for commands in messages; None for `pipeline_name`.
         fork_as: Name of a new pipeline that begins with the target's state; None restores this pipeline.
         fork_root: Root of the new pipeline; None for `root`.
@@ -150,7 +151,8 @@ class RestoreStateOperator(DriverOperator):
         if savepoint is not None and self.claim == "CLAIM":
             claim = read_claim(open_storage(savepoint))
             if claim is not None and claim.attempt == self._attempt(context):
-                # CLAIM deletes the savepoint after the commit. The earlier try may have died before it deleted all files.
+                # CLAIM deletes the savepoint after the commit. The earlier try may have died before it deleted all
+                # files.
                 self._restore_savepoint(context, savepoint)
         self.log.info("an earlier try of this run has committed checkpoint %d; nothing is left to do", checkpoint)
         kind = "fork" if self.fork_as else "rewind" if savepoint is None else "savepoint"
@@ -159,7 +161,8 @@ class RestoreStateOperator(DriverOperator):
     def after_answer(self, context: Any, event: dict[str, Any], agreed: list[int]) -> dict[str, Any]:
         """Restore after a person has answered. Airflow calls this method.
 
-        The restore is planned again. If it would discard more checkpoints than the person has agreed to, nothing is restored.
+        The restore is planned again. If it would discard more checkpoints than the person has agreed to, nothing is
+        restored.
 
         Args:
             context: Airflow's context of the running task.
@@ -171,8 +174,8 @@ class RestoreStateOperator(DriverOperator):
 
         Raises:
             AirflowException: Storage or Spark failed, and a retry may help.
-            AirflowFailException: The person rejected, did not answer in time, or was not asked about all discarded checkpoints;
-                or the target is refused.
+            AirflowFailException: The person rejected, did not answer in time, or was not asked about all discarded
+                checkpoints; or the target is refused.
         """
         if "error" in event:
             raise AirflowFailException(f"nobody has agreed: {event.get('error_type')}; nothing is restored")
@@ -293,7 +296,7 @@ class RestoreStateOperator(DriverOperator):
         return int(self.run_driver(request)["checkpoint"])
 
     def _attempt(self, context: Any) -> str:
-        """Return the attempt of this run, the same uuid in every try until a clear. So a retry completes an earlier try."""
+        """Return the attempt: the same uuid in every try of a run until a clear. A retry completes an earlier try."""
         run = context["dag_run"]
         name = f"cairn:{run.dag_id}:{run.run_id}:{self.task_id}:{run.clear_number or 0}"
         return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
@@ -379,8 +382,8 @@ def restore_pipeline(
         The DAG with the task `restore`.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show the
-            pipeline's name.
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, or the source of the module does not show
+            the pipeline's name.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     params = {

@@ -23,7 +23,8 @@ _OWN = {"retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_po
 class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
     """The retry policy with growing pauses: 5 and 15 seconds, 1, 3, 5 and 10 minutes, then every 10 minutes.
 
-    The default of seven retries takes half an hour. An exception of the user's code is retried three times, 5 seconds apart.
+    The default of seven retries takes half an hour. An exception of the user's code is retried three times, 5 seconds
+    apart.
 
     Args:
         retries: The number of retries of the task.
@@ -45,8 +46,8 @@ class RetriesOverHalfAnHour(RetryPolicy):  # type: ignore[misc]
             max_tries: Number of retries that Airflow allows, counted like `try_number`. A clear raises it.
             context: Airflow's context of the task; not used.
         """
-        # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries. So this is the number
-        # of failures since the clear.
+        # A clear does not reset `try_number`: Airflow sets `max_tries` to the tries so far plus the retries. So
+        # `failure` is the number of failures since the clear.
         failure = max(1, self.retries - max_tries + try_number)
         if isinstance(exception, UserCodeFailed):
             if failure > USER_CODE_RETRIES:

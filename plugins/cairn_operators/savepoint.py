@@ -21,8 +21,10 @@ class SavepointOperator(DriverOperator):
         root: URL of the folder that holds the pipelines.
         checkpoint: Id of the checkpoint.
         to: URL of the new folder.
-        format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism restores.
-        every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None for all.
+        format: "native" for compacted SST files. "canonical" for Parquet, which any tool reads and any max parallelism
+            restores.
+        every: Take a savepoint only at intervals that end a whole number of this span after the DAG's start date; None
+            for all.
         consolidate: Rewrite the checkpoint without obsolete entries first. Intervals that begin later start from the
             rewritten checkpoint.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.

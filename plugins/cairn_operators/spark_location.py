@@ -21,8 +21,8 @@ from cairn_operators.hidden_settings import Hidden, is_secret, redaction_of
 DEFAULT_CONN_ID = "cairn_spark"
 # Spark masters that are a single word. Every other master has a scheme, as in spark://host:7077.
 _WORD = re.compile(r"local(\[.*\])?|local-cluster\[.*\]|yarn")
-# Airflow takes the scheme of a connection URI as the connection's type: `sc` for sc://host:15002. This maps such types to
-# the two types of Spark connections.
+# Airflow takes the scheme of a connection URI as the connection's type: `sc` for sc://host:15002. `_SCHEMES` maps
+# such types to the two types of Spark connections.
 _SCHEMES = {"sc": "spark_connect", "k8s": "spark", "yarn": "spark"}
 
 
@@ -53,8 +53,8 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
         conf: Spark's configuration. It takes precedence over the configuration in the connection.
 
     Raises:
-        AirflowFailException: A connection other than the default does not exist or does not lead to Spark, a connection to
-            a Spark master has a token, or a configuration is not a JSON object of texts, numbers and booleans.
+        AirflowFailException: A connection other than the default does not exist or does not lead to Spark, a connection
+            to a Spark master has a token, or a configuration is not a JSON object of texts, numbers and booleans.
     """
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -93,8 +93,8 @@ def spark_location(conn_id: str, conf: Mapping[str, Any] | None = None) -> Spark
 def spark_url(conn_type: str, host: str | None, port: int | None, schema: str | None = None) -> str:
     """Return the URL of Spark for the parts of an Airflow connection.
 
-    Airflow splits the connection URI spark://host:7077 into type `spark`, host `host` and port 7077. This function puts the
-    scheme back. Airflow stores an unknown type as `generic`: then the scheme in the host decides.
+    Airflow splits the connection URI spark://host:7077 into type `spark`, host `host` and port 7077. This function puts
+    the scheme back. Airflow stores an unknown type as `generic`: then the scheme in the host decides.
 
     Args:
         conn_type: Type of the connection.

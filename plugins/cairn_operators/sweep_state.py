@@ -21,8 +21,8 @@ names stays. It may run beside the pipeline; in doubt it deletes nothing. The lo
 class SweepStateOperator(BaseOperator):  # type: ignore[misc]  # Airflow is not type-checked here
     """The task that deletes files of crashed and lost attempts, and trials whose time is over.
 
-    It may run beside the pipeline. An attempt that wrote nothing for `min_age` is recorded in the log as abandoned before its
-    files are deleted, so it can't be committed later.
+    It may run beside the pipeline. An attempt that wrote nothing for `min_age` is recorded in the log as abandoned
+    before its files are deleted, so it can't be committed later.
 
     Args:
         pipeline_name: Name of the `Pipeline`.

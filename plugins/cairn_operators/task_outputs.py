@@ -1,4 +1,4 @@
-"""Values that a task hands to later tasks: ``process.output["attempt"]`` in a DAG file."""
+"""Values that a task hands to later tasks, as with `process.output["attempt"]` in a DAG file."""
 
 from __future__ import annotations
 

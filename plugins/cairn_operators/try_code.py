@@ -277,8 +277,8 @@ def trial_pipeline(
         The DAG with the tasks `try` and `deploy`.
 
     Raises:
-        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, the source of the module does not show the
-            pipeline's name, or `every` or `keep` is not positive.
+        ValueError: `pipeline` is not `module:NAME`, `root` is no storage URL, the source of the module does not show
+            the pipeline's name, or `every` or `keep` is not positive.
     """
     check_pipeline_and_root(dag_id, pipeline, root)
     code = Param(pipeline, type="string", minLength=3, title="Code", description="module:NAME with the new code")

@@ -27,14 +27,17 @@ class ValidateStateOperator(DriverOperator):
         pipeline: The `Pipeline`, as `module:NAME`.
         root: URL of the folder that holds the pipelines.
         checkpoint: Id of a checkpoint. A refused checkpoint is quarantined: no later interval starts from it.
-        attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of `CheckpointOperator`.
+        attempt: A prepared attempt. A refused attempt can't be committed: the task is a gate in front of
+            `CheckpointOperator`.
         savepoint: URL of a savepoint's folder.
         docs_dir: Folder for Data Docs, to which the task links; None writes none.
-        mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every entry with
-            the recorded digests, and evaluates the pipeline's expectations.
-        full_every: A fast task is a full task at intervals that end a whole number of this span after the DAG's start date.
+        mode: "fast" compares files with their records, without Spark. "full" also restores the state, compares every
+            entry with the recorded digests, and evaluates the pipeline's expectations.
+        full_every: A fast task is a full task at intervals that end a whole number of this span after the DAG's start
+            date.
         expectations_every: A full task evaluates expectations only at this cadence; None for always.
-        pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that passed.
+        pipeline_name: Name of the `Pipeline`, whose asset `cairn://<pipeline_name>` gets an event for a checkpoint that
+            passed.
         **kwargs: More arguments of `DriverOperator` and Airflow's `BaseOperator`.
 
     Raises:
@@ -119,7 +122,7 @@ class ValidateStateOperator(DriverOperator):
         raise AssertionError("the constructor refuses a task without a target")
 
     def _refusal(self, result: dict[str, Any]) -> str:
-        """Return the message about a refused target: the findings, the published output that is affected, and what to do."""
+        """Return the message about a refused target: findings, affected output that is published, and what to do."""
         findings = "\n".join(f"- {finding}" for finding in result["findings"])
         what = self._target()
         head = f"{what} is refused: {len(result['findings'])} finding(s)\n{findings}\nData Docs: {self.docs_page}\n"

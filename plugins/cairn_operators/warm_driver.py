@@ -1,9 +1,9 @@
 """Start warm drivers: forks of a process that has already imported what every driver needs.
 
 That process is the driver host, `python -m cairn.driver.driver_host`. Its module describes the messages on the socket.
-The imports of a driver take a second of CPU, a fork takes milliseconds. A host process is started after the second driver
-within ten minutes on one machine, so a machine with rare tasks pays nothing. If the host process fails in any way, the
-task starts its driver as a normal process.
+The imports of a driver take a second of CPU, a fork takes milliseconds. A host process is started after the second
+driver within ten minutes on one machine, so a machine with rare tasks pays nothing. If the host process fails in any
+way, the task starts its driver as a normal process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO
 
 _FOLLOWS_S = 600.0
-# Prefixes of environment variables that Python or a library reads only when it starts. Drivers that differ in one of these
-# variables need different host processes.
+# Prefixes of environment variables that Python or a library reads only when it starts. Drivers that differ in one of
+# these variables need different host processes.
 _READ_AT_START = (
     *("PYTHON", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "NUMEXPR_", "ARROW_", "GRPC_", "SPARK_", "PYSPARK_"),
     *("AIRFLOW_HOME", "HOME", "LANG", "LC_", "VIRTUAL_ENV"),
@@ -90,8 +90,8 @@ def start_warm(
         private: Bytes for the driver's stdin; None for an empty stdin.
 
     Returns:
-        The driver; None if no host process with this environment is running, or if the fork failed. Then the caller starts
-        a driver as a normal process.
+        The driver; None if no host process with this environment is running, or if the fork failed. Then the caller
+        starts a driver as a normal process.
     """
     if sys.platform != "linux":
         return None
@@ -178,7 +178,7 @@ def _folder() -> Path:
 
 
 def _worker() -> int:
-    """Return the id of the Airflow process that runs this task. A host process ends after all its workers have ended."""
+    """Return the id of the Airflow process that runs this task. The host process lives until its workers end."""
     return os.getppid()
 
 

@@ -3,7 +3,8 @@
 Cairn's plugins are not listed here. Airflow loads plugins of providers only if `[core] lazy_discover_providers` is off.
 So the plugins have entry points of their own (`airflow.plugins`).
 
-This package is separate because Airflow calls it while it reads its own configuration: it must import nothing of Airflow.
+This package is separate because Airflow calls it while it reads its own configuration: it must import nothing of
+Airflow.
 """
 
 from __future__ import annotations

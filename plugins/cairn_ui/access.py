@@ -34,8 +34,8 @@ class Rights:
     def may_read(self, ref: PipelineRef) -> bool:
         """Return True if the user may read the pipeline.
 
-        A pipeline of a DAG needs the right to read the DAG. A pipeline that only the setting names needs the right to read
-        Airflow's configuration.
+        A pipeline of a DAG needs the right to read the DAG. A pipeline that only the setting names needs the right to
+        read Airflow's configuration.
         """
         if ref.dag_id is not None:
             return self.may_read_dag(ref.dag_id)

@@ -65,7 +65,7 @@ class TaskTry:
 
 
 class DagsInDatabase:
-    """A cache of the pipelines in all DAGs that Airflow does not call stale. A DAG is read again when it has changed."""
+    """A cache of the pipelines in all DAGs, except DAGs that Airflow calls stale. A changed DAG is read again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ def _slim(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def configured_setting() -> str:
-    """Return the setting that lists pipelines: the variable `CAIRN_UI_PIPELINES`, else `[cairn] ui_pipelines` in airflow.cfg."""
+    """Return the setting that lists pipelines: `CAIRN_UI_PIPELINES`, else `[cairn] ui_pipelines` of Airflow."""
     import os
 
     return os.environ.get("CAIRN_UI_PIPELINES") or conf.get("cairn", "ui_pipelines", fallback="") or ""
@@ -174,9 +174,9 @@ def tries_of(dag_id: str, run_id: str) -> dict[str, TaskTry]:
 
 
 def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
-    """Return the result of the newest task that took a savepoint: the checkpoint, the folder, the bytes, and the run's id.
+    """Return the result of the newest task that took a savepoint; None if Airflow's database has none.
 
-    The result is None if Airflow's database has none.
+    It has the checkpoint's id, the savepoint's folder, its bytes, and the run's id.
     """
     with create_session() as session:
         xcom = session.execute(
@@ -194,8 +194,8 @@ def last_savepoint(dag_id: str, task_id: str) -> dict[str, Any] | None:
 def json_object(value: Any) -> dict[str, Any] | None:
     """Parse an XCom as the database stores it: a JSON value, or a string that contains JSON.
 
-    Airflow's own reader is not used. It creates an instance of any class that the JSON names, so the author of a task could
-    run code inside the API server.
+    Airflow's own reader is not used. It creates an instance of any class that the JSON names, so the author of a task
+    could run code inside the API server.
 
     Returns:
         The object; None if the value is not a JSON object, or if the object names a class.

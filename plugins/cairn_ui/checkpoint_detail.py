@@ -165,8 +165,8 @@ class Comparison:
         same_code: Their code hashes are equal.
         changes: Figures of both, those that differ first.
         states: Names of the states that were added, removed or changed.
-        groups: Key group, entries in the first and entries in the second, for key groups that differ; None if the two have
-            different numbers of key groups.
+        groups: Key group, entries in the first and entries in the second, for key groups that differ; None if the two
+            have different numbers of key groups.
         more_groups: Number of key groups that differ and are not in `groups`.
         files: Number and bytes of the files that both have, and that only the first or the second has.
         command: The command that shows the same.

@@ -210,7 +210,8 @@ def mode_of(record: Record) -> str:
     """Derive the form of a checkpoint from its files, since the record does not name it.
 
     Returns:
-        `changelog` if a shard has segments to replay, `full` if all files were uploaded by this interval, else `incremental`.
+        `changelog` if a shard has segments to replay, `full` if all files were uploaded by this interval, else
+        `incremental`.
     """
     content = record.content
     if any(_has_segments(ref) for ref in content.shards):

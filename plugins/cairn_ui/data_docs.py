@@ -1,4 +1,4 @@
-"""List pages of Data Docs by pipeline and checkpoint. The names of folders say everything, so no page is opened."""
+"""List pages of Data Docs by pipeline and checkpoint, from the names of files and folders. No page is opened."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def of_checkpoints(root: Path, pipeline: str) -> dict[int, str]:
 
 
 def page_at(path: str) -> DocsPage | None:
-    """Return the page at a path below the folder of all Data Docs, by its name; None if it is no page of a validation."""
+    """Return the page at a path below the folder of all Data Docs; None if the path is no page of a validation."""
     return _page(Path(path))
 
 

@@ -1,7 +1,7 @@
 """Serve Data Docs in Airflow's UI: files below `docs_root()`, of pipelines that the user may read.
 
-The pages run in a browser sandbox. Their content comes from data, and a script in it must not act with the user's session.
-The list of the pages is a page in the frame of the checkpoints' pages.
+The pages run in a browser sandbox. Their content comes from data, and a script in it must not act with the user's
+session. The list of the pages is a page in the frame of the checkpoints' pages.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def configured(setting: str) -> list[PipelineRef]:
     """Return the pipelines that the setting lists.
 
     Args:
-        setting: URLs of pipelines' folders, separated by white space: `gs://bucket/state/clicks file:///state/rides`. The
-            last part of a URL is the pipeline's name. `connection@` before a URL names the Airflow connection to read it with.
+        setting: URLs of pipelines' folders, separated by white space: `gs://bucket/state/clicks file:///state/rides`.
+            The last part of a URL is the pipeline's name. `connection@` before a URL names the Airflow connection to
+            read it with.
     """
     found = []
     for word in setting.split():

@@ -137,9 +137,9 @@ def graph_of(reading: Reading, before: int | None, size: int = PAGE) -> Graph:
 
 
 def source(log: Log, checkpoint_id: int) -> str | None:
-    """Return in words where the state of a checkpoint came from, such as a savepoint or an equal result.
+    """Return in words where the state of a checkpoint came from, such as a savepoint or an equal earlier result.
 
-    The result is None for an interval that was processed with a new result.
+    The result is None for an interval that was processed and gave a new result.
     """
     entry = log.entries[checkpoint_id]
     if not isinstance(entry, Record):

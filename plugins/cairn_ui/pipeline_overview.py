@@ -229,7 +229,7 @@ def health_of(reading: Reading) -> tuple[Chip, ...]:
 
 
 def unrepaired(reading: Reading) -> list[tuple[int, int]]:
-    """Return the stale checkpoints whose interval has no newer usable checkpoint, each with the id that made it stale."""
+    """Return each stale checkpoint whose interval has no newer usable checkpoint, and the id that made it stale."""
     log = reading.log
     usable = [c for c in log.completed() if log.retained[c.id].stale_by is None and log.quarantine_above(c.id) is None]
     newest = {c.content.interval: c.id for c in usable}
@@ -392,7 +392,7 @@ def furthest(reading: Reading) -> Record | None:
 
 
 def latest_usable(reading: Reading) -> Record | None:
-    """Return the checkpoint with the latest interval from which an interval may start; None without one."""
+    """Return the usable checkpoint whose interval ends last; None if no interval may start from any checkpoint."""
     log = reading.log
     prefetch(log, [*log.retained])
     usable = [c for c in log.completed() if first_word(log, c.id) == "completed"]

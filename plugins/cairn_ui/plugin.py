@@ -1,7 +1,7 @@
 """Register Cairn's pages with Airflow: checkpoints under Browse and as tabs of a DAG, a run and a task, and Data Docs.
 
-Every process of Airflow loads plugins, also each task, but only the API server serves pages. So the code of the pages is
-imported with the first request.
+Every process of Airflow loads plugins, also each task, but only the API server serves pages. So the code of the pages
+is imported with the first request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Mounted:
         await module.app(scope, receive, send)
 
 
-# Modules that the tasks of every run import, for half a second of CPU per run. None of them is a pipeline's module, opens a
-# connection or starts a thread.
+# Modules that the tasks of every run import, for half a second of CPU per run. None of them is a pipeline's module,
+# opens a connection or starts a thread.
 _NEEDED_BY_TASKS = (
     "cairn_operators.airflow_runs",
     "cairn_operators.predecessor",

@@ -1,7 +1,7 @@
 """Read and cache the logs of pipelines for pages, with a limit on the time that a page waits.
 
-Every read runs in a thread of its own. A page waits for the thread for a limited time. The read goes on after that, and the
-next page gets its result. A root that never answers costs one thread per pipeline, not one per page.
+Every read runs in a thread of its own. A page waits for the thread for a limited time. The read goes on after that, and
+the next page gets its result. A root that never answers costs one thread per pipeline, not one per page.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ class Reader:
         return {n: known[n] for n in ids if n in known}
 
     def stored(self, ref: PipelineRef) -> Stored | None:
-        """Return the bytes in the pipeline's folder as they were last counted; None before the first count. Never waits.
+        """Return the size of the pipeline's folder as it was last counted; None before the first count.
 
-        A count that is older than `COUNT_AGAIN_S` is repeated in a thread.
+        This never waits. A count that is older than `COUNT_AGAIN_S` is repeated in a thread.
         """
         known = self._stored.get(ref.key)
         if ref.unreadable is None and (known is None or self._clock() - known.counted_s > COUNT_AGAIN_S):
@@ -191,7 +191,7 @@ class Reader:
         known = before.log if before is not None and _is_there(storage, before.log) else None
         log = read_log(storage, known)
         if known is not None and (log.head_id, log.quarantined) == (known.head_id, known.quarantined):
-            log = known  # `known` has earlier records in memory.
+            log = known  # Nothing is new, and `known` has earlier records in memory.
         validated: dict[int, set[str]] = {}
         for info in storage.list(paths.VALIDATED):
             if (found := paths.validated_id(info.path)) is not None:

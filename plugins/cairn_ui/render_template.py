@@ -30,7 +30,7 @@ HEADERS = {
 
 @cache
 def environment() -> Environment:
-    """Return Jinja's environment with the filters of the templates. A missing name raises an error, not an empty text."""
+    """Return Jinja's environment with the filters of the templates. A missing value raises an error."""
     found = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,

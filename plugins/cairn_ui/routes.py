@@ -3,8 +3,8 @@
 /                                   the pipelines that the user may read
 /dag/<dag>                          the pipelines of a DAG; of a single pipeline its overview
 /run/<dag>/<run>, /task/<dag>/<task>/<run>      what a run restored and committed
-/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>, trials/<name>/rows,
-                                    checkpoint/<id>, docs/<path> of one pipeline
+/p/<key>/…                          overview, history, lineage, trends, compare, trials, trials/<name>,
+                                    trials/<name>/rows, checkpoint/<id>, docs/<path> of one pipeline
 /static/<file>
 """
 
@@ -472,8 +472,8 @@ def _ref(rights: Rights, key: str) -> PipelineRef:
     """Return the pipeline with this key.
 
     Raises:
-        HTTPException: 404 if there is no such pipeline, or if the user may not read it. The two cases have one answer, so it
-            does not reveal that a pipeline exists.
+        HTTPException: 404 if there is no such pipeline, or if the user may not read it. The two cases have one answer,
+            so it does not reveal that a pipeline exists.
     """
     ref = next((r for r in dags.pipelines() if r.key == key), None)
     if ref is None or not rights.may_read(ref):
@@ -572,7 +572,7 @@ def _page(request: Request, template: str, **values: Any) -> Response:
 
 
 def _with_runs(ref: PipelineRef, rows: Sequence[history.Row]) -> tuple[history.Row, ...]:
-    """Mark the rows whose run Airflow still has. Only these get a link, since other links would lead to an error page."""
+    """Mark the rows whose run Airflow still has. Only these get a link: the link of a deleted run shows an error."""
     there = airflow_side.runs_there(ref.dag_id, {row.run.run_id for row in rows if row.run is not None})
     return tuple(replace(row, in_airflow=row.run is not None and row.run.run_id in there) for row in rows)
 

@@ -1,4 +1,4 @@
-"""The trends page: series over the intervals of a pipeline, and their place in charts. Pure; a template writes the SVG."""
+"""The trends page: series over a pipeline's intervals, as charts. Pure; a template writes the SVG."""
 
 from __future__ import annotations
 
@@ -274,7 +274,8 @@ def _drawn(series: Series, xs: Sequence[float], height: Callable[[float], float]
 def _heights(values: Sequence[float], scale: Scale) -> Callable[[float], float]:
     """Return a function from a value to its y in the drawing.
 
-    The bottom is 0 on a linear scale. On a logarithmic scale it is the highest power of two that is not above the least value.
+    The bottom is 0 on a linear scale. On a logarithmic scale it is the highest power of two that is not above the least
+    value.
     """
     floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
     if scale == "log":

@@ -204,7 +204,8 @@ def run_limited(words: Sequence[str], environment: Mapping[str, str], limits: Li
     """
     root, began_s = repo_root(), time.monotonic()
     path = os.pathsep.join(filter(None, [str(root / "jobs"), str(root), os.environ.get("PYTHONPATH")]))
-    # Each library gets one thread and the common heap. Otherwise reserved but unused memory would count against the limit.
+    # Each library gets one thread and the common heap. Otherwise reserved but unused memory would count against the
+    # limit.
     slim = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     # The output goes to files. A pipe would bring all of it into this process, however much it is.
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:

@@ -166,7 +166,7 @@ class Part:
     Attributes:
         title: Name of the part.
         counts: Number of differences by kind, in words.
-        notes: Further remarks.
+        notes: Remarks, such as the columns that only one side has.
         columns: Columns or fields that differ.
         examples: Some rows or entries that differ.
     """

@@ -29,7 +29,7 @@ class Reading:
 
     @property
     def newest(self) -> Record | None:
-        """The retained checkpoint whose interval ends last; of several, the one with the highest id. None without any."""
+        """The retained checkpoint whose interval ends last; of several, the newest. None without checkpoints."""
         done = self.log.completed()
         return max(done, key=lambda c: (c.content.interval.end, c.id)) if done else None
 
