@@ -58,12 +58,11 @@ def forgetful(over_time: dict[str, OverTime], **more: Any) -> Pipeline:
         start=START,
         source=read_days,
         key=["user"],
-        processor=Forgetful,
         output_schema="user string",
         parallelism=2,
         max_parallelism=16,
         expectations_over_time=lambda: over_time,
-        **more,
+        **{"processor": Forgetful, **more},
     )
 
 
@@ -134,6 +133,75 @@ def test_pairs_are_what_became_of_each_row(spark: SparkSession, three_days: tupl
     found = validated(spark, three_days, 1, {"total": OverTime(pairs=[*right, wrong])})
     assert [f.split(":")[1] for f in found.findings] == [" expect_column_values_to_not_be_in_set fate"]
     assert found.expectations == 4
+
+
+class Shrinking(StatefulProcessor):
+    """Each row adds to every kind of state. A row with the amount 0 takes one element, one pair and one timer away from its user."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._total = handle.getValueState("total", "sum long")
+        self._amounts = handle.getListState("amounts", "amount long")
+        self._items = handle.getMapState("items", "item string", "seen long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.amount:
+                self._total.update((row.amount,))
+                self._amounts.appendValue((row.amount,))
+                self._items.updateValue((row.item,), (1,))
+                self._handle.registerTimer((row.amount + 1) * 86_400_000 + int(START.timestamp() * 1000))
+            else:
+                self._total.clear()
+                self._amounts.put(list(self._amounts.get())[:-1])
+                self._items.removeKey((row.item,))
+                self._handle.deleteTimer(max(self._handle.listTimers()))
+        yield Row(user=key[0])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield from ()
+
+
+# The state, its rows of the base, and the row that day 1 takes from it.
+LOST_OF_ANN = [
+    ("total", 2, '{"key_user":"ann"}'),
+    ("amounts", 5, '{"key_user":"ann","pos":2}'),
+    ("items", 5, '{"key_user":"ann","user_key_item":"kiwi"}'),
+    ("$timers", 5, '{"key_user":"ann","expires_at":"2024-01-05T00:00:00.000Z"}'),
+]
+
+
+@pytest.fixture(scope="module")
+def two_days(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Record]:
+    """On day 0 ann has three elements, pairs and timers and bob has two; on day 1 ann loses the last of each, and one timer fires."""
+    root = str(tmp_path_factory.mktemp("two-days"))
+    DAYS[day(0).start] = [("ann", item, n + 1) for n, item in enumerate(["fig", "lime", "kiwi"])]
+    DAYS[day(0).start] += [("bob", "fig", 1), ("bob", "lime", 2)]
+    DAYS[day(1).start] = [("ann", "kiwi", 0)]
+    records = [run_interval(spark, forgetful({}, processor=Shrinking), day(n), root) for n in range(2)]
+    DAYS.clear()
+    return root, records[1]
+
+
+@pytest.mark.parametrize(("state", "rows", "lost"), LOST_OF_ANN, ids=[state for state, _, _ in LOST_OF_ANN])
+def test_a_lost_row_of_each_kind_of_state_is_named(
+    spark: SparkSession, two_days: tuple[str, Record], state: str, rows: int, lost: str
+) -> None:
+    """Elements are joined by position, pairs by user key and timers by time: each row of the base has one row beside it."""
+    import great_expectations.expectations as gxe
+
+    root, record = two_days
+    one_beside_each = gxe.ExpectTableRowCountToEqual(value=rows)
+    fates = gxe.ExpectColumnDistinctValuesToBeInSet(column="fate", value_set=["kept", "lost", "expired"])
+    over_time = OverTime(no_row_lost=True, pairs=[one_beside_each, fates])
+    found = validate_checkpoint(
+        spark, forgetful({state: over_time}, processor=Shrinking), root, record, quarantine=False
+    )
+    (finding,) = found.findings
+    assert finding.startswith(f"state '{state} over time': expect_column_values_to_be_null lost_row")
+    assert lost in finding and "'unexpected_count': 1" in finding
+    kept = OverTime(no_row_lost=True, removable="key.user = 'ann'")
+    assert validate_checkpoint(spark, forgetful({state: kept}, processor=Shrinking), root, record).success
 
 
 def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:

@@ -382,7 +382,9 @@ def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | No
             if part in table.columns:
                 names = table.schema[part].dataType.fieldNames()
                 keys += [F.col(part).getField(f).alias(f"{part}_{f}") for f in names]
-        keys += [F.col("position")] if "position" in table.columns else []
+        keys += [F.col("pos")] if "pos" in table.columns else []
+        # A key may have many timers: only key and time together identify a timer.
+        keys += [F.col("expires_at")] if "value" not in table.columns else []
         return table.select(*keys, *columns)
 
     left, right = side(before, "before").alias("l"), side(now, "now").alias("r")
