@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import Row
 
@@ -18,7 +21,7 @@ from cairn.operations.process_interval import process_interval
 from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
-from cairn.pipeline import OverTime, Pipeline
+from cairn.pipeline import Interval, OverTime, Pipeline
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.savepoints import read_savepoint
@@ -27,7 +30,7 @@ from state_backend.values.records import Record, RunRef
 from tests.support.counting import DAYS, START, counting, day, read_days
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -53,17 +56,18 @@ class Forgetful(StatefulProcessor):
 
 
 def forgetful(over_time: dict[str, OverTime], **more: Any) -> Pipeline:
-    return Pipeline(
+    made = Pipeline(
         name="forgetful",
         start=START,
         source=read_days,
         key=["user"],
+        processor=Forgetful,
         output_schema="user string",
         parallelism=2,
         max_parallelism=16,
         expectations_over_time=lambda: over_time,
-        **{"processor": Forgetful, **more},
     )
+    return replace(made, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +206,27 @@ def test_a_lost_row_of_each_kind_of_state_is_named(
     assert lost in finding and "'unexpected_count': 1" in finding
     kept = OverTime(no_row_lost=True, removable="key.user = 'ann'")
     assert validate_checkpoint(spark, forgetful({state: kept}, processor=Shrinking), root, record).success
+
+
+def read_days_at_one(spark: SparkSession, interval: Interval) -> DataFrame:
+    return read_days(spark, interval).withColumn("at", F.lit(interval.start + timedelta(hours=1)))
+
+
+def test_timers_of_event_time_expire_by_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    """A timer behind the watermark can't have fired, though the interval ended later. bob's timer fired on day 1, ann's is lost."""
+    pipeline = forgetful(
+        {"$timers": OverTime(no_row_lost=True)},
+        processor=Shrinking,
+        source=read_days_at_one,
+        time_mode="event",
+        event_time="at",
+        watermark_delay=timedelta(0),
+    )
+    DAYS[day(0).start] = [("ann", "fig", 1), ("ann", "lime", 1), ("bob", "fig", -1)]
+    DAYS[day(1).start] = [("ann", "fig", 0)]
+    _, record = (run_interval(spark, pipeline, day(n), str(tmp_path)) for n in range(2))
+    (lost,) = validate_checkpoint(spark, pipeline, str(tmp_path), record, quarantine=False).findings
+    assert '{"key_user":"ann","expires_at":"2024-01-03T00:00:00.000Z"}' in lost and "'unexpected_count': 1" in lost
 
 
 def test_a_wrong_expectation_is_not_bad_data(spark: SparkSession, three_days: tuple[str, list[Record]]) -> None:

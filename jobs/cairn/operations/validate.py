@@ -35,7 +35,7 @@ from state_backend.inspection.verify import verify_files
 from state_backend.shard.manifest import manifest_of
 from state_backend.state.layout import TIMERS_NAME
 from state_backend.values.errors import UsageError
-from state_backend.values.records import CanonicalFile, Content, Record, ValidationMode
+from state_backend.values.records import CanonicalFile, Content, LogicalTime, Record, ValidationMode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -366,7 +366,7 @@ def pairs(before: DataFrame, now: DataFrame, *, now_ms: int, removable: str | No
     Args:
         before: The state of the base, as `format("keyed_state")` returns it.
         now: The state of the checkpoint.
-        now_ms: Processing time in milliseconds since the epoch, up to which rows of the base have expired.
+        now_ms: Time in milliseconds since the epoch up to which rows of the base have expired.
         removable: SQL condition on a row of the base that may be missing now; None for no such rows.
     """
     from pyspark.sql import functions as F
@@ -466,12 +466,25 @@ def _tables(
     beside = list(over_time.pairs)
     if over_time.no_row_lost:
         beside.append(gxe.ExpectColumnValuesToBeNull(column="lost_row"))
-    now_ms = target.content.time.processing_time_ms
+    now_ms = _expired_until_ms(state, target.content.time)
 
     def make() -> DataFrame:
         return pairs(earlier, _state(spark, target.options, state), now_ms=now_ms, removable=over_time.removable)
 
     return own, _Table(" over time", make, beside)
+
+
+def _expired_until_ms(state: str, time: LogicalTime) -> int:
+    """Return the time up to which rows of the state have expired, in milliseconds since the epoch.
+
+    Timers of event time have fired up to a watermark: the recorded watermark with `watermark="interval"`, and the
+    watermark of the base, which the record keeps as the late one, with "observed". All other rows expire by the
+    processing time.
+    """
+    if state != TIMERS_NAME or time.mode != "event":
+        return time.processing_time_ms
+    fired_until_ms = time.watermark_ms if time.late_watermark_ms is None else time.late_watermark_ms
+    return fired_until_ms or 0
 
 
 def _growth(over_time: OverTime, earlier: DataFrame, before: Record) -> Iterator[Any]:
