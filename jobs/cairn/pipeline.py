@@ -60,7 +60,7 @@ class Pipeline:
             "error" stops the interval and names state and field. "null" stores NULL as Spark does, and logs a count for
             each field.
         time_zone: Zone in which the processor runs on every host. None takes the zone of the Spark session (UTC through
-            Airflow). The zone may change only before the first interval.
+            Airflow), which must be the zone that the base recorded. A zone that is named here may change at any interval.
         order_by: Columns that order the rows of one key. All other columns break ties. Default: the event time.
         initial_state: `(spark) -> DataFrame` with the key columns and the columns for `handleInitialState`, or this
             DataFrame grouped by the key. Only the interval that starts at `start` reads these rows.
