@@ -263,7 +263,8 @@ def test_mistakes_are_told(changes: dict[str, Any], message: str) -> None:
 def test_the_documented_function(spark: SparkSession, tmp_path: Path) -> None:
     """The block in the docs runs as it stands."""
     text = (Path(__file__).parents[2] / "docs" / "processors.md").read_text()
-    (block,) = [b.split("```")[0] for b in text.split("```python\n")[1:] if "pandas_with_state" in b]
+    blocks = [b.split("```")[0] for b in text.split("```python\n")[1:]]
+    (block,) = [b for b in blocks if "pandas_with_state" in b]
     edges = [datetime(2024, 1, 1, hour, tzinfo=UTC) for hour in (0, 1, 2)]
     visited = [("ann", "a", edges[0]), ("ann", "b", edges[0]), ("bob", "a", edges[0])]
     inputs = dict(zip(edges, (visited, [("bob", "b", edges[1])]), strict=False))
