@@ -31,7 +31,7 @@ from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.checkpoint import sweep
 from state_backend.formats import paths
 from tests.integration.test_docs import PAGES as PAGES_THAT_ARE_RUN
-from tests.integration.test_docs import blocks_of, commands_in
+from tests.integration.test_docs import blocks_of, commands_in, quoted_in
 from tests.support.layout import REPOSITORY
 from tests.support.printed_commands import COMMANDS, TARGETS, commands_of, in_code, in_docs, run_printed
 
@@ -42,6 +42,9 @@ PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_show
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
+# Its blocks are run by test_the_examples_of_the_page_of_commands.
+PAGE_OF_COMMANDS = "docs/cli.md"
+WITH_SPARK = "not run: an example that needs Spark; its options are parsed here, and docs/trying.md or first-pipeline.md run the like"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -66,6 +69,15 @@ RUN = {
     "cairn backfill": AIRFLOW + "test_backfills_in_numbers_are_whole_while_the_scheduler_runs",
     "cairn backfill --dag … --from … --to …": AIRFLOW
     + "test_a_cleared_day_with_another_result_stops_tomorrow_with_the_command as printed",
+    "cairn backfill --dag aircraft --from 2013-01-04 --to 2013-01-05": "not run: needs Airflow, where printed backfills are run by "
+    "tests/integration/test_airflow.py; its options are parsed here",
+    "cairn run pipelines.clicks:CLICKS --every 1h --count 3": WITH_SPARK,
+    "cairn try --code pipelines.clicks:CLICKS --from 2024-01-01T01:00 --to 2024-01-01T03:00 --name shorter": WITH_SPARK,
+    "cairn compare shorter --key user": WITH_SPARK,
+    "cairn deploy shorter --code pipelines.clicks:CLICKS --past --yes": WITH_SPARK,
+    "cairn savepoint --code pipelines.aircraft:AIRCRAFT --to /savepoints/2013-01-04 --format canonical": WITH_SPARK,
+    "cairn restore --savepoint /savepoints/2013-01-04 --code pipelines.aircraft:AIRCRAFT": WITH_SPARK,
+    "cairn spark --port 15003": "tests/integration/test_docs.py::server as printed",
     "cairn backfill --replace-overlapping": AIRFLOW
     + "test_the_command_that_replaces_output_of_another_cut_does_so as printed",
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
@@ -100,6 +112,7 @@ RUN = {
     "test_the_printed_command_runs_the_first_interval as printed",
     "cairn new": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
+    "cairn publish": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
@@ -182,9 +195,9 @@ RUN = {
 # --- all of them ------------------------------------------------------------------------------------------------------------------
 
 
-def in_blocks_that_are_run() -> set[str]:
+def in_blocks_that_are_run(pages: list[str] = PAGES_THAT_ARE_RUN) -> set[str]:
     found = set()
-    for page in PAGES_THAT_ARE_RUN:
+    for page in pages:
         for block in blocks_of(page):
             if block.kind == "console" and block.reason is None:
                 found |= {text for line, _ in commands_in(block.text) for text in commands_of(line)}
@@ -194,7 +207,9 @@ def in_blocks_that_are_run() -> set[str]:
 def test_every_printed_command_says_who_runs_it() -> None:
     printed = {*in_docs(), *in_code()}
     assert len(printed) > 80
-    assert (printed - in_blocks_that_are_run()) ^ RUN.keys() == set()
+    # Some commands of the page of commands are printed elsewhere too, and have a test there.
+    here = in_blocks_that_are_run([PAGE_OF_COMMANDS]) - RUN.keys()
+    assert (printed - in_blocks_that_are_run() - here) ^ RUN.keys() == set()
 
 
 @pytest.mark.parametrize("command", sorted(RUN))
@@ -242,14 +257,24 @@ def test_the_version_of_the_flights_that_messages_name_is_the_one_in_the_lock() 
     assert f"{wanted} " in (REPOSITORY / "requirements.lock").read_text()
 
 
-def test_the_table_of_commands_has_every_command_with_options_that_exist() -> None:
+def test_the_page_of_commands_has_every_command_with_options_that_exist() -> None:
+    """Each command has a section, and each option that its section names is one of its own."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    rows = re.findall(r"^\| (`[^|]+) \| ", (REPOSITORY / "docs/cli.md").read_text(), re.MULTILINE)
-    listed = [text.split() for row in rows for text in re.findall(r"`([a-z][^`]*)`", row)]
-    assert {words[0] for words in listed} == set(commands)
-    for name, *words in listed:
-        known = {option for parameter in commands[name].params for option in parameter.opts}
-        assert set(re.findall(r"--[a-z-]+", " ".join(words))) <= known, name
+    text = (REPOSITORY / "docs/cli.md").read_text()
+    sections = re.findall(r"^### (\w+)[^\n]*\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in sections} == set(commands)
+    for name, section in sections:
+        command = commands[name]
+        inner = [command, *getattr(command, "commands", {}).values()]
+        known = {option for one in inner for parameter in one.params for option in parameter.opts}
+        # Without reasons, and without what a command prints: a command of its own, for instance.
+        named = re.sub(r"<!--.*?-->", "", section)
+        named = re.sub(
+            r"```console\n(.*?)```", lambda block: "\n".join(re.findall(r"^\$.*", block[1], re.M)), named, flags=re.S
+        )
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", named)) <= known, name
+    overview = text.split("## Options of all commands")[0]
+    assert {label.split()[0] for label in re.findall(r"\[([a-z][^\]]*)\]\(#", overview)} == set(commands)
     readme = re.search(r"`cairn (\w+ \| [^`]+)`", (REPOSITORY / "README.md").read_text())
     assert readme and set(readme[1].split(" | ")) <= set(commands)
 
@@ -305,6 +330,31 @@ def test_what_docs_show_of_a_pipeline(root: Path, tmp_path: Path) -> None:
     command = "cairn export --to /tmp/tables --state history --jobs 2"
     assert "history: 2 rows in" in said(root, command.replace("/tmp/tables", str(tmp_path / "tables")))
     assert pq.read_table(tmp_path / "tables" / "state-history").num_rows == 2
+
+
+def test_the_examples_of_the_page_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block that is not marked, in their order, in a root where 3 January was run again with another result."""
+    folder = tmp_path / "root"
+    tester = PipelineTester(AIRCRAFT, input_schema=READ_SCHEMA, every=timedelta(days=1), root=f"file://{folder}")
+    days = [Interval(AIRCRAFT.start + timedelta(days=n), AIRCRAFT.start + timedelta(days=n + 1)) for n in range(5)]
+    for day in [*days, days[2]]:
+        again = [FLIGHT | {"tailnum": "N24211"}] if len(tester.checkpoints) == 5 else []
+        at = (day.start + timedelta(hours=6)).replace(tzinfo=None)
+        tester.run([flight | {"scheduled_departure": at} for flight in [FLIGHT, *again]], day)
+    for name in ("jobs/pipelines", "dags"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    seen = set()
+    for block in blocks_of(PAGE_OF_COMMANDS):
+        for line, expected in commands_in(block.text) if block.kind == "console" and block.reason is None else ():
+            if line.startswith("export "):
+                continue
+            done = typed(folder, line.replace("/tmp/tables", str(tmp_path / "tables")))
+            # `status` exits with 1, since the next interval can't start.
+            assert done.exit_code == (1 if line == "cairn status" else 0), done.output
+            assert quoted_in(expected, done.stdout), f"{line}\nsaid\n{done.stdout}\nnot\n{expected}"
+            seen.add(line.split()[1])
+    assert len(seen) >= 12
 
 
 def test_a_sweep_takes_what_its_dry_run_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
