@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from cairn.operations.run_interval import run_interval
 from cairn.operations.take_savepoint import take_savepoint
 from cairn.operations.validate import Validation, validate_attempt, validate_checkpoint, validate_savepoint
 from cairn.pipeline import Interval, OverTime, Pipeline
+from cairn.testing import PipelineTester
+from pipelines.aircraft import AIRCRAFT, READ_SCHEMA
 from state_backend.adapters.local_storage import LocalStorage
 from state_backend.adapters.open_storage import join_url
 from state_backend.checkpoint.savepoints import read_savepoint
@@ -206,6 +209,61 @@ def test_a_lost_row_of_each_kind_of_state_is_named(
     assert lost in finding and "'unexpected_count': 1" in finding
     kept = OverTime(no_row_lost=True, removable="key.user = 'ann'")
     assert validate_checkpoint(spark, forgetful({state: kept}, processor=Shrinking), root, record).success
+
+
+IN_EVERY_TABLE = ["expires_at", "key_group", "shard"]
+COLUMNS = {
+    "total": (["key_user", "sum"], ["key_user", "before_expires_at", "before_sum", "now_expires_at", "now_sum"]),
+    "amounts": (
+        ["key_user", "amount", "pos"],
+        ["key_user", "pos", "before_expires_at", "before_amount", "now_expires_at", "now_amount"],
+    ),
+    "items": (
+        ["key_user", "seen", "user_key_item"],
+        ["key_user", "user_key_item", "before_expires_at", "before_seen", "now_expires_at", "now_seen"],
+    ),
+    "$timers": (["key_user"], ["key_user", "expires_at", "before_expires_at", "now_expires_at"]),
+}
+
+
+@pytest.mark.parametrize("state", COLUMNS)
+def test_tables_of_expectations_have_the_columns_of_the_docs(
+    spark: SparkSession, two_days: tuple[str, Record], state: str
+) -> None:
+    """docs/validation.md lists them; so does the message about an expectation of another column."""
+    import great_expectations.expectations as gxe
+
+    root, record = two_days
+
+    def wrong() -> list[Any]:  # Great Expectations takes each expectation once.
+        return [gxe.ExpectColumnValuesToBeNull(column="nothing")]
+
+    own, beside = COLUMNS[state]
+    for columns, more in (
+        ([*own, *IN_EVERY_TABLE], {"expectations": lambda: {state: wrong()}, "expectations_over_time": None}),
+        ([*beside, "fate", "lost_row"], {"expectations_over_time": lambda: {state: OverTime(pairs=wrong())}}),
+    ):
+        pipeline = forgetful({}, processor=Shrinking, **more)
+        with pytest.raises(errors.UsageError, match=re.escape(f"The columns here are {', '.join(columns)}\n")):
+            validate_checkpoint(spark, pipeline, root, record, quarantine=False)
+
+
+def test_the_documented_expectations(spark: SparkSession, tmp_path: Path) -> None:
+    """The block in the docs, with the states of the example pipeline."""
+    text = (Path(__file__).parents[2] / "docs" / "validation.md").read_text()
+    (block,) = [b.split("```")[0] for b in text.split("```python\n")[1:]]
+    scope: dict[str, Any] = {}
+    exec(compile(block.replace("Pipeline(..., ", "dict("), "validation.md", "exec"), scope)
+    pipeline = replace(AIRCRAFT, **scope["PIPELINE"])
+    tester = PipelineTester(pipeline, input_schema=READ_SCHEMA, every=timedelta(days=1), root=str(tmp_path))
+    names = {"tailnum": "N14228", "origin": "EWR", "dest": "IAH", "departed": True, "arrived": True}
+    for n in range(2):
+        at = datetime(2013, 1, 1 + n, 6)
+        delays = {"departure_delay_minutes": 2, "arrival_delay_minutes": 11}
+        record = tester.run([names | delays | {"scheduled_departure": at}]).record
+    assert record is not None
+    found = validate_checkpoint(spark, pipeline, str(tmp_path), record)
+    assert (found.findings, found.expectations) == ((), 5)
 
 
 def read_days_at_one(spark: SparkSession, interval: Interval) -> DataFrame:
