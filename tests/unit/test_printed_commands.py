@@ -42,6 +42,7 @@ PAGES_OF_TRIALS = "tests/unit/test_ui_trials.py::test_a_trial_is_listed_and_show
 PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
+ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -71,6 +72,7 @@ RUN = {
     "cairn backfill --dag clicks --from 2024-01-01T00:00 --to 2024-01-03T23:00": "tests/integration/test_first_hour.py::"
     "test_the_first_pipeline_in_airflow as printed",
     "cairn diff": CLI + "test_diff_counts_what_is_shared_and_which_key_groups_changed",
+    "cairn diff --exit-code": "tests/unit/test_state_diff.py::test_exit_codes_of_diff",
     "cairn diff --json": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff 4 5 --state history": HERE + "test_what_docs_show_of_a_pipeline",
     "cairn diff --root … --pipeline … … …": PAGES_OF_UI + "test_the_commands_that_a_page_prints_are_right as printed",
@@ -81,6 +83,8 @@ RUN = {
     "cairn compare … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn compare … --root … --pipeline … --interval …": PAGES_OF_TRIALS,
     "cairn compare --interval": PAGES_OF_TRIALS,
+    "cairn compare --exit-code": "tests/unit/test_trial_commands.py::test_the_same_code_has_nothing_to_say",
+    "cairn trials remove": PAGES_OF_TRIALS,
     "cairn trials remove … --root … --pipeline …": PAGES_OF_TRIALS,
     "cairn deploy … --code … --past --root …": TRYING,
     "cairn compare": TRYING,
@@ -102,8 +106,10 @@ RUN = {
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish --code MODULE:NAME": ERRORS,
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
+    "cairn restore --checkpoint ID --dry-run": ERRORS,
     "cairn restore --claim": "tests/integration/test_savepoints.py::test_the_command_line_takes_and_restores",
     "cairn run": "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed",
     "cairn run …": "not run: the name of the Spark application",
