@@ -43,6 +43,7 @@ PAGES_OF_UI = "tests/unit/test_ui_pages.py::"
 # docs/trying.md has them as they are printed.
 TRYING = "tests/integration/test_docs.py::test_every_block_of_the_page_runs as printed"
 ERRORS = "tests/unit/test_errors_page.py::test_the_commands_of_the_page_work_when_typed as printed"
+SINKS = "tests/unit/test_sinks_page.py::test_the_commands_that_publish as printed"
 BENCHMARK = "not run: minutes, and it measures; its options are parsed here"
 # A test whose text has every word of the command; "as printed" behind it: the test reads the command from what was said.
 # "not run" has a reason.
@@ -106,7 +107,11 @@ RUN = {
     "cairn new clicks": HERE + "test_a_new_pipeline_asks_what_it_needs",
     "cairn publish … --code module:NAME --retry …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
     "cairn publish … --skip …": CLI + "test_status_names_what_is_wrong_and_its_command_repairs_it as printed",
+    "cairn publish": SINKS,
     "cairn publish --code MODULE:NAME": ERRORS,
+    "cairn publish --code pipelines.clicks:CLICKS": SINKS,
+    "cairn publish --code pipelines.clicks:CLICKS --retry 2024-01-01T00:00:00Z": SINKS,
+    "cairn publish --skip 2024-01-01T01:00:00Z": SINKS,
     "cairn publish --root … --pipeline …": CLI + "test_what_a_failing_sink_prints_publishes_or_gives_up as printed",
     "cairn restore": CLI + "test_going_back_says_what_it_discards_and_waits_for_a_yes",
     "cairn restore --checkpoint ID --dry-run": ERRORS,
