@@ -77,7 +77,7 @@ class RetryableError(CairnError):
 
 
 class StorageUnavailable(RetryableError):
-    """A server or a disk that the call needs does not answer or is full.
+    """A server or a disk that the call needs does not answer, is overloaded or is full.
 
     The server is the storage, a Spark server or Airflow. The disk is the storage or the host's local disk.
 

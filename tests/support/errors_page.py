@@ -119,7 +119,11 @@ def page() -> str:
             code = str(_code_of(error("")))
             codes[code].append(f"`{error.__name__}`")
             parts.append(f"### `{error.__name__}`\n{_paragraphs(cause)}\n")
-            lines = [f"**What to do:** {what}", f"**In Airflow:** {in_airflow(error)}", f"**Exit code:** {code}"]
+            lines = [
+                f"**What to do after `{error.__name__}`:** {what}",
+                f"**In Airflow:** {in_airflow(error)}",
+                f"**Exit code:** {code}",
+            ]
             parent = error.__bases__[0]
             if parent not in (errors.CairnError, Exception, group.classes[0]):
                 lines.append(f"**Kind of:** `{parent.__name__}`")
