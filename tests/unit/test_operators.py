@@ -43,6 +43,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from cairn.pipeline import Interval
 from cairn_operators import (
     CheckpointOperator,
+    RunIntervalsOperator,
     SavepointOperator,
     StatefulMicroBatchOperator,
     ValidateStateOperator,
@@ -1207,10 +1208,26 @@ def test_what_would_keep_the_run_before_from_starting_is_refused(more: dict[str,
         micro_batch(**more)
 
 
-def test_a_mode_that_there_is_not_is_refused_at_parse_time() -> None:
+def run_intervals_task(mode: str) -> RunIntervalsOperator:
+    return RunIntervalsOperator(
+        task_id="process",
+        pipeline="m:P",
+        pipeline_name="p",
+        root="/r",
+        first="2013-01-01",
+        last="2013-01-05",
+        every=timedelta(days=1),
+        mode=mode,
+    )
+
+
+@pytest.mark.parametrize("make", [lambda mode: micro_batch(mode=mode), run_intervals_task])
+def test_an_unknown_mode_is_refused_at_parse_time_and_a_template_is_rendered(make: Callable[[str], Any]) -> None:
     with pytest.raises(ValueError, match="process: mode 'fast' is not one of incremental, full, changelog"):
-        micro_batch(mode="fast")
-    assert micro_batch(mode="{{ params.mode }}").mode == "{{ params.mode }}"
+        make("fast")
+    task = make("{{ params.mode }}")
+    task.render_template_fields({"params": {"mode": "full"}})
+    assert task.mode == "full"
 
 
 def test_pipeline_without_validation_and_savepoints() -> None:
