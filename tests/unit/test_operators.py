@@ -1159,6 +1159,12 @@ def test_pipeline_wires_everything() -> None:
     assert (sweep.pipeline_name, sweep.every, sweep.min_age) == ("aircraft", timedelta(days=7), timedelta(days=1))
 
 
+@pytest.mark.parametrize("savepoint", [{}, {"format": "canonical"}])
+def test_a_savepoint_without_a_folder_is_refused_at_parse_time(savepoint: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="DAG p: savepoint has no 'to', the URL of the folder for all savepoints"):
+        stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, savepoint=savepoint)
+
+
 def test_a_gate_validates_the_attempt_before_its_commit() -> None:
     dag = stateful_pipeline("p", "m:P", "file:///r", schedule="@daily", start_date=START, gate=True)
     assert dag.get_task("process").downstream_task_ids == {"validate", "checkpoint"}
