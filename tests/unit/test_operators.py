@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as datetime_module
+import importlib
 import importlib.metadata
 import json
 import os
@@ -29,7 +30,7 @@ os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="cairn-airflow-"))
 
 import pendulum
 import pytest
-from airflow.sdk import DAG, BaseHook, CronDataIntervalTimetable, DeltaDataIntervalTimetable
+from airflow.sdk import DAG, BaseHook, BaseOperator, CronDataIntervalTimetable, DeltaDataIntervalTimetable
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -40,6 +41,7 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.task_runner import _serialize_rendered_fields
 from airflow.serialization.serialized_objects import DagSerialization
 
+import cairn_operators
 from cairn.pipeline import Interval
 from cairn_operators import (
     CheckpointOperator,
@@ -58,6 +60,7 @@ from cairn_operators.google_connection import google_credentials
 from cairn_operators.hidden_settings import hide_secrets
 from cairn_operators.pipeline_name import pipeline_name_of
 from cairn_operators.spark_location import _texts, spark_location, spark_url
+from cairn_provider import get_provider_info
 from state_backend.values import errors
 
 AZURE = "spark.hadoop.fs.azure.account.key.store.dfs.core.windows.net"
@@ -1023,6 +1026,16 @@ print(json.dumps([
     assert labels == {"password": "Token", "login": "User id"}
     assert links == ["cairn_operators.data_docs.DataDocsLink"]
     assert plugins == ["cairn_checkpoints", "cairn_data_docs"]
+
+
+def test_the_provider_lists_the_modules_of_all_operators() -> None:
+    (operators,) = get_provider_info()["operators"]
+    listed = operators["python-modules"]
+    for module in listed:
+        importlib.import_module(module)
+    public = [getattr(cairn_operators, name) for name in cairn_operators.__all__]
+    made = {thing.__module__ for thing in public if isinstance(thing, type) and issubclass(thing, BaseOperator)}
+    assert listed == sorted(made)
 
 
 def test_spark_without_connection_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
