@@ -6,10 +6,14 @@ import ast
 import dataclasses
 import re
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cairn.pipeline import Pipeline
+from tests.architecture.test_public_entrance import PUBLIC
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "dags").glob("*.py"))]
@@ -70,6 +74,15 @@ def test_the_reference_names_every_argument_of_a_pipeline() -> None:
         name for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
     assert named == {field.name for field in dataclasses.fields(Pipeline)}
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_the_api_page_has_every_public_name(module: str) -> None:
+    section = (ROOT / "docs" / "api.md").read_text().split(f"## `{module}`\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert rows == re.findall(rf"^::: {re.escape(module)}\.(\w+)$", section, re.MULTILINE)
+    public = import_module(module)
+    assert set(rows) == set(getattr(public, "__all__", ["pandas_with_state"]))
 
 
 def test_the_interval_of_the_reference_is_one() -> None:
